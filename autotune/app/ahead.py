@@ -19,15 +19,16 @@ from autotune.core.events import Listener, Noted, StageStarted, without
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import Hardware, Machine
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.protocol import SpeedsRequest
+from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.evaluator import Accelerator, Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
+from autotune.planning.operators import OperatorTimes
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.store import Tracer
-from autotune.probing import JobServer, measure_speeds
+from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
 from autotune.space import SpaceFile
 from autotune.study import MOST_TRACED, search_by_traces
@@ -38,6 +39,8 @@ from autotune.units import format_duration
 _AT_ONCE = 4
 # Most candidates that are traced to find the one that needs the least.
 _LEAST = 12
+# Time in which the operators of a few candidates are measured; a process that takes far longer hangs in one of them.
+_MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
 
@@ -62,7 +65,8 @@ def predicting(
     with ServerTracer(hardware.cores, without(listener, StageStarted), lent) as tracer:
         cache = user_cache()
         measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
-        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file)
+        times = times_of(problem.setting.machine, limit_bytes, server, tracer, cache)
+        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,9 @@ class Ahead:
         if untraceable:
             reason = next(iter(untraceable.values()))
             notes.append(f"{len(untraceable)} candidates could not be traced and were not predicted: {reason}")
+        times = self.evaluator.target.times if self.evaluator else None
+        if times is not None and times.failure:
+            notes.append(f"Some predicted times follow from the device's peak speeds: {times.failure}")
         if self.failure:
             notes.append(f"Nothing was predicted, and the search went on without: {self.failure}")
         return tuple(notes)
@@ -124,12 +131,15 @@ def traced_ahead(
     seconds: float,
     listener: Listener,
     file: SpaceFile | None = None,
+    *,
+    times: OperatorTimes | None = None,
 ) -> Ahead:
     """Search by traces for at most that many seconds; longer if nothing fits but what offloads may.
 
     Args:
         file: the space, whose last resorts are traced if nothing else fits; None: they are not.
         speeds: measures the speeds of a CPU, since there is no catalogue of CPUs.
+        times: measures operators on the device; None: times are predicted from its speeds.
     """
     started = time.monotonic()
     setting = problem.setting
@@ -141,7 +151,7 @@ def traced_ahead(
 
     try:
         target = target_of(machine.hardware, limit_bytes, speeds)
-        evaluator = Evaluator(problem, target, traces)
+        evaluator = Evaluator(problem, replace(target, times=times), traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
@@ -213,3 +223,18 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
     measured = measure_speeds(server, SpeedsRequest(), folder / "speeds")
     cache.put(key, encode(measured))
     return measured
+
+
+def times_of(
+    machine: Machine, limit_bytes: int, server: JobServer, tracer: ServerTracer, cache: Cache
+) -> OperatorTimes:
+    """Return the times of operators on this machine's device, measured while nothing is traced or probed."""
+    hardware = machine.hardware
+
+    def measure(calls: Sequence[str]) -> Mapping[str, float | None]:
+        request = OperatorsRequest(tuple(calls), hardware.kind, _MEASURING_SECONDS, limit_bytes)
+        return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS).seconds
+
+    software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
+    key = fingerprint("operators", hardware.name, hardware.threads, hardware.openmp, software)
+    return OperatorTimes(hardware.kind, measure, cache, key)

@@ -30,6 +30,8 @@ class Schedule:
             at or below this.
         evaluates: whether it evaluates after the steps if the plan does.
         saves: whether it saves a checkpoint at the end, though to no disk. That copies weights and state to the host.
+        rate_to_beat: tokens per second of all processes together, such as those of the best candidate so far: timing
+            ends early once the rate is almost certainly below. None: it does not.
     """
 
     whole_steps: bool = False
@@ -42,6 +44,7 @@ class Schedule:
     target_error: float = 0.03
     evaluates: bool = True
     saves: bool = False
+    rate_to_beat: float | None = None
 
 
 @dataclass(frozen=True)

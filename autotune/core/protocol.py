@@ -17,7 +17,7 @@ from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import GpuFigures, Replayed, TracedPeak
+from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TracedPeak
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
@@ -40,6 +40,7 @@ class Job(StrEnum):
     PROBE = "probe"
     TRACE = "trace"
     MEASURE_SPEEDS = "measure_speeds"
+    MEASURE_OPERATORS = "measure_operators"
     READ_COMMAND = "read_command"
     BUILD = "build"
 
@@ -182,6 +183,7 @@ class TraceRequest:
         allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
         others: further GPUs that the reply may stand for, if their kernels are the same.
+        operators: whether the reply has the operators of the steps, to be measured on the device.
     """
 
     plan: TrainingPlan
@@ -195,6 +197,7 @@ class TraceRequest:
     varied: bool = False
     allocators: tuple[AllocatorUse, ...] = ()
     others: tuple[Gpu, ...] = ()
+    operators: bool = False
 
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
@@ -228,6 +231,7 @@ class TraceReply:
         replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
             limit; empty with the target ``cpu``, which has none.
         gpus: the figures of all GPUs that the trace stands for; those of the request's own are repeated above.
+        operators: the different operators of the sections, if they were requested.
     """
 
     layers: int
@@ -246,6 +250,7 @@ class TraceReply:
     varied_bytes: int | None = None
     replays: tuple[Replayed, ...] = ()
     gpus: tuple[GpuFigures, ...] = ()
+    operators: tuple[TracedOperator, ...] = ()
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
         """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice.
@@ -310,6 +315,29 @@ class SpeedsRequest:
     """
 
     seconds: float = 0.05
+
+
+@dataclass(frozen=True)
+class OperatorsRequest:
+    """Run operators of traces on the real device, each a few times, and time them.
+
+    Attributes:
+        calls: as :class:`autotune.core.traced.TracedOperator` has them.
+        seconds: time after which no further call is begun.
+        limit_bytes: memory that the process may use on the device, or None for no limit.
+    """
+
+    calls: tuple[str, ...]
+    device: DeviceKind
+    seconds: float
+    limit_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class OperatorsReply:
+    """The seconds of one run of each call, None where it cannot be run by itself; without those of which none began."""
+
+    seconds: Mapping[str, float | None]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -52,6 +52,7 @@ class Section:
         time: time of this part, or None if the speed of the device is not known.
         backward: index of the first moment in the backward pass; the number of moments if there is none.
         machine_bytes: peak bytes on the host of all ranks in one machine together, the first rank among them.
+        operators: how often each operator of the trace ran, by its number there; empty unless that was requested.
     """
 
     part: Part
@@ -61,6 +62,7 @@ class Section:
     time: StepTime | None = None
     backward: int = 0
     machine_bytes: int = 0
+    operators: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def totals(self) -> tuple[int, ...]:

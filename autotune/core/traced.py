@@ -25,6 +25,21 @@ class TracedPeak:
 
 
 @dataclass(frozen=True)
+class TracedOperator:
+    """An operator on arguments of certain metadata, which a trace ran once or several times.
+
+    Attributes:
+        call: the operator with its arguments, as text that a process on the real device can run.
+        seconds: predicted time of one run on the device, from its peak speeds.
+        kind: the figure of :class:`autotune.core.step_time.StepTime` that this time is part of.
+    """
+
+    call: str
+    seconds: float
+    kind: str
+
+
+@dataclass(frozen=True)
 class Replayed:
     """What the caching allocator counts at most for the same trace, if it is used in one way.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import expm1, inf, log, sqrt
 from statistics import median
 
 FEWEST = 2
@@ -91,10 +91,12 @@ def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float],
 
 
 def factor(pairs: Sequence[Pair]) -> Correction:
-    """Return the median factor, for figures that only rank candidates and need no stated error."""
+    """Return the median factor, for figures that only rank candidates; their error is a standard deviation."""
     if len(pairs) < FEWEST:
         return Correction()
-    return Correction(factor=median(pair.measured / pair.predicted for pair in pairs), probes=len(pairs))
+    found = Correction(factor=median(pair.measured / pair.predicted for pair in pairs), probes=len(pairs))
+    misses = [log(pair.measured / found(pair.predicted)) for pair in pairs]
+    return replace(found, error=expm1(sqrt(sum(miss**2 for miss in misses) / (len(misses) - 1))))
 
 
 def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:

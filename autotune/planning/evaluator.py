@@ -12,6 +12,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
+from autotune.planning.operators import OperatorTimes
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -33,12 +34,14 @@ class Accelerator:
         budget_bytes: memory that training may need.
         cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
         process_bytes: the most that a process on a CPU is expected to hold beside its tensors; 0: tensors alone count.
+        times: measures operators on the device, where it is this machine's; None: times are predicted from peak speeds.
     """
 
     gpu: Gpu | None
     budget_bytes: int
     cpu: Gpu | None = None
     process_bytes: int = 0
+    times: OperatorTimes | None = None
 
 
 class Evaluator:
@@ -58,7 +61,7 @@ class Evaluator:
         self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._tracer = PlanTracer(
-            traces, problem.setting, target.gpu, target.cpu, _uses_of(problem), target.process_bytes
+            traces, problem.setting, target.gpu, target.cpu, _uses_of(problem), target.process_bytes, target.times
         )
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:

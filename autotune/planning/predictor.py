@@ -25,6 +25,10 @@ _ENOUGH = 0.5
 _TENSOR_ERROR = 0.03
 
 
+# Fewest probes that show how far predicted rates are off.
+_TIMED = 4
+
+
 class Estimates(Protocol):
     """The traced candidates of a search."""
 
@@ -166,6 +170,7 @@ class PlannedPredictor:
             certain=True,
             tokens_per_second=rate / self.time.factor if rate else None,
             partly_measured=on_cpu,
+            rate_error=self.time.error if self.time.probes >= _TIMED else None,
         )
 
     def _correct(self) -> None:

@@ -16,6 +16,7 @@ from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import memory_estimate
 from autotune.planning.extrapolation.series import Levels
+from autotune.planning.operators import OperatorTimes
 from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
@@ -93,6 +94,7 @@ class PlanTracer:
         uses: ways to use the allocator that all traces are replayed with, so that plans which differ in them share
             traces.
         process_bytes: what a process on a CPU holds beside its tensors.
+        times: measures the operators of traces on the device; None: their times are predicted.
     """
 
     def __init__(
@@ -103,8 +105,10 @@ class PlanTracer:
         cpu: Gpu | None = None,
         uses: Sequence[AllocatorUse] = (),
         process_bytes: int = 0,
+        times: OperatorTimes | None = None,
     ) -> None:
         self._traces = traces
+        self._times = times
         self._setting = setting
         self._gpu = gpu
         self._timed = gpu or cpu
@@ -138,7 +142,8 @@ class PlanTracer:
         """
         wanted = [{size: self._requests(sized, size) for size in _sizes(sized, timed=timed)} for sized in every]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
-        replies = iter(self._traces.get(requests))
+        found = self._traces.get(requests)
+        replies = iter(self._times.timed(found) if self._times is not None else found)
         return [
             self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes}, timed=timed)
             for sized, sizes in zip(every, wanted, strict=True)
@@ -160,10 +165,11 @@ class PlanTracer:
     def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
         plan = sized.plan
         uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
-        return {
+        requests = {
             point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses)
             for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
         }
+        return {point: replace(each, operators=self._times is not None) for point, each in requests.items()}
 
     def _traced(
         self,

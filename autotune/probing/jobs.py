@@ -22,6 +22,8 @@ from autotune.core.protocol import (
     Failure,
     InputProblem,
     Job,
+    OperatorsReply,
+    OperatorsRequest,
     PrepareReply,
     PrepareRequest,
     ProbeReply,
@@ -133,6 +135,17 @@ def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> G
         AutotuneError: the job failed; the message names its log.
     """
     return _expect(GpuSpeeds, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
+
+
+def measure_operators(
+    server: JobServer, request: OperatorsRequest, folder: Path, timeout_seconds: float | None = None
+) -> OperatorsReply:
+    """Measure operators on the device of the server's jobs.
+
+    Raises:
+        AutotuneError: the job failed; the message names its log.
+    """
+    return _expect(OperatorsReply, server.run(Job.MEASURE_OPERATORS, request, folder, timeout_seconds), folder)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:

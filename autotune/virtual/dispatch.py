@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import Knowledge, known, set_known
 from autotune.virtual.ledger import Ledger
@@ -226,6 +227,7 @@ class VirtualMode(TorchDispatchMode):
                 work=_times(work, ledger.times),
                 place=place,
                 in_backward=self._in_backward,
+                call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
             )
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)

@@ -65,6 +65,7 @@ class OperatorRecord:
         work: its work on the device; nothing for an operator of the host, a view or an allocation.
         place: where its outputs are.
         in_backward: whether it ran inside the backward pass, recomputation included.
+        call: the operator with its arguments, as :func:`autotune.virtual.calls.call_of` describes them; empty: unknown.
     """
 
     name: str
@@ -73,6 +74,7 @@ class OperatorRecord:
     work: Work
     place: Place = Place.DEVICE
     in_backward: bool = False
+    call: str = ""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from operator import not_
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.virtual.costs import Work
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Trace
 
 # Looked up for every event: an enumeration's own `value` takes longer.
 _NAMES = {category: category.value for category in Category}
 
-Timing = Callable[[Iterable[Work]], StepTime]
+Timing = Callable[[Sequence[OperatorRecord]], StepTime]
 
 
 @dataclass(frozen=True)
@@ -76,21 +75,21 @@ def sections(
     found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
     for phase in trace.phases:
         if phase.name in of_run:
-            time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
+            time = timing(trace.operators[phase.first_operator : phase.end_operator]) if timing else None
             events = (phase.first_event, phase.end_event)
             found.append(_section(host_levels, Part(phase.name, Occurrence.BEFORE), moments, events, time))
     event, operator = step.first_event, step.first_operator
     for part, phase in _in_step(trace, step, of_step, leading):
-        time = timing(_works(trace, operator, phase.end_operator)) if timing else None
+        time = timing(trace.operators[operator : phase.end_operator]) if timing else None
         # Where vLLM generates, the phase allocates nothing, and what is held meanwhile counts.
         empty = not any(event <= moment.event < phase.end_event for moment in moments)
         levels = [_Moment(event, None, _held(trace, event))] if empty else moments
         found.append(_section(host_levels, part, levels, (event, max(phase.end_event, event + 1)), time))
         event, operator = phase.end_event, phase.end_operator
-    time = timing(_works(trace, operator, step.end_operator)) if timing else None
+    time = timing(trace.operators[operator : step.end_operator]) if timing else None
     found.append(_section(host_levels, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))
     for phase in endings:
-        time = timing(_works(trace, phase.first_operator, phase.end_operator)) if timing else None
+        time = timing(trace.operators[phase.first_operator : phase.end_operator]) if timing else None
         events = (phase.first_event, max(phase.end_event, phase.first_event + 1))
         # What is held all the time counts as well: a phase may allocate nothing.
         held = [_Moment(phase.first_event, None, _held(trace, phase.first_event)), *moments]
@@ -125,10 +124,6 @@ def _in_step(trace: Trace, step: Phase, of_step: Sequence[str], leading: Sequenc
 
 def _is_in(trace: Trace, names: Collection[str], moment: _Moment) -> bool:
     return any(phase.name in names and phase.first_event <= moment.event < phase.end_event for phase in trace.phases)
-
-
-def _works(trace: Trace, first: int, end: int) -> Iterable[Work]:
-    return (operator.work for operator in trace.operators[first:end])
 
 
 def _section(

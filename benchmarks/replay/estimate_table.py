@@ -1,9 +1,10 @@
 """Adds the traced estimates of its candidates to a recorded table.
 
-python -m benchmarks.replay.estimate_table [--table benchmarks/replay/recorded/small_workload.json]
+python -m benchmarks.replay.estimate_table [--table benchmarks/replay/recorded/small_workload.json] [--peaks]
 
-Each is traced at its own sizes. Nothing is probed, but the CPU's speed is measured, so that this has to run on the
-machine that the table was recorded on.
+Each is traced at its own sizes. Nothing is probed, but operators are measured, so that this has to run on the machine
+that the table was recorded on. With `--peaks`, times follow from the CPU's peak speeds instead, and nothing is written.
+Predicted rates are then compared with the recorded ones, after one factor: that of TRL's default.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
-from autotune.app.ahead import speeds_of, target_of
+from autotune.app.ahead import speeds_of, target_of, times_of
 from autotune.app.requests import traces_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import machine as inspect_machine
@@ -24,6 +26,7 @@ from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
+from benchmarks.gpu.accuracy import spearman
 from benchmarks.replay.tables import RECORDED, Table, read_table, write_table
 from benchmarks.shapes import small_workload
 
@@ -32,14 +35,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Trace and write; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, default=RECORDED / "small_workload.json")
+    parser.add_argument("--peaks", action="store_true", help="predict times from peak speeds, and write nothing")
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        write_table(estimated(read_table(asked.table), Path(folder)), asked.table)
+        table = estimated(read_table(asked.table), Path(folder), measures=not asked.peaks)
+    print(compared(table))
+    if not asked.peaks:
+        write_table(table, asked.table)
     return 0
 
 
-def estimated(table: Table, folder: Path) -> Table:
-    """Return the table with traced estimates of its candidates on the machine that it was recorded on."""
+def compared(table: Table) -> str:
+    """Return how predicted rates compare with measured ones, once TRL's default is known, as a sentence."""
+    rates = {
+        row.candidate: (row.traced.tokens_per_second, row.measurement.tokens_per_second)
+        for row in table.rows
+        if row.traced is not None and row.measurement.tokens_per_second and row.traced.tokens_per_second
+    }
+    predicted, measured = ([pair[side] or 0.0 for pair in rates.values()] for side in (0, 1))
+    first = rates[table.problem().baseline]
+    factor = (first[1] or 0.0) / (first[0] or 1.0)
+    errors = sorted(abs(factor * one / other - 1) for one, other in zip(predicted, measured, strict=True))
+    middle, high = median(errors), errors[int(0.9 * len(errors))]
+    correlation = spearman(predicted, measured)
+    return (
+        f"{len(errors)} candidates: rank correlation {correlation:.3f}, error after one probe {middle:.1%} (median),"
+        f" {high:.1%} (90 %), factor {factor:.2f}"
+    )
+
+
+def estimated(table: Table, folder: Path, *, measures: bool) -> Table:
+    """Return the table with traced estimates of its candidates on the machine that it was recorded on.
+
+    Args:
+        measures: whether operators are measured; else times follow from peak speeds.
+    """
     model, _ = small_workload(folder / "small")
     workload = replace(table.workload, model_source=model_source(str(model), "random"))
     problem = replace(table, workload=workload).problem()
@@ -51,7 +81,8 @@ def estimated(table: Table, folder: Path) -> Table:
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
         target = target_of(table.machine.hardware, table.limit_bytes, lambda: speeds)
-        evaluator = Evaluator(problem, target, traces)
+        times = times_of(table.machine, table.limit_bytes, tracer.server, tracer, cache) if measures else None
+        evaluator = Evaluator(problem, replace(target, times=times), traces)
         traced = dict(zip(candidates, evaluator.run(candidates), strict=True))
         print(f"{traces.count} traces in {time.monotonic() - started:.0f} s", flush=True)
     rows = (replace(row, traced=traced[row.candidate]) for row in table.rows)

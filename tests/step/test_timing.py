@@ -90,3 +90,24 @@ def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
 ) -> None:
     timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
     assert enough(schedule, timed, [0.1] * len(seconds), WholeStep(1, 100.0)) is stops
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate_to_beat", "stops"),
+    [
+        ([1.0, 1.01, 0.99], 200.0, True),
+        ([1.0, 1.01, 0.99], 100.0, False),
+        ([1.0, 1.01, 0.99], None, False),
+        # 91 tok/s; of three like these, one more may be any rate.
+        ([1.0, 2.0, 0.5], 120.0, False),
+        ([1.0, 1.0], 200.0, False),
+    ],
+    ids=["half as fast", "about as fast", "nothing to beat", "not certain", "too few"],
+)
+def test_timing_ends_early_once_a_candidate_is_certain_to_be_slower_than_the_one_to_beat(
+    seconds: list[float], rate_to_beat: float | None, stops: bool
+) -> None:
+    schedule = Schedule(min_micro_batches=30, min_seconds=60.0, rate_to_beat=rate_to_beat)
+    timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
+    step = WholeStep(1, 100.0, tokens=110.0)
+    assert enough(schedule, timed, [0.1] * len(seconds), step) is stops

@@ -34,6 +34,7 @@ class Foretold:
         speeds: whether speed is predicted.
         need: what is predicted for a candidate, in bytes.
         rate: what is predicted for a candidate, in tokens per second.
+        rate_error: share by which measured rates were found to exceed predicted ones.
         made_sure: candidates that were asked about once more.
         learned: what was shown of probes.
     """
@@ -43,6 +44,7 @@ class Foretold:
     speeds: bool = True
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
+    rate_error: float | None = None
     made_sure: list[Candidate] = field(default_factory=list)
     learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
 
@@ -50,7 +52,8 @@ class Foretold:
         """Predict."""
         certain = candidate in self.made_sure or self.certain(candidate)
         need = self.need(candidate) if certain else 2 * self.need(candidate)
-        return Prediction(need, self.error, certain, self.rate(candidate) if self.speeds else None)
+        rate = self.rate(candidate) if self.speeds else None
+        return Prediction(need, self.error, certain, rate, rate_error=self.rate_error)
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
         """Look at the candidate's own combination."""

@@ -12,7 +12,7 @@ from autotune.core.program import FORWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.surrogate import Surrogate
-from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement
+from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement, tokens_per_second
 from tests.study.running import PATIENT, Now, Run, probed
 
 
@@ -28,7 +28,8 @@ def test_the_baseline_comes_first_and_the_recipes_next(run: Run) -> None:
 def test_no_plan_is_probed_twice_except_to_confirm_it(run: Run) -> None:
     table = ReplayedTable()
     run(table)
-    searched = [run.problem.identity(item) for _, item, schedule in table.calls if schedule == PATIENT.probe]
+    probes = [(item, replace(schedule, rate_to_beat=None)) for _, item, schedule in table.calls]
+    searched = [run.problem.identity(item) for item, schedule in probes if schedule == PATIENT.probe]
     assert len(searched) == len(set(searched)) == 9
 
 
@@ -223,3 +224,16 @@ def test_the_best_so_far_is_told_with_the_probe_that_found_it(run: Run) -> None:
     best = [event.measurement.tokens_per_second or 0.0 for event in searched if event.best]
     assert best
     assert best == sorted(best)
+
+
+def test_what_is_searched_is_raced_against_the_best_so_far_and_what_is_compared_with_it_is_not(run: Run) -> None:
+    table = ReplayedTable()
+    outcome = run(table)
+    shown = {record.candidate: record.purpose for record in outcome.records}
+    best, first = 0.0, True
+    for _, item, schedule in table.calls:
+        searched = schedule == replace(PATIENT.probe, rate_to_beat=schedule.rate_to_beat)
+        raced = searched and shown[item] is Purpose.SEARCH
+        assert (schedule.rate_to_beat is not None) is (raced and not first)
+        assert schedule.rate_to_beat is None or schedule.rate_to_beat <= best
+        best, first = max(best, tokens_per_second(item)), False

@@ -6,6 +6,7 @@ from autotune.core.protocol import (
     BuildRequest,
     CheckPackingRequest,
     Job,
+    OperatorsRequest,
     PrepareRequest,
     ProbeRequest,
     ReadCommandRequest,
@@ -15,6 +16,7 @@ from autotune.core.protocol import (
 from autotune.step.job import JobType
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
+from autotune.step.jobs.operators import measure_operators
 from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe, processes_of, succeeded
 from autotune.step.jobs.read_command import read_command
@@ -29,4 +31,5 @@ JOBS: dict[str, JobType] = {
     Job.BUILD: JobType(BuildRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
     Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
+    Job.MEASURE_OPERATORS: JobType(OperatorsRequest, measure_operators),
 }

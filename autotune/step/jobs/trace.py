@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -29,7 +30,7 @@ from autotune.core.protocol import (
 )
 from autotune.core.step_time import Pace, StepTime
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import GpuFigures, Replayed, TracedPeak
+from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TracedPeak
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
@@ -39,10 +40,10 @@ from autotune.step.run.traced_training import TracedRows, Trained, traced_traini
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
-from autotune.virtual.costs import Kind, Work, step_seconds
+from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
-from autotune.virtual.records import Peak, Trace
+from autotune.virtual.records import OperatorRecord, Peak, Trace
 from autotune.virtual.replay import replay, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
@@ -50,6 +51,12 @@ from autotune.virtual.varied import SHARES, MicroBatch, varied
 
 # For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
+_FIGURES = {
+    Kind.MATMUL: "matmul_seconds",
+    Kind.ATTENTION: "attention_seconds",
+    Kind.ELEMENTWISE: "elementwise_seconds",
+}
+"""By what the device does, the figure of :class:`StepTime` that its time is part of."""
 
 
 def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
@@ -93,11 +100,11 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     of_step = program.apart
     if rows.once:
         traced = steady(traced, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
-    works: list[Sequence[Work]] = []
+    run: list[Sequence[OperatorRecord]] = []
     course = sections(
         traced,
         traced.phase(step_name(1)),
-        partial(_noted, works),
+        partial(_noted, run),
         of_run=program.before,
         of_step=of_step,
         after=program.after,
@@ -105,7 +112,10 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     )
     whole = list(_step_works(traced, step_name(1), trained, _between(request)))
     timed = [section.time is not None for section in course]
-    gpus = tuple(_figures(traced, request, works, whole, timed))
+    gpus = tuple(_figures(traced, request, [_works(records) for records in run], whole, timed))
+    operators, counts = _operators(run, request) if request.operators else ((), ({},) * len(run))
+    counted = iter(counts)
+    course = tuple(replace(section, operators=next(counted)) if section.time else section for section in course)
     replays = gpus[0].replays
     own = next((found for found in replays if found.allocator == request.allocator), None)
     return TraceReply(
@@ -128,6 +138,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         varied_bytes=_varied_bytes(traced, request, trained, own),
         replays=replays,
         gpus=gpus,
+        operators=operators,
     )
 
 
@@ -157,10 +168,36 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, trained:
     return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
 
 
-def _noted(noted: list[Sequence[Work]], works: Iterable[Work]) -> StepTime:
-    """Keep the works of a section, whose time depends on the GPU, and return a time in its place."""
-    noted.append([work for work in works if work.kind is not Kind.NOTHING])
+def _noted(noted: list[Sequence[OperatorRecord]], records: Sequence[OperatorRecord]) -> StepTime:
+    """Keep the operators of a section, whose time depends on the GPU, and return a time in its place."""
+    noted.append([record for record in records if record.work.kind is not Kind.NOTHING])
     return StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+def _works(records: Iterable[OperatorRecord]) -> list[Work]:
+    return [record.work for record in records]
+
+
+def _operators(
+    run: Sequence[Sequence[OperatorRecord]], request: TraceRequest
+) -> tuple[tuple[TracedOperator, ...], Sequence[Mapping[int, int]]]:
+    """Return the different operators that can be run by themselves, and how often each of them ran in each section."""
+    gpu = request.gpu
+    if gpu is None or gpu.speeds is None:
+        return (), ({},) * len(run)
+    found: dict[str, tuple[int, TracedOperator]] = {}
+    counts: list[Counter[int]] = []
+    for records in run:
+        counts.append(Counter())
+        for record in records:
+            if record.call not in found:
+                figure = _FIGURES.get(record.work.kind)
+                if not record.call or figure is None:
+                    continue
+                seconds = operator_seconds(record.work, gpu.speeds, _pace(request.plan), request.plan.launch)
+                found[record.call] = len(found), TracedOperator(record.call, seconds, figure)
+            counts[-1][found[record.call][0]] += record.work.times
+    return tuple(operator for _, operator in found.values()), counts
 
 
 def _figures(
@@ -173,7 +210,7 @@ def _figures(
         whole: those of an optimizer step.
         timed: of each section, whether it has a time.
     """
-    pace = Pace(allow_tf32=bool(request.plan.args.get("tf32")))
+    pace = _pace(request.plan)
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -189,6 +226,10 @@ def _figures(
         times = tuple(next(found) if is_timed else None for is_timed in timed)
         step = step_seconds(whole, gpu, pace, launch)
         yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
+
+
+def _pace(plan: TrainingPlan) -> Pace:
+    return Pace(allow_tf32=bool(plan.args.get("tf32")))
 
 
 def _capability(gpu: Gpu | None) -> tuple[int, int]:
@@ -241,7 +282,7 @@ def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence)
     repeated = trained.micro_batches - len(run)
 
     def works(first: int, end: int) -> list[Work]:
-        return [operator.work for operator in traced.operators[first:end]]
+        return _works(traced.operators[first:end])
 
     again: list[list[Any]] = list(repeat(works(stands.first_operator, stands.end_operator), repeated))
     before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)

@@ -20,6 +20,13 @@ Where the constant is about that large, the reported error is up to a fifth too 
 """
 
 
+_FEWEST_BEATEN = 3
+"""Timed micro-batches before which no candidate is beaten."""
+
+_CERTAIN = 3.0
+"""Standard errors by which the rate has to be below the one to beat; never fewer than of the schedule's own error, for
+the error of few micro-batches may be small by chance."""
+
 _LARGEST_POWER = 2
 """The work of a micro-batch grows at most with this power of its tokens."""
 
@@ -62,12 +69,14 @@ class WholeStep:
         generations: mean number of generations of completions.
         run_share: share of the work of a generation's phase that is run and timed, 0 to 1, by phase name; 1 if a phase
             is not named.
+        tokens: mean dataset tokens of all processes together, padding excluded; 0: not known.
     """
 
     micro_batches: int
     mean_collated: float
     generations: float = 0.0
     run_share: Mapping[str, float] = field(default_factory=dict)
+    tokens: float = 0.0
 
     def phases(self, generations: Sequence[TimedGeneration]) -> dict[str, float]:
         """Return the seconds of each phase of generations in an optimizer step; empty without a generation."""
@@ -174,7 +183,11 @@ def enough(
     generations: Sequence[TimedGeneration] = (),
 ) -> bool:
     """Whether the timed micro-batches satisfy the schedule."""
-    if len(timed) < max(schedule.min_micro_batches, 1) or not updates or (step.generations and not generations):
+    if not timed or not updates or (step.generations and not generations):
+        return False
+    if _is_beaten(schedule, timed, updates, step, generations):
+        return True
+    if len(timed) < schedule.min_micro_batches:
         return False
     spent_seconds = sum(item.seconds for item in timed) + sum(one.seconds for one in generations) + sum(updates)
     if len(timed) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
@@ -183,6 +196,21 @@ def enough(
         return False
     error = timing(timed, updates, step, generations).error
     return error is not None and error <= schedule.target_error
+
+
+def _is_beaten(
+    schedule: Schedule,
+    timed: Sequence[TimedMicroBatch],
+    updates: Sequence[float],
+    step: WholeStep,
+    generations: Sequence[TimedGeneration],
+) -> bool:
+    """Whether the rate is below the one to beat by more than its error."""
+    if schedule.rate_to_beat is None or len(timed) < _FEWEST_BEATEN:
+        return False
+    known = timing(timed, updates, step, generations)
+    error = max(schedule.target_error, known.error if known.error is not None else math.inf)
+    return step.tokens / known.step_seconds * (1 + _CERTAIN * error) < schedule.rate_to_beat
 
 
 def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:

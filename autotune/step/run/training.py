@@ -48,7 +48,10 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
     generations = step.micro_batches / step.drawn.uses if known.generating else 0.0
-    progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, known.run_share(trainer))
+    tokens = batches.mean_tokens * step.micro_batches * ranks
+    progress.whole_step = WholeStep(
+        step.micro_batches, batches.mean_collated, generations, known.run_share(trainer), tokens
+    )
     trainer.train()
     if trainer.eval_dataset is not None and request.schedule.evaluates:
         progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed, ranks)

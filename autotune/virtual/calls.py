@@ -1,0 +1,118 @@
+"""Describes a dispatched operator and its arguments as text, so that it can be run on a real device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from autotune.virtual.tensors import operator_name, type_of_device
+
+_WORDS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
+
+
+_DIFFERENT = 1 << 12
+"""Different values in a tensor: random ones take longer to make than most operators take to run."""
+
+
+class _NoCallError(Exception):
+    """An argument has no description."""
+
+
+def call_of(func: Any, args: Any, kwargs: Any, device_type: str) -> str:
+    """Return the call as JSON; empty if an argument cannot be described, such as a generator or a process group.
+
+    Example: ``["aten.mul.Tensor", [{"tensor": [[4, 8], [8, 1], "float32", true]}, 2.0], {}]``. The last item of a
+    tensor is whether it is on the device.
+
+    Args:
+        device_type: type of the target device.
+    """
+    try:
+        named = {name: _described(value, device_type) for name, value in kwargs.items()}
+        return json.dumps([operator_name(func), _described(tuple(args), device_type), named])
+    except _NoCallError:
+        return ""
+
+
+def _described(value: Any, device_type: str) -> Any:
+    if isinstance(value, FakeTensor):
+        metadata = [list(value.shape), list(value.stride()), _word(value.dtype), type_of_device(value) == device_type]
+        return {"tensor": metadata}
+    if isinstance(value, (tuple, list)):
+        return [_described(item, device_type) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.device):
+        return {"device": value.type == device_type}
+    if isinstance(value, _WORDS):
+        return {"torch": _word(value)}
+    raise _NoCallError
+
+
+def _word(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Return the operator of a call, and its arguments on a device, with values that are the same in each process.
+
+    Raises:
+        AttributeError: this PyTorch has no such operator.
+    """
+    name, args, kwargs = json.loads(call)
+    namespace, packet, overload = name.split(".")
+    func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    bound = _bound((args, list(kwargs.values())))
+    made = [_made(value, device, bound) for value in args]
+    return func, made, {key: _made(value, device, bound) for key, value in kwargs.items()}
+
+
+def _bound(tree: Any) -> int:
+    """Return a number below which whole numbers index every dimension of the first tensor, which is what is indexed."""
+    sizes = next((shape for shape, *_ in _tensors(tree) if shape), ())
+    return max(1, min(sizes, default=2))
+
+
+def _tensors(tree: Any) -> list[Sequence[Any]]:
+    if isinstance(tree, dict):
+        return [tree["tensor"]] if "tensor" in tree else []
+    return [found for item in tree for found in _tensors(item)] if isinstance(tree, (list, tuple)) else []
+
+
+def _made(value: Any, device: torch.device, bound: int) -> Any:
+    if isinstance(value, list):
+        return [_made(item, device, bound) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "torch" in value:
+        return getattr(torch, value["torch"])
+    host = torch.device("cpu")
+    if "device" in value:
+        return device if value["device"] else host
+    shape, stride, dtype, on_device = value["tensor"]
+    return _tensor(shape, stride, getattr(torch, dtype), device if on_device else host, bound)
+
+
+def _tensor(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, bound: int
+) -> torch.Tensor:
+    spanned = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
+    some = _values(dtype, bound if not dtype.is_floating_point else 0).to(device)
+    if spanned <= _DIFFERENT:
+        return some[:spanned].clone().as_strided(list(shape), list(stride))
+    repeated = some.expand(-(-spanned // _DIFFERENT), _DIFFERENT).flatten()
+    return repeated[:spanned].as_strided(list(shape), list(stride))
+
+
+@cache
+def _values(dtype: torch.dtype, bound: int) -> torch.Tensor:
+    """Return values of a type: neither denormal ones, which are slow on a CPU, nor any that a logarithm refuses."""
+    source = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return (torch.rand(_DIFFERENT, generator=source) * 0.9 + 0.1).to(dtype)
+    return torch.randint(0, bound, (_DIFFERENT,), generator=source).to(dtype)

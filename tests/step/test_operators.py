@@ -1,0 +1,51 @@
+"""The time of single operators on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.core.protocol import OperatorsReply, OperatorsRequest
+from autotune.probing import JobServer, measure_operators
+
+
+def product(side: int) -> str:
+    """Return a product of two square matrices as a call."""
+    tensor = f'{{"tensor": [[{side}, {side}], [{side}, 1], "float32", true]}}'
+    return f'["aten.mm.default", [{tensor}, {tensor}], {{}}]'
+
+
+SMALL, LARGE = product(8), product(512)
+DIFFERENT = SMALL.replace("[8, 8]", "[8, 7]", 1)
+"""A product whose inner dimensions differ."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[JobServer]:
+    with JobServer("cpu", threads=1) as started:
+        yield started
+
+
+def measured(server: JobServer, folder: Path, *calls: str, seconds: float = 60.0) -> OperatorsReply:
+    return measure_operators(server, OperatorsRequest(calls, "cpu", seconds), folder)
+
+
+def test_a_job_times_operators_and_reports_those_that_cannot_run(server: JobServer, tmp_path: Path) -> None:
+    found = measured(server, tmp_path, SMALL, DIFFERENT, '["aten.none_such.default", [], {}]', LARGE).seconds
+    assert found[DIFFERENT] is None
+    assert found['["aten.none_such.default", [], {}]'] is None
+    # 262,144 times the work: no load of the machine hides that.
+    assert 0 < (found[SMALL] or 0) < (found[LARGE] or 0)
+
+
+def test_operators_are_left_out_once_the_time_is_over(server: JobServer, tmp_path: Path) -> None:
+    assert measured(server, tmp_path, SMALL, LARGE, seconds=0.0).seconds == {}
+
+
+def test_an_operator_that_needs_more_memory_than_is_allowed_has_no_time(server: JobServer, tmp_path: Path) -> None:
+    request = OperatorsRequest((product(1 << 15), SMALL), "cpu", 60.0, limit_bytes=1 << 30)
+    found = measure_operators(server, request, tmp_path).seconds
+    assert found[product(1 << 15)] is None
+    assert found[SMALL] is not None

@@ -1,0 +1,44 @@
+"""Operators of traces as text, and as calls that a real device can run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.virtual import trace
+from autotune.virtual.calls import arguments_of
+from autotune.virtual.tensors import tensors_of
+from tests.small import small_tokenizer
+from tests.virtual.models import config_of
+
+ROWS = ((36,), (24,))
+PLANS = {
+    "eager": TrainingPlan("sft", {"per_device_train_batch_size": 2, "bf16": False}, {"attn_implementation": "eager"}),
+    "checkpointed": TrainingPlan("sft", {"per_device_train_batch_size": 2, "bf16": False}),
+    "packed": TrainingPlan("sft", {"bf16": True, "max_length": 48, "packing": True}),
+    "reward": TrainingPlan("reward", {"per_device_train_batch_size": 1, "bf16": False}),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_operator_of_a_traced_step_runs_by_itself_and_gives_tensors_of_the_traced_sizes(name: str) -> None:
+    rows = ((36, 24),) if name == "reward" else ROWS
+    steps = traced_training(PLANS[name], config_of("llama", num_hidden_layers=1), small_tokenizer(), TracedRows(rows))
+    calls = {record.call: record for record in trace(steps, target="cpu").operators if record.call}
+    assert len(calls) > 50
+    for call, record in calls.items():
+        func, args, kwargs = arguments_of(call, torch.device("cpu"))
+        with torch.no_grad():
+            results = tensors_of(func(*args, **kwargs))
+        expected = record.shapes[len(record.shapes) - len(results) :]
+        assert tuple(tuple(result.shape) for result in results) == expected, call
+
+
+def test_tensors_of_a_call_have_its_strides_and_indices_that_are_in_range() -> None:
+    tensors = '[{"tensor": [[5, 4], [1, 5], "float32", true]}, {"tensor": [[3], [1], "int64", true]}]'
+    _, (weight, indices), _ = arguments_of(f'["aten.embedding.default", {tensors}, {{}}]', torch.device("cpu"))
+    assert (weight.shape, weight.stride()) == ((5, 4), (1, 5))
+    assert weight.min() >= 0.1
+    assert 0 <= int(indices.min()) <= int(indices.max()) < 5
