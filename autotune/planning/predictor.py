@@ -163,7 +163,6 @@ class PlannedPredictor:
         return Prediction(
             need_bytes=need_bytes,
             error=error,
-            certain=True,
             tokens_per_second=rate / self.time.factor if rate else None,
             partly_measured=on_cpu,
         )
