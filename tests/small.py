@@ -51,6 +51,7 @@ _MODELS: dict[str, dict[str, Any]] = {
     "jamba": {**_HEADS, "num_experts": 4, "attn_layer_period": 4, "attn_layer_offset": 2, "mamba_d_state": 4},
     "bamba": {**_HEADS, "mamba_n_heads": 8, "mamba_d_state": 16, "attn_layer_indices": [1, 4, 7]},
     "falcon_h1": {**_HEADS, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    "rwkv": {"hidden_size": 64, "context_length": 64},
     "mamba": {"hidden_size": 64, "state_size": 4},
     "mamba2": {"hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1},
     "falcon_mamba": {"hidden_size": 64, "state_size": 4},

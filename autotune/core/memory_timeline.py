@@ -44,7 +44,6 @@ class MemoryTimeline:
         breakdown: what the need consists of at that moment, the allocator's part and the context included
             (``MemoryEstimate.breakdown``).
         error: share by which the need may be off.
-        traced: whether this very combination of techniques was traced; else the figures of others were added up.
         followed: whether memory was followed from moment to moment; else each stretch has its peak alone.
         micro_batches: of an optimizer step.
     """
@@ -54,7 +53,6 @@ class MemoryTimeline:
     peak: int
     breakdown: Mapping[str, int]
     error: float
-    traced: bool
     followed: bool
     micro_batches: int
 

@@ -13,13 +13,11 @@ from autotune.units import format_bytes, format_share
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted memory and rate of a candidate.
+    """The memory and rate of a candidate that traces at its own sizes predict.
 
     Attributes:
         need_bytes: predicted need of the memory that the limit applies to.
         error: share by which that may be off, either way.
-        certain: whether the candidate was traced at its own sizes. Other predictions only rank candidates and veto
-            none.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
         partly_measured: whether a probe that fits measures only a part of ``need_bytes``.
         rate_error: share by which a measured rate exceeds the predicted one in one of six cases (a standard deviation),
@@ -28,7 +26,6 @@ class Prediction:
 
     need_bytes: int
     error: float
-    certain: bool
     tokens_per_second: float | None = None
     partly_measured: bool = False
     rate_error: float | None = None
@@ -54,7 +51,7 @@ class Predictor(Protocol):
         """Return the current prediction, without tracing; None if there is none."""
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
+        """Trace the candidate, unless that was done, and return its prediction; None if traces fail."""
 
     def least(self) -> Candidate | None:
         """Return the legal candidate with the smallest predicted need of the space, traced at its own sizes.

@@ -167,7 +167,6 @@ class PlannedPredictor:
         return Prediction(
             need_bytes=need_bytes,
             error=error,
-            certain=True,
             tokens_per_second=rate / self.time.factor if rate else None,
             partly_measured=on_cpu,
             rate_error=self.time.error if self.time.probes >= _TIMED else None,

@@ -54,7 +54,6 @@ def memory_timeline(
         peak=next((place for place in peaks if totals[place] == totals[highest]), highest),
         breakdown=memory.breakdown,
         error=memory.error,
-        traced=True,
         followed=followed,
         micro_batches=micro_batches,
     ).thinned()

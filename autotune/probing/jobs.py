@@ -209,6 +209,9 @@ def _expect(expected: type[R], ending: Ending, folder: Path) -> R:
     try:
         reply = read_reply(folder, expected)
     except ExchangeError as error:
+        if ending.timed_out:
+            message = f"A job was ended after {format_duration(ending.wall_seconds)}, which is longer than it may take."
+            raise _failed(JobLostError, message, folder) from error
         ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
         raise _failed(JobLostError, f"A job ended with {ended}, and its {error}.", folder) from error
     if isinstance(reply, InputProblem):

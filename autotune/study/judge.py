@@ -183,8 +183,7 @@ class Judge:
 
     def is_sure(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
-        guess = self._predictor.predict(candidate)
-        return self.veto(candidate) is not None or (guess is not None and guess.certain)
+        return self._predictor.predict(candidate) is not None or self.veto(candidate) is not None
 
     def verdict(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
@@ -201,7 +200,7 @@ class Judge:
 
     def _predicted(self, prediction: Prediction | None) -> Veto | None:
         limit_bytes = self._memory_limit_bytes
-        if prediction is None or not prediction.certain or not prediction.over(limit_bytes):
+        if prediction is None or not prediction.over(limit_bytes):
             return None
         return Veto(prediction.said(limit_bytes), prediction)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
-from autotune.techniques.gradient_checkpointing import OFFLOAD
+from autotune.techniques.attention import FLEX
+from autotune.techniques.base import OFF, ON, Fails, Option, Technique
+from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
@@ -31,9 +32,24 @@ class ActivationOffloading(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where checkpointing offloads too: both mechanisms would handle the same tensors."""
-        if choice == ON and candidate["gradient_checkpointing"] == OFFLOAD:
+        """Return a reason where checkpointing offloads too, or where FlexAttention fails on offloaded tensors.
+
+        TRL makes an activation contiguous before it moves it to the host, and restores the strides of that copy.
+        FlexAttention's compiled backward pass asserts the strides that its queries, keys and values had, which are
+        transposed views, contiguous only with a single head. A checkpointed layer computes them again instead.
+        """
+        if choice != ON:
+            return None
+        checkpointing = candidate["gradient_checkpointing"]
+        if checkpointing == OFFLOAD:
             return "gradient_checkpointing=offload moves the same activations already"
+        several = (setting.workload.model.attention_heads or 1) > 1
+        if candidate["attention"] == FLEX and checkpointing not in (ON, SELECTIVE) and several:
+            # tests/contract/test_trl_rules.py, tests/nullgpu/test_training.py
+            return Fails(
+                f"it restores tensors without their strides, with which attention={FLEX} fails in the backward pass of"
+                f" layers without checkpointing; gradient_checkpointing={ON} trains"
+            )
         return None
 
 

@@ -230,13 +230,13 @@ def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits(
 
 
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:
-    trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, True, 120.0))).trials[0]
+    trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, 120.0))).trials[0]
     assert (trial.predicted_bytes, trial.predicted_tokens_per_second) == (450, 120.0)
     assert result(record(0, ran(100))).trials[0].predicted_bytes is None
 
 
 def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
-    audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1, True))
+    audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1))
     found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
     (note,) = found.notes
     assert note.startswith("Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: a bug")
@@ -244,7 +244,7 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
 
 def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read_again() -> None:
     mark = Mark(Part(MICRO_BATCH, Occurrence.FIRST), False, 0)
-    traced = MemoryTimeline((mark,), {"parameter": (5, 7)}, 1, {"parameter": 7}, 0.1, True, True, 1)
+    traced = MemoryTimeline((mark,), {"parameter": (5, 7)}, 1, {"parameter": 7}, 0.1, True, 1)
     facts = replace(FACTS, timelines={BASELINE.candidate: traced})
     found = result_of(outcome_of(BASELINE, WINNER, winner=WINNER), PROBLEM, facts)
     assert recommended(found).timeline is None

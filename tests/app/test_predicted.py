@@ -80,11 +80,11 @@ def shown(
     return candidate, measurement
 
 
-def test_what_was_traced_is_certain_and_nothing_is_predicted_of_the_rest() -> None:
+def test_what_was_traced_is_predicted_and_nothing_is_predicted_of_the_rest() -> None:
     predictor = predictor_of(Estimates({MEDIUM: Origin.UNKNOWN}))
     small = predictor.predict(SMALL)
     assert small is not None
-    assert (small.certain, small.error, small.need_bytes) == (True, 0.10, SIZES[SMALL])
+    assert (small.error, small.need_bytes) == (0.10, SIZES[SMALL])
     assert predictor.predict(MEDIUM) is None
     assert predictor.predict(UNKNOWN) is None
 
@@ -104,15 +104,12 @@ def test_to_make_sure_is_to_trace_a_candidate() -> None:
     guess, sure = predictor.predict(LARGE), predictor.make_sure(LARGE)
     assert guess is None
     assert sure is not None
-    assert sure.certain
 
 
-def test_the_candidate_that_needs_the_least_is_certain() -> None:
+def test_the_candidate_that_needs_the_least_is_traced() -> None:
     predictor = predictor_of(Estimates({SMALL: Origin.UNKNOWN}))
     assert predictor.least() == SMALL
-    found = predictor.predict(SMALL)
-    assert found is not None
-    assert found.certain
+    assert predictor.predict(SMALL) is not None
     assert predictor_of(Estimates(failing=True)).least() is None
 
 
@@ -291,7 +288,7 @@ def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_pat
     ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
     assert ahead.timelines([here.baseline], traces=False) == {}
     found = ahead.timelines([here.baseline], traces=True)[here.baseline]
-    assert (found.traced, found.followed) == (True, True)
+    assert found.followed
     assert ahead.evaluator is not None
     memory = ahead.evaluator.estimate(here.baseline).memory
     assert memory is not None

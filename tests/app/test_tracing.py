@@ -111,6 +111,19 @@ def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
     assert lost == Untraceable("killed", lasting=False)
 
 
+def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
+    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.probing.tracing._LONGEST_SECONDS", 0.0)
+    model = str(write_small_model(tmp_path / "model", weights=False))
+    with ServerTracer(1, ignore, job_server) as tracer:
+        (late,) = tracer([request(model=model)])
+
+    assert isinstance(late, Untraceable)
+    assert not late.lasting
+    assert "longer than it may take" in late.reason
+
+
 def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tmp_path: Path) -> None:
     model, told = str(write_small_model(tmp_path / "model", weights=False)), list[Event]()
     with ServerTracer(1, told.append, job_server) as tracer:

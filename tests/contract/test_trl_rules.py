@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from packaging.version import Version
@@ -192,3 +193,14 @@ def test_the_cache_is_emptied_between_the_passes_of_every_micro_batch(
     assert done == [
         (what, step) for step in (0, 1) for _ in range(2) for what in order if what != "empty" or step in emptied_in
     ]
+
+
+def test_offloaded_activations_lose_the_strides_of_transposed_views() -> None:
+    """FlexAttention's backward pass asserts them; ``tests/nullgpu/test_training.py`` runs it."""
+    torch, offloading = pytest.importorskip("torch"), pytest.importorskip("trl.models.activation_offloading")
+    # Offloading needs an accelerator; with the CPU for one, the same hooks copy within its memory.
+    with mock.patch.object(torch.accelerator, "current_accelerator", return_value=torch.device("cpu")):
+        hooks = offloading.OffloadActivations(use_pin_memory=False, use_streams=False)
+    several, single = (torch.zeros(1, 16, heads, 64).transpose(1, 2) for heads in (4, 1))
+    assert hooks.unpack_hook(hooks.pack_hook(several)).stride() == several.contiguous().stride() != several.stride()
+    assert hooks.unpack_hook(hooks.pack_hook(single)).stride() == single.stride()

@@ -44,7 +44,6 @@ def test_the_highest_moment_of_every_candidate_is_the_peak_of_its_estimate(evalu
         assert max(timeline.totals) == timeline.totals[timeline.peak] == estimate.memory.peak_bytes - rounding_bytes
         assert timeline.at(timeline.peak) == tensors(estimate.memory)
         assert timeline.need_bytes == estimate.memory.device_bytes
-        assert timeline.traced
         seen.add(timeline.micro_batches)
     assert len(seen) > 1
 
@@ -81,7 +80,7 @@ def a_timeline(totals: list[int], marks: tuple[Mark, ...] = (Mark(FIRST, False, 
         "parameter": tuple(total // 2 for total in totals),
         "activation": tuple(-(-total // 2) for total in totals),
     }
-    return MemoryTimeline(marks, halves, totals.index(max(totals)), {}, 0.1, True, True, 1)
+    return MemoryTimeline(marks, halves, totals.index(max(totals)), {}, 0.1, True, 1)
 
 
 def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:

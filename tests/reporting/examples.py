@@ -96,7 +96,6 @@ def a_timeline(scale_bytes: int = GIB, micro_batches: int = 2) -> MemoryTimeline
         peak=9,
         breakdown={name: scale_bytes * size for name, size in breakdown.items()},
         error=0.1,
-        traced=True,
         followed=True,
         micro_batches=micro_batches,
     )

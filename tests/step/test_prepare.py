@@ -260,6 +260,13 @@ def test_models_with_shared_or_computed_layers_are_prepared(
     assert 1 < len(set(found.model.layer_kinds)) < layers
 
 
+def test_a_model_whose_classes_divide_by_the_number_of_its_layers_less_one_is_prepared(
+    prepared: Callable[..., PrepareReply], tmp_path: Path
+) -> None:
+    model = write_small_model(tmp_path / "rwkv", "rwkv", weights=False, num_hidden_layers=4)
+    assert prepared(text_rows(TEXTS), model=model).model.layers == 4
+
+
 def test_a_model_without_configuration_tokenizer_or_weights_is_told(
     prepared: Callable[..., PrepareReply], tmp_path: Path
 ) -> None:

@@ -19,8 +19,8 @@ def legal() -> tuple[Candidate, ...]:
     return tuple(candidate for candidate in problem.everything() if problem.illegal(candidate) is None)
 
 
-def everything_certain(candidate: Candidate) -> bool:
-    """Every combination was looked at."""
+def everything(candidate: Candidate) -> bool:
+    """Return that a candidate was traced."""
     return True
 
 
@@ -30,7 +30,7 @@ class Foretold:
 
     Attributes:
         error: share that is stated.
-        certain: which candidates' own combination was looked at from the start.
+        traced: which candidates were traced from the start.
         speeds: whether speed is predicted.
         need: what is predicted for a candidate, in bytes.
         rate: what is predicted for a candidate, in tokens per second.
@@ -40,7 +40,7 @@ class Foretold:
     """
 
     error: float = 0.1
-    certain: Callable[[Candidate], bool] = everything_certain
+    traced: Callable[[Candidate], bool] = everything
     speeds: bool = True
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
@@ -49,14 +49,14 @@ class Foretold:
     learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
 
     def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict."""
-        certain = candidate in self.made_sure or self.certain(candidate)
-        need = self.need(candidate) if certain else 2 * self.need(candidate)
+        """Predict what was traced."""
+        if candidate not in self.made_sure and not self.traced(candidate):
+            return None
         rate = self.rate(candidate) if self.speeds else None
-        return Prediction(need, self.error, certain, rate, rate_error=self.rate_error)
+        return Prediction(self.need(candidate), self.error, rate, rate_error=self.rate_error)
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Look at the candidate's own combination."""
+        """Trace the candidate."""
         self.made_sure.append(candidate)
         return self.predict(candidate)
 

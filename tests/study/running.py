@@ -13,7 +13,8 @@ from autotune.study.problem import Sharing
 from tests.study.replayed import LIMIT_BYTES, TableProblem
 
 FINGERPRINT = {"model": "a", "dataset": "b"}
-QUICK = Sharing(interval_seconds=0.2, missed=10, poll_seconds=0.05, patience_seconds=0.5)
+QUICK = Sharing(interval_seconds=3600.0, poll_seconds=0.05, patience_seconds=0.5)
+"""No lease lapses, however slow the machine is: that a worker is gone is seen by its process."""
 PATIENT = replace(EFFORTS["normal"], trials=9, patience=9)
 
 

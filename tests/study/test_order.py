@@ -40,7 +40,7 @@ class Partly(Foretold):
         return None if self.unknown(candidate) else super().predict(candidate)
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
-        """Look at the candidate's own combination."""
+        """Trace the candidate."""
         super().make_sure(candidate)
         return self.predict(candidate)
 
@@ -65,7 +65,7 @@ def too_low(seed: int) -> Partly:
     rough = drawn.random() < 0.5
     return Partly(
         need=need,
-        certain=lambda _: not rough,
+        traced=lambda _: not rough,
         unknown=lambda candidate: candidate[unknown[0]] == unknown[1],
         speeds=drawn.random() < 0.8,
     )
@@ -148,29 +148,27 @@ def test_a_default_that_runs_out_as_predicted_is_no_surprise(run: Run) -> None:
 
 @dataclass
 class Untraced(Foretold):
-    """Predicts each candidate from others at first, and a few of them to fit; traced, none does."""
+    """Has a few candidates that should fit and were not traced; traced, none does."""
 
     hopeful: tuple[Candidate, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict."""
-        certain = candidate in self.made_sure
-        hoped = candidate in self.hopeful and not certain
-        need = LIMIT_BYTES // 2 if hoped else LIMIT_BYTES + peak_bytes(candidate)
-        return Prediction(need, self.error, certain, self.rate(candidate))
+        """Predict what was traced."""
+        if candidate in self.hopeful and candidate not in self.made_sure:
+            return None
+        return Prediction(LIMIT_BYTES + peak_bytes(candidate), self.error, self.rate(candidate))
 
     def promising(self, count: int) -> Sequence[Candidate]:
         """Return those that should fit, as far as they were not traced."""
         return [candidate for candidate in self.hopeful if candidate not in self.made_sure][:count]
 
 
-def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_with_no_further_trace(run: Run) -> None:
+def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_next(run: Run) -> None:
     run.problem.baseline = BASELINE.but(attention="eager", batch=16)
     predictor = Untraced(hopeful=(BASELINE, BASELINE.but(batch=2)))
     outcome = run(ReplayedTable(limit_bytes=0), trials=4, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][:2] == [run.problem.baseline, SMALLEST]
-    last = max(map(predictor.made_sure.index, predictor.hopeful))
-    assert predictor.made_sure[last + 1] == SMALLEST
+    assert set(predictor.hopeful) == set(predictor.made_sure)
 
 
 def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:

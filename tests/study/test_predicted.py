@@ -60,11 +60,11 @@ def test_the_baseline_is_probed_whatever_is_predicted_of_it(run: Run) -> None:
     assert outcome.winner.candidate == BASELINE
 
 
-def test_a_guess_vetoes_nothing_until_the_combination_itself_was_looked_at(run: Run) -> None:
+def test_what_was_not_traced_is_traced_before_it_is_vetoed_or_probed(run: Run) -> None:
     fits, does_not = BASELINE.but(batch=4), LARGE
     assert LIMIT_BYTES / 2 < peak_bytes(fits) < LIMIT_BYTES
     run.problem.recipes = (fits, does_not)
-    predictor = Foretold(certain=lambda _: False, speeds=False)
+    predictor = Foretold(traced=lambda _: False, speeds=False)
     outcome = run(ReplayedTable(), trials=3, predictor=predictor)
     assert [record.measurement.status for record in outcome.records[1:3]] == ["ok", "vetoed"]
     assert predictor.made_sure[:3] == [BASELINE, fits, does_not]

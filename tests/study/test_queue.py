@@ -213,4 +213,3 @@ def test_leases_outlast_the_lock_of_a_writer_of_a_journal_that_was_killed() -> N
     lock = optuna.storages.journal.JournalFileSymlinkLock("no file")
     assert lock.grace_period is not None
     assert Sharing().lease_seconds > 1.5 * lock.grace_period
-    assert QUICK.lease_seconds < 5

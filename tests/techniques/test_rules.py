@@ -201,6 +201,29 @@ def test_activations_are_not_offloaded_twice() -> None:
     assert "already" in str(SFT.illegal(twice, here))
 
 
+@pytest.mark.parametrize(
+    ("choices", "heads", "legal"),
+    [
+        ({"gradient_checkpointing": "off"}, 8, False),
+        ({"gradient_checkpointing": "every_2"}, 8, False),
+        ({"gradient_checkpointing": "on"}, 8, True),
+        ({"gradient_checkpointing": "selective"}, 8, True),
+        ({"gradient_checkpointing": "off"}, 1, True),
+        ({"gradient_checkpointing": "off", "attention": "sdpa"}, 8, True),
+        ({"gradient_checkpointing": "off", "activation_offloading": "off"}, 8, True),
+    ],
+)
+def test_flex_attention_of_several_heads_is_offloaded_only_where_layers_are_checkpointed(
+    choices: dict[str, str], heads: int, legal: bool
+) -> None:
+    plain = workload()
+    here = setting(machine=GPU, of=replace(plain, model=replace(plain.model, attention_heads=heads)))
+    chosen = {"attention": "flex_attention", "activation_offloading": "on", **choices}
+    reason = SFT.illegal(candidate(here, **chosen), here)
+    assert (reason is None) is legal
+    assert legal or "without their strides" in str(reason)
+
+
 def test_checkpointing_every_n_layers_needs_n_layers() -> None:
     here = setting(of=workload(layers=2))
     assert SFT.illegal(candidate(here, gradient_checkpointing="every_2"), here) is None

@@ -177,13 +177,12 @@ def _step_caption(step: Step, budget_bytes: int) -> str:
         f"{part} {format_bytes(size)}" for part, size in shown_parts(timeline.at(timeline.peak)).items()
     )
     most = "; ".join(f"{part.name} {format_bytes(part.most_bytes)}" for part in parts)
-    basis = "traced" if timeline.traced else "added up from traces of other combinations, at the peaks of its parts"
     measured = f" {step.measured}" if step.measured else ""
     beside = timeline.need_bytes - timeline.totals[timeline.peak]
     needs = f"{format_bytes(timeline.need_bytes)} of the {format_bytes(budget_bytes)} are needed"
     allocator = f", {format_bytes(beside)} of them beside tensors" if beside > 0 else ""
     return (
-        f"{needs}{allocator}, within {format_share(timeline.error)}; {basis}. The most is held in {where}: {tensors}."
+        f"{needs}{allocator}, within {format_share(timeline.error)}; traced. The most is held in {where}: {tensors}."
         f"{measured} Most that tensors hold in each part, which is not drawn to scale in time: {most}."
     )
 

@@ -16,6 +16,7 @@ from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DroppedRows
 from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
+from autotune.step.models.layers import FEWEST_BUILT
 from autotune.step.models.loading import model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.objects import config
@@ -33,7 +34,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     known = adapter(request.trainer)
 
     def small_model() -> Any:
-        return shrunken_model(architecture, model_config, layers=1)
+        return shrunken_model(architecture, model_config, layers=FEWEST_BUILT)
 
     reading = request.dataset.reading
     plan = TrainingPlan(trainer=request.trainer, args={**known.tokenizing, **reading})

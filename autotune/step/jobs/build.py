@@ -17,7 +17,7 @@ from autotune.core.protocol import BuildRequest
 from autotune.errors import InputError
 from autotune.step.configurations import plain, same
 from autotune.step.job import JobContext
-from autotune.step.models.layers import first_layers
+from autotune.step.models.layers import FEWEST_BUILT, first_layers
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.objects import config
 from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual, engine_on, world_of
@@ -31,7 +31,7 @@ _USUAL_CAPABILITY = (8, 0)
 
 
 def build(request: BuildRequest, context: JobContext) -> Built:
-    """Build the trainer of a plan, with one layer of its model and a few rows.
+    """Build the trainer of a plan, with a few layers of its model and a few rows.
 
     Raises:
         InputError: the model's configuration or tokenizer cannot be used, or there is no such reward function.
@@ -39,7 +39,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     # No real GPU is used.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     known, plan = adapter(request.plan.trainer), request.plan
-    model_config = first_layers(load_config(request.model, known.head), 1)
+    model_config = first_layers(load_config(request.model, known.head), FEWEST_BUILT)
     processor = load_processor(request.model, known.processor)
     # Before the virtual device: what a module does when it is imported is not for that.
     for name in plan.rewards:

@@ -8,6 +8,8 @@ from typing import Any
 
 # Fields with a layer count or index at which the kind of layer changes.
 _COUNTS = ("max_window_layers", "first_k_dense_replace")
+FEWEST_BUILT = 2
+"""Layers of a copy that is not traced: RWKV's classes divide by the number of layers less one."""
 # Field with the number of layers, the last ones, that attend to keys and values of earlier layers (Gemma 3n and 4).
 _SHARING = "num_kv_shared_layers"
 
