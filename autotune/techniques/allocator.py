@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
@@ -26,15 +25,11 @@ class Allocator(Technique):
         Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
     )
     trl_default = DEFAULT
+    # Its allocator has no segments.
+    without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
     writes = frozenset({f"env.{ALLOCATOR_VARIABLE}"})
     impact = TraceImpact(Scope.ALLOCATOR)
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, whose allocator has no segments."""
-        if choice != DEFAULT and machine.hardware.kind == "cpu":
-            return "it is a setting of the allocator of GPU memory, and there is no GPU"
-        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason beside vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""

@@ -86,7 +86,8 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``.
+    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``; a file with
+    several has them in ``TECHNIQUES``.
 
     Class attributes:
         name: the knob's spelling everywhere.
@@ -94,12 +95,16 @@ class Technique:
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
         needs: its requirements, in words, for the catalogue; empty without any.
+        without_gpu: why no choice but TRL's default is available on a CPU; empty where one may be.
+        package: the distribution that any choice but TRL's default needs; empty without one.
+        fewest_processes: number of training processes from which choices differ.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are settings beside the choice, of which a user's own are kept.
         by_trainer: what differs with a trainer, by its name.
+        writes_default: whether a plan has an entry for TRL's default too.
         impact: what its choices change of a trace.
     """
 
@@ -108,8 +113,12 @@ class Technique:
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
     needs: ClassVar[str] = ""
+    without_gpu: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+    fewest_processes: ClassVar[int] = 1
     changes: ClassVar[str] = ""
     writes: ClassVar[frozenset[str]]
+    writes_default: ClassVar[bool] = True
     identified_by: ClassVar[frozenset[str]] = frozenset()
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
@@ -121,10 +130,12 @@ class Technique:
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
-        return True
+        return setting.machine.hardware.processes >= self.fewest_processes
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
+        if choice == self.trl_default and not self.writes_default:
+            return {}
         (entry,) = self.writes
         return {entry: _VALUES.get(choice, choice)}
 
@@ -165,7 +176,12 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        return None
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        missing = self.package and self.package not in machine.packages
+        return f"the package {self.package} is not installed" if missing else None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""

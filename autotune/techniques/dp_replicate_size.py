@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, Option, Technique
@@ -26,12 +24,11 @@ class DpReplicateSize(Technique):
         Option(4, "four groups"),
     )
     trl_default = 1
+    # Up to a machine's it is taken if it is fixed.
+    fewest_processes = _IN_A_MACHINE + 1
+    writes_default = False
     needs = f"sharding={FSDP2}, and at least two processes in each group"
     writes = frozenset({"args.parallelism_config.dp_replicate_size"})
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are more processes than a machine has; for fewer it is taken if it is fixed."""
-        return setting.machine.hardware.processes > _IN_A_MACHINE
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the processes cannot be divided into so many groups of two or more."""
@@ -62,10 +59,6 @@ class DpReplicateSize(Technique):
                 f"{processes} processes to shard, and accelerate needs a whole number above 1"
             )
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.parallelism_config.dp_replicate_size": int(choice)} if choice != 1 else {}
 
 
 TECHNIQUE = DpReplicateSize()

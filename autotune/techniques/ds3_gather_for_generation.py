@@ -25,6 +25,8 @@ class GatherForGeneration(Technique):
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     trl_default = ON
+    fewest_processes = 2
+    writes_default = False
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     # They are gathered layer by layer.
@@ -43,10 +45,6 @@ class GatherForGeneration(Technique):
             return "one device holds all weights; only DeepSpeed's ZeRO-3 shards them, over several"
         return None
 
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes."""
-        return setting.machine.hardware.processes > 1
-
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return ``on`` where nothing is sharded that generation uses.
 
@@ -54,10 +52,6 @@ class GatherForGeneration(Technique):
         (``trl/generation/vllm_generation.py``).
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry where weights are gathered, which is TRL's default."""
-        return {"args.ds3_gather_for_generation": False} if choice == OFF else {}
 
 
 TECHNIQUE = GatherForGeneration()

@@ -21,13 +21,10 @@ class ReshardAfterForward(Technique):
         Option(OFF, "all weights stay from forward to backward: less communication"),
     )
     trl_default = ON
+    fewest_processes = 2
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
     impact = TraceImpact(frees_weights=lambda choice: choice == ON)
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes."""
-        return setting.machine.hardware.processes > 1
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return ``on`` where FSDP2 is not used."""

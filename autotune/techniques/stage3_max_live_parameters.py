@@ -24,14 +24,11 @@ class MaxLiveParameters(Technique):
     summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
     options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     trl_default = _DEFAULT
+    fewest_processes = 2
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
     # Fewer are gathered than by default.
     impact = TraceImpact(monotonic=True, frees_weights=lambda choice: choice != _DEFAULT)
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes."""
-        return setting.machine.hardware.processes > 1
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where ZeRO-3 is not used, or where the model has no more parameters anyway."""
