@@ -22,7 +22,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
@@ -140,8 +140,7 @@ def traced_ahead(
         return time.monotonic() - started < seconds
 
     try:
-        target = target_of(machine.hardware, limit_bytes, speeds)
-        evaluator = Evaluator(problem, target, traces)
+        evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
@@ -191,12 +190,11 @@ class _Least:
         return [replace(each, spare_bytes=-each.memory.device_bytes) if each.memory else each for each in found]
 
 
-def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:
-    """Return the device that is planned for: a GPU with the catalogue's figures, or a CPU with measured ones."""
+def device_of(hardware: Hardware, speeds: Callable[[], GpuSpeeds]) -> Gpu:
+    """Return the device that traces are for: a GPU with the catalogue's figures, or a CPU with measured ones."""
     if hardware.kind == "cuda":
-        return Accelerator(described(hardware), limit_bytes)
-    cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
-    return Accelerator(None, limit_bytes, cpu, PROCESS_BYTES)
+        return described(hardware)
+    return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds())
 
 
 def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from autotune.cli.parser import Command, read_arguments
+from autotune.cli.parser import ParsedCommand, read_arguments
 from autotune.cli.programs import resume_command
 from autotune.cli.signals import Signals
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
@@ -61,7 +61,7 @@ def _open_closed_streams() -> None:
 
 
 def _read_and_run(argv: Sequence[str]) -> int:
-    command: Command = read_arguments(argv[1:])
+    command: ParsedCommand = read_arguments(argv[1:])
     code = command.run(command.arguments)
     sys.stdout.flush()
     return code

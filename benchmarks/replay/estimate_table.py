@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.ahead import speeds_of, target_of
+from autotune.app.ahead import device_of, speeds_of
 from autotune.app.requests import traces_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import machine as inspect_machine
@@ -50,8 +50,8 @@ def estimated(table: Table, folder: Path) -> Table:
         traces = traces_of(workload, table.machine, tracer, cache)
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
-        target = target_of(table.machine.hardware, table.limit_bytes, lambda: speeds)
-        evaluator = Evaluator(problem, target, traces)
+        device = device_of(table.machine.hardware, lambda: speeds)
+        evaluator = Evaluator(problem, device, table.limit_bytes, traces)
         traced = dict(zip(candidates, evaluator.run(candidates), strict=True))
         print(f"{traces.count} traces in {time.monotonic() - started:.0f} s", flush=True)
     rows = (replace(row, traced=traced[row.candidate]) for row in table.rows)
