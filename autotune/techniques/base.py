@@ -49,6 +49,7 @@ class Option:
         family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
             Those of digits are whole numbers.
         replaceable: whether an exact choice may take its place in a user's own configuration.
+        written: whether a plan has an entry for it; else the field stays as it is by default.
     """
 
     choice: Choice
@@ -56,6 +57,7 @@ class Option:
     effect: Effect = Effect.EXACT
     family: re.Pattern[str] | None = None
     replaceable: bool = True
+    written: bool = True
 
     def has(self, choice: Choice) -> bool:
         """Return whether a choice, or the spelling of one, is this one or of its family."""
@@ -95,16 +97,12 @@ class Technique:
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
         needs: its requirements, in words, for the catalogue; empty without any.
-        without_gpu: why no choice but TRL's default is available on a CPU; empty where one may be.
-        package: the distribution that any choice but TRL's default needs; empty without one.
-        fewest_processes: number of training processes from which choices differ.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are settings beside the choice, of which a user's own are kept.
         by_trainer: what differs with a trainer, by its name.
-        writes_default: whether a plan has an entry for TRL's default too.
         impact: what its choices change of a trace.
     """
 
@@ -113,12 +111,8 @@ class Technique:
     options: ClassVar[tuple[Option, ...]]
     trl_default: ClassVar[Choice]
     needs: ClassVar[str] = ""
-    without_gpu: ClassVar[str] = ""
-    package: ClassVar[str] = ""
-    fewest_processes: ClassVar[int] = 1
     changes: ClassVar[str] = ""
     writes: ClassVar[frozenset[str]]
-    writes_default: ClassVar[bool] = True
     identified_by: ClassVar[frozenset[str]] = frozenset()
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
@@ -130,11 +124,12 @@ class Technique:
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
-        return setting.machine.hardware.processes >= self.fewest_processes
+        return True
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
-        if choice == self.trl_default and not self.writes_default:
+        option = option_of(self, choice)
+        if option is not None and not option.written:
             return {}
         (entry,) = self.writes
         return {entry: _VALUES.get(choice, choice)}
@@ -176,12 +171,7 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        if choice == self.trl_default:
-            return None
-        if self.without_gpu and machine.hardware.kind == "cpu":
-            return self.without_gpu
-        missing = self.package and self.package not in machine.packages
-        return f"the package {self.package} is not installed" if missing else None
+        return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
@@ -197,6 +187,41 @@ class Technique:
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class Equipped(Technique):
+    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
+
+    Class attributes:
+        without_gpu: why there is none on a CPU; empty where there may be.
+        package: the distribution that it takes; empty without one.
+    """
+
+    without_gpu: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return why a choice is not available on this machine, or None if it is."""
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        missing = self.package and self.package not in machine.packages
+        return f"the package {self.package} is not installed" if missing else None
+
+
+class Distributed(Technique):
+    """A technique whose choices differ from a number of training processes on.
+
+    Class attributes:
+        fewest_processes: that number.
+    """
+
+    fewest_processes: ClassVar[int] = 2
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are so many processes."""
+        return setting.machine.hardware.processes >= self.fewest_processes
 
 
 class NumberTechnique(Technique):

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts
 from autotune.techniques.packing import NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -44,18 +44,17 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
     return max(1, setting.machine.hardware.processes // ranks_per_row(candidate))
 
 
-class ContextParallel(Technique):
+class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
     name = NAME
     summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
-        Option(1, "each process has whole rows"),
+        Option(1, "each process has whole rows", written=False),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
     trl_default = 1
     without_gpu = _NO_KERNEL
-    writes_default = False
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
         "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "

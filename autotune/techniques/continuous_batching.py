@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Effect, Option, Technique
+from autotune.techniques.base import OFF, ON, Effect, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 
-class ContinuousBatching(Technique):
+class ContinuousBatching(Equipped):
     """``use_transformers_continuous_batching``.
 
     Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the
@@ -19,11 +19,10 @@ class ContinuousBatching(Technique):
     name = "continuous_batching"
     summary = "Generates completions of all lengths without padding, over a cache in pages that takes most free memory."
     options = (
-        Option(OFF, "`generate()` on padded prompts"),
+        Option(OFF, "`generate()` on padded prompts", written=False),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),
     )
     trl_default = OFF
-    writes_default = False
     # The cache is sized by the host's memory there, whatever the budget.
     without_gpu = "its cache takes a share of a GPU's free memory, and there is no GPU"
     needs = "a CUDA GPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.base import POSITIVE, Distributed, Option
 from autotune.techniques.context_parallel import ranks_per_row
 from autotune.techniques.sharding import DDP, FSDP2
 
@@ -13,20 +13,19 @@ _IN_A_MACHINE = 8
 """GPUs of a usual machine. Among these, all links are equally fast, so replicas cost memory and save no time."""
 
 
-class DpReplicateSize(Technique):
+class DpReplicateSize(Distributed):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
     name = NAME
     summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
-        Option(1, "one group: all processes share the model out"),
+        Option(1, "one group: all processes share the model out", written=False),
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )
     trl_default = 1
     # Up to a machine's it is taken if it is fixed.
     fewest_processes = _IN_A_MACHINE + 1
-    writes_default = False
     needs = f"sharding={FSDP2}, and at least two processes in each group"
     writes = frozenset({"args.parallelism_config.dp_replicate_size"})
 

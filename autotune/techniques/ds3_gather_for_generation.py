@@ -8,25 +8,23 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Distributed, Option, TrainerFacts
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 _ZERO3 = "zero3"
 
 
-class GatherForGeneration(Technique):
+class GatherForGeneration(Distributed):
     """``ds3_gather_for_generation``, which has no effect without DeepSpeed's ZeRO stage 3."""
 
     name = "ds3_gather_for_generation"
     summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
     options = (
-        Option(ON, "all weights at once: the GPU has to hold them"),
+        Option(ON, "all weights at once: the GPU has to hold them", written=False),
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     trl_default = ON
-    fewest_processes = 2
-    writes_default = False
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     # They are gathered layer by layer.

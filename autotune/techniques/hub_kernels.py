@@ -26,10 +26,12 @@ class HubKernels(Technique):
 
     name = "hub_kernels"
     summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
-    options = (Option(OFF, "the model's own layers"), Option(ON, "kernels of the Hub, where they fit"))
+    options = (
+        # Older releases do not accept the argument.
+        Option(OFF, "the model's own layers", written=False),
+        Option(ON, "kernels of the Hub, where they fit"),
+    )
     trl_default = OFF
-    # Older releases do not accept the argument.
-    writes_default = False
     impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})

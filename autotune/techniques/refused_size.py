@@ -29,7 +29,6 @@ class RefusedSize(Technique):
     """A size that is refused wherever it is not 1."""
 
     trl_default = 1
-    writes_default = False
     needs = "support by autotune, which it does not have yet: it is refused with the reason"
     impact = TraceImpact(sizes=True)
 
@@ -47,7 +46,10 @@ class TensorParallelSize(RefusedSize):
 
     name = "tp_size"
     summary = "Tensor parallelism: splits the matrices of every layer among this number of processes."
-    options = (Option(1, "each process computes with whole matrices"), Option(2, "two processes to a matrix"))
+    options = (
+        Option(1, "each process computes with whole matrices", written=False),
+        Option(2, "two processes to a matrix"),
+    )
     writes = frozenset({"args.parallelism_config.tp_size"})
 
 
@@ -56,7 +58,7 @@ class SequenceParallelSize(RefusedSize):
 
     name = "sp_size"
     summary = "Splits each row among this number of processes by DeepSpeed's Ulysses sequence parallelism."
-    options = (Option(1, "each process has whole rows"), Option(2, "two processes to a row"))
+    options = (Option(1, "each process has whole rows", written=False), Option(2, "two processes to a row"))
     writes = frozenset({"args.parallelism_config.sp_size"})
 
 
