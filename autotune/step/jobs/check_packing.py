@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
@@ -17,6 +15,7 @@ from autotune.step.models.heads import Head
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers import adapter
+from autotune.step.trainers.packing import alone, packed
 
 # Lengths below and above the shrunken sliding window (8), a single token, and otherwise none that divides another.
 _DOCUMENT_TOKENS = (7, 19, 1, 12, 33)
@@ -51,7 +50,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         _spread(model)
         model.eval().to(device)
         documents = [torch.randint(3, _vocabulary(model), (count,)).tolist() for count in _DOCUMENT_TOKENS]
-        separately = [_logits(model, {"input_ids": torch.tensor([document])}) for document in documents]
+        separately = [_logits(model, alone(document)) for document in documents]
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
@@ -65,7 +64,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         return PackingCheck(attention, True, False, None, 0.0, "documents give logits that are not finite")
     tolerance = _TOLERANCES[dtype] * largest
     try:
-        together = _logits(model, _packed(documents))
+        together = _logits(model, packed(documents))
     except Exception as error:  # noqa: BLE001 an architecture that refuses packed documents does not mix them either
         return PackingCheck(attention, True, False, None, tolerance, f"refuses packed documents: {_reason(error)}")
     difference = (together.detach() - separate).abs().max().item()
@@ -82,15 +81,6 @@ def _spread(model: Any) -> None:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
-
-
-def _packed(documents: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the inputs of a model for documents in one row, as TRL's collator packs them for its trainer."""
-    batch = DataCollatorForLanguageModeling(pad_token_id=0, padding_free=True)(
-        [{"input_ids": list(ids)} for ids in documents]
-    )
-    del batch["labels"]
-    return dict(batch)
 
 
 def _vocabulary(model: Any) -> int:
