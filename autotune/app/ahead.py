@@ -22,11 +22,11 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
-from autotune.planning.operators import OperatorTimes
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
+from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
@@ -114,7 +114,7 @@ class Ahead:
         if untraceable:
             reason = next(iter(untraceable.values()))
             notes.append(f"{len(untraceable)} candidates could not be traced and were not predicted: {reason}")
-        times = self.evaluator.target.times if self.evaluator else None
+        times = self.evaluator.traces.times if self.evaluator else None
         if times is not None and times.failure:
             notes.append(f"Some predicted times follow from the device's peak speeds: {times.failure}")
         if self.failure:
@@ -144,14 +144,13 @@ def traced_ahead(
     started = time.monotonic()
     setting = problem.setting
     machine = setting.machine
-    traces = traces_of(setting.workload, machine, tracer, cache)
+    traces = traces_of(setting.workload, machine, tracer, cache, times=times)
 
     def in_time() -> bool:
         return time.monotonic() - started < seconds
 
     try:
-        target = target_of(machine.hardware, limit_bytes, speeds)
-        evaluator = Evaluator(problem, replace(target, times=times), traces)
+        evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
@@ -201,12 +200,11 @@ class _Least:
         return [replace(each, spare_bytes=-each.memory.device_bytes) if each.memory else each for each in found]
 
 
-def target_of(hardware: Hardware, limit_bytes: int, speeds: Callable[[], GpuSpeeds]) -> Accelerator:
-    """Return the device that is planned for: a GPU with the catalogue's figures, or a CPU with measured ones."""
+def device_of(hardware: Hardware, speeds: Callable[[], GpuSpeeds]) -> Gpu:
+    """Return the device that traces are for: a GPU with the catalogue's figures, or a CPU with measured ones."""
     if hardware.kind == "cuda":
-        return Accelerator(described(hardware), limit_bytes)
-    cpu = Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0, speeds=speeds())
-    return Accelerator(None, limit_bytes, cpu, PROCESS_BYTES)
+        return described(hardware)
+    return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds())
 
 
 def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:

@@ -82,9 +82,9 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         batch,
         coverage,
         {
-            name: _said(base, find(name, trainer.techniques))
+            name: _as_written(base, find(name, trainer.techniques))
             for name, choice in options.wishes.fixed.items()
-            if _says(base, find(name, trainer.techniques))
+            if _is_written(base, find(name, trainer.techniques))
             and (name not in known.exact or known.candidate[name] != choice)
         },
     )
@@ -97,7 +97,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
         InputError: another number of processes was asked for, which cannot share them out.
     """
     here = plan.launch.processes
-    said = base.launching.processes if base.launching.said else here
+    said = base.launching.processes if base.launching.counted else here
     found = trainer.geometry(replace(plan, launch=Launch(said)), workload.dataset.documents).documents
     if said == here:
         # Packed rows hold any number of documents on average.
@@ -123,12 +123,12 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
 
 def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
     """Return a base as a candidate in which what the file says nothing of is TRL's default."""
-    unsaid = [item for item in trainer.techniques if item.name not in known.exact and not _says(base, item)]
+    unsaid = [item for item in trainer.techniques if item.name not in known.exact and not _is_written(base, item)]
     defaults = {item.name: item.default(setting) for item in unsaid}
     return AsCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
 
 
-def _says(base: UserBase, technique: Technique) -> bool:
+def _is_written(base: UserBase, technique: Technique) -> bool:
     """Whether the file has a key of a technique, under any of its names."""
     return any(base.at(key) for path in technique.writes for key in base.keys(path)) or any(
         base.plan.entry(path) is not None for path in technique.writes if of_engine(path)
@@ -166,7 +166,8 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
         sizes = technique.impact.of_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
-                f"{base.name}: {_said(base, technique)} is none of the choices that autotune has of {technique.name}.",
+                f"{base.name}: {_as_written(base, technique)} is none of the choices that autotune has of"
+                f" {technique.name}.",
                 hint=f"`autotune techniques` lists them; --fix {technique.name}=CHOICE takes another.",
             )
 
@@ -180,7 +181,7 @@ def _held(
         name = technique.name
         if name in options.wishes.fixed or not technique.matters(setting):
             continue
-        said = _said(base, technique)
+        said = _as_written(base, technique)
         if name in own:
             yield name, f"{base.name} says {said}, which is none of its choices and stays"
         elif name in options.allowed:
@@ -235,7 +236,7 @@ def _kept(plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Mapping[
     return documents_of(plan, (item for item in trainer.techniques if item.name not in own))
 
 
-def _said(base: UserBase, technique: Technique) -> str:
+def _as_written(base: UserBase, technique: Technique) -> str:
     """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
     keys = written_keys(base, technique)
     said = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}

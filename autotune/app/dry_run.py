@@ -234,7 +234,7 @@ def _device(gpu: str | None) -> NullDevice:
     if gpu is not None:
         return null_device(gpu)
     try:
-        hardware = planned_machine(None).machine.hardware
+        hardware = planned_machine(None).hardware
     except InputError as error:
         raise InputError(
             "There is no GPU here to be stood in for.", hint="Name the one that is meant, as in --gpu H100-80GB."

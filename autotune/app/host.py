@@ -12,7 +12,7 @@ def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
     return host_bytes is not None and memory.host_need_bytes > host_bytes
 
 
-def said_host(memory: MemoryEstimate, launch: Launch, host_bytes: int | None) -> str | None:
+def host_text(memory: MemoryEstimate, launch: Launch, host_bytes: int | None) -> str | None:
     """Return a sentence on the host's memory; None for a single process on a machine that has enough.
 
     Args:

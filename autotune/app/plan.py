@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.host import said_host
+from autotune.app.host import host_text
 from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import plan_options
-from autotune.app.planned import Planned, check_network, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import check_network, planned_machine, planned_workload, rows_of_length
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
@@ -25,13 +25,14 @@ from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_ch
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
-from autotune.emit.planned import said_server
+from autotune.core.machine import Machine
+from autotune.emit.planned import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
@@ -61,18 +62,18 @@ def plan(asked: PlanArguments) -> Plan:
     if asked.network is not None:
         check_network(asked.network, [planned])
     planned, options = set_aside(planned, options, asked.server_gpus)
-    hardware = planned.machine.hardware
+    hardware = planned.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
-    batch = global_batch_of(options, planned.machine)
+    batch = global_batch_of(options, planned)
     cache = user_cache()
     tracking = Tracking(listener)
-    with ServerTracer(planned.cores, tracking.hear) as tracer:
+    with ServerTracer(planned.hardware.cores, tracking.hear) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         workload = rows_of_length(workload, asked.seq_len, batch)
-        problem = problem_of(options, workload, planned.machine, batch)
+        problem = problem_of(options, workload, planned, batch)
         check_server(problem, asked.server_gpus)
-        traces = traces_of(workload, planned.machine, tracer, cache)
-        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), traces)
+        traces = traces_of(workload, planned, tracer, cache)
+        evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         tracking.search(evaluator)
         evaluator = with_what_offloads(evaluator, options.file)
         problem = evaluator.problem
@@ -97,7 +98,7 @@ def plan(asked: PlanArguments) -> Plan:
         schema=SCHEMA,
         model=workload.model.name,
         dataset=workload.dataset.name,
-        gpu=planned.described,
+        gpu=planned.device,
         budget_bytes=budget_bytes,
         global_batch_size=batch,
         estimates=estimates,
@@ -122,7 +123,7 @@ def plan(asked: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
-        environment=environment(planned.machine),
+        environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
     )
@@ -142,7 +143,7 @@ def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | N
     )
 
 
-def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: PlanArguments) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
@@ -180,15 +181,15 @@ def _notes(evaluator: Evaluator, planned: Planned, cache: Cache, asked: PlanArgu
     yield from _notes_on(gpu)
     if cache.failure:
         yield f"Traces are not kept for the next time: {cache.failure}."
-    hardware = planned.machine.hardware
+    hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 
 
-def _notes_on_host(best: Sequence[Estimate], planned: Planned) -> Iterator[str]:
+def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:
     """Yield what the best estimate needs of the host; on a CPU that is what it needs of the device."""
     for memory in (estimate.memory for estimate in best):
         if memory is not None and planned.gpu is not None:
-            said = said_host(memory, planned.machine.hardware.launch, planned.host_bytes)
+            said = host_text(memory, planned.hardware.launch, planned.host_bytes)
             yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
 
 
@@ -197,7 +198,7 @@ def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
         yield f"Beside the best candidate, the vLLM server does not start: {split}."
     elif split is not None:
         gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
-        yield f"{gpus} in a vLLM server, which takes {said_server(split)}."
+        yield f"{gpus} in a vLLM server, which takes {server_text(split)}."
 
 
 def _notes_on(gpu: Gpu | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.options import Options
@@ -14,7 +14,6 @@ from autotune.app.workload import WorkloadReader, fixed_peft
 from autotune.core.codec import encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
-from autotune.core.gpu import Gpu
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.workload import DatasetSource, ModelSource, Workload
@@ -31,29 +30,6 @@ CPU = "cpu"
 _PER_MACHINE = 8
 # Bytes per second of a Gbit/s, the unit of networks.
 _GBIT = 1e9 / 8
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The machine that is planned for.
-
-    Attributes:
-        machine: its device, with the software of this machine.
-        gpu: the GPU, or None for a CPU.
-        cores: number of this machine's cores that traces may use.
-        host_bytes: memory of the machine that the GPU is in, where it is this one; None where it is not known.
-    """
-
-    machine: Machine
-    gpu: Gpu | None
-    cores: int
-    host_bytes: int | None = None
-
-    @property
-    def described(self) -> Gpu:
-        """The device, a CPU included."""
-        hardware = self.machine.hardware
-        return self.gpu or Gpu(hardware.name, hardware.memory_bytes, "usable", "", 0)
 
 
 def machines_of(processes: int, asked: int | None) -> int:
@@ -79,7 +55,7 @@ def machines_of(processes: int, asked: int | None) -> int:
     return asked
 
 
-def check_network(network: float, planned: Sequence[Planned]) -> None:
+def check_network(network: float, planned: Sequence[Machine]) -> None:
     """Check that the speed of a network is one, and that times depend on it.
 
     Args:
@@ -94,12 +70,12 @@ def check_network(network: float, planned: Sequence[Planned]) -> None:
             f"A network of {network:g} Gbit/s is not possible.",
             hint="--network is what one machine sends to others in all, such as 400, or 3200 for eight links of 400.",
         )
-    if all(each.described.speeds is None for each in planned):
+    if all(each.device.speeds is None for each in planned):
         raise InputError(
-            f"The speed of {planned[0].described.name} is not known, so --network changes nothing.",
+            f"The speed of {planned[0].device.name} is not known, so --network changes nothing.",
             hint="Name a GPU, as with --gpu H100-80GB, or leave out --network.",
         )
-    if all(each.machine.hardware.machines == 1 for each in planned):
+    if all(each.hardware.machines == 1 for each in planned):
         raise InputError(
             "--network is that between machines, and there is one machine.",
             hint="Leave it out, or say with --num-machines, or more than 8 --num-processes, that there are several.",
@@ -108,7 +84,7 @@ def check_network(network: float, planned: Sequence[Planned]) -> None:
 
 def planned_machine(
     word: str | None, processes: int | None = None, machines: int | None = None, network: float | None = None
-) -> Planned:
+) -> Machine:
     """Return the machine with the GPU that a word names; None means this machine's own.
 
     Args:
@@ -132,11 +108,10 @@ def planned_machine(
         within = machines is None and count <= own.hardware.processes
         hardware = replace(own.hardware, processes=count, machines=1 if within else machines_of(count, machines))
         gpu = described(hardware).networked(_between(hardware, network))
-        machine = replace(own, hardware=hardware, planned=True)
-        return Planned(machine, gpu, here.hardware.cores, here.hardware.memory_bytes)
+        return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
     if word.strip().lower() == CPU:
         machines_of(processes or 1, machines)
-        return Planned(inspect_machine("cpu", processes), None, here.hardware.cores)
+        return inspect_machine("cpu", processes)
     gpu = find_gpu(word)
     hardware = Hardware(
         kind="cuda",
@@ -147,8 +122,7 @@ def planned_machine(
         machines=machines_of(processes or 1, machines),
         cores=here.hardware.cores,
     )
-    gpu = gpu.networked(_between(hardware, network))
-    return Planned(Machine(hardware, here.packages, planned=True), gpu, here.hardware.cores)
+    return Machine(hardware, here.packages, planned=True, gpu=gpu.networked(_between(hardware, network)))
 
 
 def _between(hardware: Hardware, network: float | None) -> float | None:

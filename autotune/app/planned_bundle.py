@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.options import Options
-from autotune.app.planned import Planned
 from autotune.app.servers import longest_sequence
 from autotune.app.workload import WorkloadReader, fixed_peft
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.estimate import Estimate, MemoryEstimate
+from autotune.core.machine import Machine
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import PLAN, remove_planned_bundle, write_planned_bundle
 from autotune.emit.files import check_writable
@@ -64,7 +64,7 @@ class PlanWriter:
     folder: Path
     problem: TrainerProblem
     options: Options
-    planned: Planned
+    planned: Machine
     budget_bytes: int
     settings: Mapping[str, object]
     reader: WorkloadReader
@@ -103,7 +103,7 @@ class PlanWriter:
             trainer=problem.trainer.name,
             model=workload.model.name,
             dataset=workload.dataset.name,
-            device=self.planned.described.name,
+            device=self.planned.device.name,
             processes=hardware.processes,
             budget_bytes=self.budget_bytes,
             global_batch_size=problem.setting.global_batch_size,
@@ -114,7 +114,7 @@ class PlanWriter:
             spare_bytes=spare_bytes,
             tokens_per_second=fastest.tokens_per_second,
             server=split,
-            environment=environment(self.planned.machine),
+            environment=environment(self.planned),
             settings=self.settings,
         )
         here = self.planned.gpu is None or self.planned.host_bytes is not None

@@ -68,8 +68,9 @@ def probe(asked: ProbeArguments) -> Result:
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        sources = named.model, named.dataset, machine, named.evaluation
-        workload = reader.read_checked(options, *sources, attention or None)
+        workload = reader.read_checked(
+            options, named.model, named.dataset, machine, named.evaluation, attention or None
+        )
         start = start_of(base, options, workload, machine) if base is not None else None
         if start is None:
             problem = problem_of(options, workload, machine, batch)
@@ -196,7 +197,7 @@ def _handed_over(
     ]
     notes += [f"{base.name}: {said}." for said in base.assumptions]
     processes = setting.machine.hardware.processes
-    if base.launching.said and base.launching.processes != processes:
+    if base.launching.counted and base.launching.processes != processes:
         notes.append(f"--num-processes {processes} takes the place of {base.launching.processes} in {base.name}.")
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
@@ -212,7 +213,7 @@ def _handed_over(
         out.directory,
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
-    return file, (*notes, *(each for each in (note, file.said_withheld) if each))
+    return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 
 def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.notes import notes_on_gpu, notes_on_processes
-from autotune.app.numbers import NUMBERS, another, possible, shown
+from autotune.app.numbers import NUMBERS, possible, shown, worth_more
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
     CPU,
-    Planned,
     check_network,
     machines_of,
     planned_machine,
@@ -28,6 +27,7 @@ from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
+from autotune.core.machine import Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit
 from autotune.core.workload import Workload
 from autotune.errors import InputError
@@ -37,7 +37,7 @@ from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.inspection.prices import checked_prices, read_prices
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
@@ -72,17 +72,17 @@ def rent(asked: RentArguments) -> Rent:
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     first = 1 if asked.num_processes == AUTO else asked.num_processes
-    batch = global_batch_of(options, planned_machine(words[0], first).machine)
+    batch = global_batch_of(options, planned_machine(words[0], first))
     numbers = possible(batch, options, asked.num_machines) if asked.num_processes == AUTO else [first]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     if asked.network is not None:
         check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
     cache = user_cache()
-    with ServerTracer(planned[0].cores, without(listener, StageStarted)) as tracer:
+    with ServerTracer(planned[0].hardware.cores, without(listener, StageStarted)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         workload = rows_of_length(workload, asked.seq_len, batch)
-        targets = [each.described for each in planned]
-        traces = traces_of(workload, planned[0].machine, tracer, cache, targets)
+        targets = [each.device for each in planned]
+        traces = traces_of(workload, planned[0], tracer, cache, targets)
         survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
         offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
@@ -103,7 +103,7 @@ def rent(asked: RentArguments) -> Rent:
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
-        environment=environment(planned[0].machine),
+        environment=environment(planned[0]),
     )
 
 
@@ -116,7 +116,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
     tried: list[Offer] = []
     for number in numbers:
         tried.append(survey.offer(word, number))
-        if not another(tried, alone=alone):
+        if not worth_more(tried, alone=alone):
             break
     if not any(offer.fits for offer in tried):
         tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
@@ -157,16 +157,16 @@ class _Survey:
     def offer(self, word: str | None, processes: int) -> Offer:
         """Return what a number of GPUs come to."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
-        hardware, blank = planned.machine.hardware, Offer(planned.described, processes)
+        hardware, blank = planned.hardware, Offer(planned.device, processes)
         self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
         try:
-            problem = problem_of(self.options, self.workload, planned.machine, self.batch)
+            problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
             self._single = None if processes == 1 else self._single
             self.refused.append(error)
             return replace(blank, reason=error.message)
-        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget_bytes), self.traces)
+        evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
         Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
@@ -196,7 +196,7 @@ class _Survey:
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
         if best.fits:
             return self._priced(offer, best, problem)
-        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.target.budget_bytes)
+        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
         return replace(offer, reason=f"the least needs {needs} of {budget}")
 
     def _priced(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
@@ -214,7 +214,7 @@ class _Survey:
         return geometry.tokens / rows_of(plan) * geometry.rows
 
 
-def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Planned:
+def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
     """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
     return planned_machine(word, processes, machines_of(processes, machines), network)
 

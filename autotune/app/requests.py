@@ -12,6 +12,7 @@ from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, source_digest
+from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer, Traces
 from autotune.trainers.problem import TrainerProblem
 
@@ -34,11 +35,19 @@ def probe_request(
     )
 
 
-def traces_of(workload: Workload, machine: Machine, tracer: Tracer, cache: Cache, gpus: Sequence[Gpu] = ()) -> Traces:
+def traces_of(
+    workload: Workload,
+    machine: Machine,
+    tracer: Tracer,
+    cache: Cache,
+    gpus: Sequence[Gpu] = (),
+    times: OperatorTimes | None = None,
+) -> Traces:
     """Return the traces of a workload's model with the software of a machine and this source of autotune.
 
     Args:
         gpus: all that traces will be asked for, where there are several.
+        times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
     """
     versions = {**environment(machine), "autotune": source_digest()}
-    return Traces(tracer, cache, workload.model.fingerprint, versions, gpus)
+    return Traces(tracer, cache, workload.model.fingerprint, versions, gpus, times)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.app.options import Options
-from autotune.app.planned import Planned
 from autotune.core.bundle import ServerSplit
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import ModelProfile
 from autotune.emit.serving import serve_command
 from autotune.errors import InputError
-from autotune.planning.serving import generating_gpus, held_by_server, server_of
+from autotune.planning.vllm import Engine, Reservation, engine_of, reservation, why_not
 from autotune.techniques.vllm import NAME, SERVER
+from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers.problem import TrainerProblem
 
+UTILIZATION = 0.9
+"""The share of its GPUs that the server takes unless it is told otherwise (``trl/scripts/vllm_serve.py``)."""
 
-def set_aside(planned: Planned, options: Options, server_gpus: int | None) -> tuple[Planned, Options]:
+
+def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tuple[Machine, Options]:
     """Return the machine without the GPUs of a server, and the options with ``vllm=server`` fixed.
 
     Args:
@@ -26,7 +33,7 @@ def set_aside(planned: Planned, options: Options, server_gpus: int | None) -> tu
     """
     if server_gpus is None:
         return planned, options
-    hardware = planned.machine.hardware
+    hardware = planned.hardware
     technique = next((each for each in options.trainer.techniques if each.name == NAME), None)
     fixed = options.wishes.fixed.get(NAME, SERVER)
     if technique is None or fixed != SERVER or NAME not in options.allowed - options.wishes.excluded:
@@ -34,7 +41,7 @@ def set_aside(planned: Planned, options: Options, server_gpus: int | None) -> tu
             "--server-gpus says how many GPUs a vLLM server gets, and there is none.",
             hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
         )
-    reason = technique.unavailable(SERVER, planned.machine)
+    reason = technique.unavailable(SERVER, planned)
     if reason:
         raise InputError(f"No vLLM server can generate here: {reason}.", hint="Leave out --server-gpus.")
     if hardware.machines > 1:
@@ -52,7 +59,7 @@ def set_aside(planned: Planned, options: Options, server_gpus: int | None) -> tu
         )
     hardware = replace(hardware, processes=hardware.processes - server_gpus)
     wishes = replace(options.wishes, fixed={**options.wishes.fixed, NAME: SERVER})
-    return replace(planned, machine=replace(planned.machine, hardware=hardware)), replace(options, wishes=wishes)
+    return replace(planned, hardware=hardware), replace(options, wishes=wishes)
 
 
 def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) -> ServerSplit | str:
@@ -96,3 +103,31 @@ def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | Non
     completion = candidate.get("max_completion_length", candidate.get("max_new_tokens"))
     longest = problem.setting.workload.dataset.documents.longest
     return longest + int(completion) if completion is not None else None
+
+
+def generating_gpus(gpus: int) -> Iterator[int]:
+    """Yield how many of the GPUs of a machine a server may get: powers of two, one GPU at least being left."""
+    number = 1
+    while number < gpus:
+        yield number
+        number *= 2
+
+
+def server_of(plan: TrainingPlan, model: ModelProfile, gpus: int, tokens: int | None) -> Engine:
+    """Return the server of a plan, whose weights and cache so many GPUs share.
+
+    Args:
+        tokens: of the longest prompt with its completion.
+    """
+    engine = engine_of(plan, model)
+    assert engine is not None
+    return replace(engine, on_server=False, sleeps=False, utilization=UTILIZATION, parallel=gpus, tokens=tokens)
+
+
+def held_by_server(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation | str:
+    """Return what a server takes of each of its GPUs, or why it does not start there."""
+    return (
+        undivided(model, engine.parallel)
+        or why_not(engine, model, total_bytes)
+        or reservation(engine, model, total_bytes)
+    )

@@ -30,7 +30,7 @@ exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted
 
 
 @dataclass(frozen=True)
-class Command:
+class ParsedCommand:
     """A parsed command: ``run`` takes ``arguments`` and returns the exit code."""
 
     run: Callable[[argparse.Namespace], int]
@@ -88,7 +88,7 @@ def build_parser() -> Parser:
     return parser
 
 
-def read_arguments(words: Sequence[str]) -> Command:
+def read_arguments(words: Sequence[str]) -> ParsedCommand:
     """Parse the command line into a command.
 
     Raises:
@@ -102,4 +102,4 @@ def read_arguments(words: Sequence[str]) -> Command:
     run: Callable[[argparse.Namespace], int] = arguments.run
     for name in ("parser", "run", "debug"):
         vars(arguments).pop(name, None)
-    return Command(run, arguments)
+    return ParsedCommand(run, arguments)

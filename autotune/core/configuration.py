@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 MODEL_CONFIG = "ModelConfig"
 """The class of TRL that says how the model is loaded and which adapter is trained."""
@@ -24,6 +25,20 @@ class Configuration:
     kind: str
     values: Mapping[str, object]
     defaults: Mapping[str, object]
+
+
+def configured(item: Any, kind: str, plain: Callable[[Any], object]) -> Configuration:
+    """Return the values of an object of one of TRL's classes, and what the class has by default.
+
+    Args:
+        kind: the name of the class.
+        plain: converts a value into JSON's types.
+    """
+    defaults = {
+        each.name: each.default_factory() if callable(each.default_factory) else each.default for each in fields(item)
+    }
+    values = {name: plain(getattr(item, name, default)) for name, default in defaults.items()}
+    return Configuration(kind, values, {name: plain(default) for name, default in defaults.items()})
 
 
 @dataclass(frozen=True)

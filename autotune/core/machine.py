@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.core.gpu import Gpu
 from autotune.core.plan import Launch
 
 DeviceKind = Literal["cuda", "cpu"]
@@ -93,6 +94,8 @@ class Machine:
     Attributes:
         packages: versions of the relevant installed distributions, by name; absent when not installed.
         planned: whether it is only planned for: nothing runs on it, so packages that no trace needs may be missing.
+        gpu: the GPU with its speeds, of a machine that is planned for; None for a CPU.
+        host_bytes: memory of the machine that the GPU is in, where it is planned for and is this one; else None.
         device_reason: why ``hardware.kind`` is not the better device, when it is not (for messages), else empty.
     """
 
@@ -100,3 +103,10 @@ class Machine:
     packages: Mapping[str, str] = field(default_factory=dict)
     device_reason: str = ""
     planned: bool = False
+    gpu: Gpu | None = None
+    host_bytes: int | None = None
+
+    @property
+    def device(self) -> Gpu:
+        """The device, a CPU included."""
+        return self.gpu or Gpu(self.hardware.name, self.hardware.memory_bytes, "usable", "", 0)

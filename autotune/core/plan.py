@@ -35,7 +35,8 @@ SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
 or of every layer."""
 ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-"""The variable with the settings of PyTorch's caching allocator; torch before 2.9 calls it PYTORCH_CUDA_ALLOC_CONF."""
+"""The variable with the settings of PyTorch's caching allocator; torch before 2.9 has the other name."""
+OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
 """The setting in that variable with which the allocator's segments can grow."""
 

@@ -189,7 +189,7 @@ class BaseFile:
     withheld: tuple[str, ...] = ()
 
     @property
-    def said_withheld(self) -> str:
+    def withheld_text(self) -> str:
         """How a training gets what is withheld, in a sentence; empty if nothing is.
 
         Without a token of its own, a call of the hub takes that of the environment (``huggingface_hub.get_token``).

@@ -48,6 +48,6 @@ class Handover:
         return self.hardware.kind == "cuda" and not self.plan.in_group
 
 
-def said_software(environment: Mapping[str, str]) -> str:
+def software_text(environment: Mapping[str, str]) -> str:
     """Return names and versions of the software that memory and speed depend on the most; empty if none is known."""
     return ", ".join(f"{name} {environment[name]}" for name in _SOFTWARE if name in environment)

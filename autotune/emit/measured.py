@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.bundle import Basis
 from autotune.core.result import Choosable, Result
-from autotune.emit.handover import Handover, said_software
+from autotune.emit.handover import Handover, software_text
 from autotune.reporting.comparison import confirmed_text, headline
 from autotune.units import format_bytes, format_rate
 
@@ -18,7 +18,7 @@ def measured(result: Result, chosen: Choosable) -> Handover:
         headline(result, chosen),
         confirmed_text(result),
         "These figures hold for this model, dataset, device and software; for any other, run autotune again.",
-        result.base.said_withheld if result.base is not None else "",
+        result.base.withheld_text if result.base is not None else "",
     )
     return Handover(
         plan=chosen.plan,
@@ -42,7 +42,7 @@ def _what(result: Result) -> str:
 def _where(result: Result) -> str:
     hardware = result.hardware
     processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
-    software = said_software(result.environment)
+    software = software_text(result.environment)
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
     known = ", ".join(part for part in (device, processes, hardware.openmp, software and f"with {software}") if part)
     return f"Measured on {known}."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
-from autotune.emit.handover import Handover, said_software
+from autotune.emit.handover import Handover, software_text
 from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
 from autotune.techniques.vllm import SERVER, SUPPORTED
@@ -46,7 +46,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
         f"budget {format_bytes(document.budget_bytes)}; nothing of it has run, and nothing was measured."
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
-    software = said_software(document.environment)
+    software = software_text(document.environment)
     by = f", with {software}" if software else ""
     yield f"Predicted for {each}{by}, by tracing TRL's own step without such a device."
     need = f"{format_bytes(document.needed_bytes)}{' of each' if document.processes > 1 else ''} on the worst batch"
@@ -81,10 +81,10 @@ def _of_split(split: ServerSplit) -> Iterator[str]:
         f" {_gpus(training_gpus(split), 'trains', 'train')} ({TRAIN}). Start {SERVE} first: the training waits"
         f" {SERVER_TIMEOUT} seconds for it (vllm_server_timeout)."
     )
-    yield f"The server takes {said_server(split)}.{step}"
+    yield f"The server takes {server_text(split)}.{step}"
 
 
-def said_server(split: ServerSplit) -> str:
+def server_text(split: ServerSplit) -> str:
     """Return the memory of a server, and the sequences that its cache holds, in words."""
     held = f", and its cache holds {int(split.sequences):,} of the longest sequences" if split.sequences else ""
     return f"{format_bytes(split.server_bytes)} of each of its GPUs{held}"

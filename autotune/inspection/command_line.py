@@ -14,6 +14,7 @@ from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_OPTION = re.compile(r"--|-\D")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 TRL, TORCHRUN, DEEPSPEED, ACCELERATE = "trl", "torchrun", "deepspeed", "accelerate"
 """The programs that start the processes of a script; of these, ``trl`` starts its own by accelerate."""
@@ -68,6 +69,16 @@ class Command:
 def of_file(config: str, trainer: str | None) -> Command:
     """Return the command of ``trl`` that trains by a configuration file."""
     return Command(trainer, (CONFIG, config), launcher=TRL)
+
+
+def options_of(words: Sequence[str]) -> dict[str, object]:
+    """Return the options among the words of a launcher with their values; True for a switch."""
+    found: dict[str, object] = {}
+    for word, following in pairwise((*words, "--")):
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            found[name.replace("-", "_")] = value if equals else True if _OPTION.match(following) else following
+    return found
 
 
 def read_command_line(words: Sequence[str]) -> Command:

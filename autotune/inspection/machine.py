@@ -76,7 +76,7 @@ def _divided_cpu(whole: Machine, processes: int, workers: Workers | None) -> tup
     numbers = core_numbers(Path("/"))
     if count > 1 and count * processes > len(numbers):
         raise InputError(
-            f"{_said_workers(count, processes)} need {count * processes} CPU cores, and {len(numbers)} can be used.",
+            f"{_workers_text(count, processes)} need {count * processes} CPU cores, and {len(numbers)} can be used.",
             hint="Give fewer --workers.",
         )
     size = len(numbers) // count
@@ -98,7 +98,7 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
     Raises:
         InputError: there are too few, they make no whole groups, or they differ, so that measurements would too.
     """
-    visible = _said_visible(gpus)
+    visible = _visible_text(gpus)
     if workers == "auto":
         if len(gpus) % processes:
             raise InputError(
@@ -109,7 +109,7 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
     needed = workers * processes
     if needed > len(gpus):
         raise InputError(
-            f"{_said_workers(workers, processes)} need {needed} GPUs, and {visible}.",
+            f"{_workers_text(workers, processes)} need {needed} GPUs, and {visible}.",
             hint="Give fewer --workers, or fewer --num-processes.",
         )
     names = sorted({gpu.name for gpu in gpus[:needed]})
@@ -122,11 +122,11 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
     return tuple(Share(gpus=",".join(words[first : first + processes])) for first in range(0, needed, processes))
 
 
-def _said_visible(gpus: Sequence[Hardware]) -> str:
+def _visible_text(gpus: Sequence[Hardware]) -> str:
     return "1 GPU is visible" if len(gpus) == 1 else f"{len(gpus)} GPUs are visible"
 
 
-def _said_workers(count: int, processes: int) -> str:
+def _workers_text(count: int, processes: int) -> str:
     workers = "1 worker" if count == 1 else f"{count} workers"
     return workers if processes == 1 else f"{workers} of {processes} processes"
 
@@ -140,7 +140,7 @@ def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
     count = processes or len(gpus)
     if count > len(gpus):
         raise InputError(
-            f"{count} processes need {count} GPUs, and {_said_visible(gpus)}.", hint="Give fewer --num-processes."
+            f"{count} processes need {count} GPUs, and {_visible_text(gpus)}.", hint="Give fewer --num-processes."
         )
     tightest = min(gpus[:count], key=lambda gpu: gpu.available_bytes)
     return replace(tightest, processes=count)

@@ -44,23 +44,14 @@ class YamlFile:
         A number is a place in a sequence: ``line("datasets", 0, "path")``. A key that a merge (``<<``) brings has the
         line where it is written.
         """
-        found = self._found(keys)
-        return found[0].line if found is not None else None
-
-    def value_line(self, *keys: str | int) -> int | None:
-        """Return the line where the value of a key begins, from 1, or None when the key is not there."""
-        found = self._found(keys)
-        return found[1].line if found is not None else None
-
-    def _found(self, keys: tuple[str | int, ...]) -> tuple[Node, Node] | None:
-        found: tuple[Node, Node] = (self.root, self.root)
+        found: tuple[Node, Node] | None = None
+        inside = self.root
         for key in keys:
-            inside = found[1].resolved()
-            step = inside.entry(key) if inside.kind == "mapping" else _item(inside, key)
-            if step is None:
+            found = inside.entry(key) if inside.kind == "mapping" else _item(inside, key)
+            if found is None:
                 return None
-            found = step
-        return found if keys else None
+            inside = found[1].resolved()
+        return found[0].line if found is not None else None
 
 
 def read_yaml(path: Path) -> YamlFile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
@@ -12,7 +12,6 @@ from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
-from autotune.planning.operators import OperatorTimes
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
@@ -25,44 +24,28 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
 
-@dataclass(frozen=True)
-class Accelerator:
-    """The device that estimates are for.
-
-    Attributes:
-        gpu: the GPU, or None for a CPU.
-        budget_bytes: memory that training may need.
-        cpu: a CPU whose speeds were measured; None if no times are to be predicted on the CPU.
-        process_bytes: the most that a process on a CPU is expected to hold beside its tensors; 0: tensors alone count.
-        times: measures operators on the device, where it is this machine's; None: times are predicted from peak speeds.
-    """
-
-    gpu: Gpu | None
-    budget_bytes: int
-    cpu: Gpu | None = None
-    process_bytes: int = 0
-    times: OperatorTimes | None = None
-
-
 class Evaluator:
-    """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.runner.Runner`.
+    """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
 
     Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
     whose training plans are the same are traced once.
+
+    Args:
+        device: as :class:`autotune.planning.single.PlanTracer` has it.
+        budget_bytes: memory that training may need.
     """
 
-    def __init__(self, problem: TrainerProblem, target: Accelerator, traces: Traces) -> None:
+    def __init__(self, problem: TrainerProblem, device: Gpu | None, budget_bytes: int, traces: Traces) -> None:
         self.problem = problem
-        self.target = target
+        self.device = device
+        self.budget_bytes = budget_bytes
         self.traces = traces
         # By the fingerprints of training plans, which candidates have.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
         self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
-        self._tracer = PlanTracer(
-            traces, problem.setting, target.gpu, target.cpu, _uses_of(problem), target.process_bytes, target.times
-        )
+        self._tracer = PlanTracer(traces, problem.setting, device, _uses_of(problem))
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
         """Return the estimates of candidates, in their order; what is missing is traced, all at once.
@@ -82,7 +65,7 @@ class Evaluator:
 
     def of(self, problem: TrainerProblem) -> Evaluator:
         """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
-        found = Evaluator(problem, self.target, self.traces)
+        found = Evaluator(problem, self.device, self.budget_bytes, self.traces)
         found.run([*self._known])
         return found
 
@@ -90,7 +73,8 @@ class Evaluator:
         """Return the estimate of a candidate with the rows of another setting."""
         if setting is self.problem.setting:
             return self.run([candidate])[0]
-        return Evaluator(replace(self.problem, setting=setting), self.target, self.traces).run([candidate])[0]
+        problem = replace(self.problem, setting=setting)
+        return Evaluator(problem, self.device, self.budget_bytes, self.traces).run([candidate])[0]
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -142,7 +126,7 @@ class Evaluator:
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
         rate = traced.geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
-        spare_bytes = self.target.budget_bytes - memory.device_bytes
+        spare_bytes = self.budget_bytes - memory.device_bytes
         return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:

@@ -38,7 +38,7 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         traces=_points(traced, plan.allocator, evaluator.traces),
         aligned=traced.fit.aligned,
         peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in traced.worst.stretches.items() if levels),
-        additions=_additions(traced.worst, evaluator.target.gpu),
+        additions=_additions(traced.worst, evaluator.device),
         times=tuple(
             PartTime(part, time.seconds, repeats)
             for part, time in traced.typical.times.items()

@@ -16,7 +16,6 @@ from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import memory_estimate
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.operators import OperatorTimes
 from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
@@ -89,31 +88,16 @@ class PlanTracer:
     """Traces plans: only the depth is extrapolated.
 
     Args:
-        gpu: that memory is estimated for; None for a CPU.
-        cpu: a CPU whose speeds are known, for times on it.
+        device: the GPU, or a CPU whose speeds were measured; None: any CPU, without times, where tensors alone count.
         uses: ways to use the allocator that all traces are replayed with, so that plans which differ in them share
             traces.
-        process_bytes: what a process on a CPU holds beside its tensors.
-        times: measures the operators of traces on the device; None: their times are predicted.
     """
 
-    def __init__(
-        self,
-        traces: Traces,
-        setting: Setting,
-        gpu: Gpu | None,
-        cpu: Gpu | None = None,
-        uses: Sequence[AllocatorUse] = (),
-        process_bytes: int = 0,
-        times: OperatorTimes | None = None,
-    ) -> None:
+    def __init__(self, traces: Traces, setting: Setting, device: Gpu | None, uses: Sequence[AllocatorUse] = ()) -> None:
         self._traces = traces
-        self._times = times
         self._setting = setting
-        self._gpu = gpu
-        self._timed = gpu or cpu
+        self._device = device
         self._uses = tuple(uses)
-        self._process_bytes = process_bytes
         self._layer_kinds = setting.workload.model.layer_kinds
 
     def memory(self, sized: Sized) -> MemoryEstimate:
@@ -142,8 +126,7 @@ class PlanTracer:
         """
         wanted = [{size: self._requests(sized, size) for size in _sizes(sized, timed=timed)} for sized in every]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
-        found = self._traces.get(requests)
-        replies = iter(self._times.timed(found) if self._times is not None else found)
+        replies = iter(self._traces.get(requests))
         return [
             self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes}, timed=timed)
             for sized, sizes in zip(every, wanted, strict=True)
@@ -155,21 +138,21 @@ class PlanTracer:
         It is traced at full depth, since it cannot be extrapolated from few layers: their activations fit into the
         cached blocks that the logits leave behind. The CPU's allocator keeps no cache.
         """
-        if self._gpu is None:
+        if self._setting.machine.hardware.kind == "cpu":
             return 0
         plan, geometry = sized.plan, sized.geometry
-        request = trace_request(plan, geometry.layout, geometry.worst, len(self._layer_kinds), self._setting, self._gpu)
+        layers = len(self._layer_kinds)
+        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device)
         (reply,) = self._traces.get([replace(request, allocator=plan.allocator, varied=True)])
         return None if isinstance(reply, Untraceable) else reply.varied_bytes
 
     def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
         plan = sized.plan
         uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
-        requests = {
-            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._timed, uses)
+        return {
+            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._device, uses)
             for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
         }
-        return {point: replace(each, operators=self._times is not None) for point, each in requests.items()}
 
     def _traced(
         self,
@@ -190,9 +173,9 @@ class PlanTracer:
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
         typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
-        worst, count = at_worst[decisive], geometry.micro_batches
-        memory = memory_estimate(worst, typical, count, self._gpu, self._process_bytes)
-        if untimed(plan, self._setting.machine.hardware):
+        worst, count, hardware = at_worst[decisive], geometry.micro_batches, self._setting.machine.hardware
+        memory = memory_estimate(worst, typical, count, self._device, hardware.kind)
+        if untimed(plan, hardware):
             memory = replace(memory, step_seconds=None)
         return TracedPlan(
             plan=plan,

@@ -10,7 +10,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.probing.channel import signal_name
-from autotune.probing.server import Ending
+from autotune.probing.server import JobExit
 from autotune.units import format_bytes, format_duration
 
 # What libstdc++ prints when a failed allocation is not caught.
@@ -20,7 +20,7 @@ _DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
 def classify(
-    ending: Ending, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None, kills: int
+    ending: JobExit, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None, kills: int
 ) -> Measurement:
     """Return the measurement of a probe that left no readable reply.
 

@@ -12,7 +12,7 @@ from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
 from autotune.core.exchange import ExchangeError, read_reply
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, of_ranks
 from autotune.core.protocol import (
     LOG_FILE,
     RANK_FOLDER,
@@ -36,11 +36,10 @@ from autotune.core.protocol import (
     TraceRequest,
     TraceRequests,
 )
-from autotune.core.ranks import of_ranks
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError, InputError, JobLostError
 from autotune.probing.classify import classify, out_of_memory_kills
-from autotune.probing.server import Ending, JobServer
+from autotune.probing.server import JobExit, JobServer
 from autotune.probing.worker import Worker
 from autotune.units import format_duration
 
@@ -164,7 +163,7 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
     return replace(measurement, wall_seconds=ending.wall_seconds)
 
 
-def _measurement(ending: Ending, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
+def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
     try:
         if request.plan.launch.processes == 1:
             return _replied(read_reply(folder, ProbeReply))
@@ -183,7 +182,7 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
             found[rank] = _replied(read_reply(own, ProbeReply))
         except ExchangeError as error:
             if not ended.ended_with_group:
-                ending = Ending(0.0, ended.code, ended.signal)
+                ending = JobExit(0.0, ended.code, ended.signal)
                 found[rank] = _classified(ending, error, own, request, kills)
     failed = {rank: shown for rank, shown in found.items() if not shown.ok}
     if not failed:
@@ -193,7 +192,7 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
     return replace(failed[rank], reason=f"rank {rank}: {failed[rank].reason}")
 
 
-def _classified(ending: Ending, error: ExchangeError, folder: Path, request: ProbeRequest, kills: int) -> Measurement:
+def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: ProbeRequest, kills: int) -> Measurement:
     lines = last_lines(folder, 50)
     return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes, kills=kills)
 
@@ -205,7 +204,7 @@ def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:
     return Measurement(ProbeStatus.CRASHED, f"{kind}: {reply.message}")
 
 
-def _expect(expected: type[R], ending: Ending, folder: Path) -> R:
+def _expect(expected: type[R], ending: JobExit, folder: Path) -> R:
     try:
         reply = read_reply(folder, expected)
     except ExchangeError as error:

@@ -24,7 +24,7 @@ _SHOWN_LINES = 5
 
 
 @dataclass(frozen=True)
-class Ending:
+class JobExit:
     """How a job's process ended.
 
     Attributes:
@@ -102,7 +102,7 @@ class JobServer:
         """The server's process id, or None when there is none at present."""
         return self._channel.pid if self._channel is not None else None
 
-    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> Ending:
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
         """Run a job in ``folder`` and wait for its process to end; no process of its group is left afterwards.
 
         A time-out counts from the start of the process. An exception while waiting ends the process too.
@@ -135,13 +135,13 @@ class JobServer:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._count_death()
-            return Ending(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
+            return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
         except BaseException:
             with contextlib.suppress(Gone):
                 self._kill(channel)
             raise
         self._deaths = 0
-        return Ending(
+        return JobExit(
             wall_seconds=time.monotonic() - sent_seconds,
             code=ended["code"],
             signal=ended["signal"],

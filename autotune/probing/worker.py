@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
 from autotune.probing.channel import Channel, Gone
-from autotune.probing.server import Ending, JobServer, send_request
+from autotune.probing.server import JobExit, JobServer, send_request
 
 # Between two looks whether the server that is to fork the process has ended.
 _INTERVAL_SECONDS = 0.25
@@ -45,7 +45,7 @@ class Worker:
         self.jobs = 0
         server.fork(folder)
 
-    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> Ending:
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
         """Run a job in ``folder`` and wait for its end.
 
         Args:
@@ -64,12 +64,12 @@ class Worker:
             ended = self._channel.receive(timeout_seconds)
         except Gone:
             self._channel.close()
-            return Ending(time.monotonic() - sent_seconds, server_died=True)
+            return JobExit(time.monotonic() - sent_seconds, server_died=True)
         self.jobs += 1
         if ended is None:
             self.close()
-            return Ending(time.monotonic() - sent_seconds, timed_out=True)
-        return Ending(time.monotonic() - sent_seconds, code=ended["code"])
+            return JobExit(time.monotonic() - sent_seconds, timed_out=True)
+        return JobExit(time.monotonic() - sent_seconds, code=ended["code"])
 
     def _require_server(self) -> None:
         """Have a new server fork the process if the former one ended before it did.

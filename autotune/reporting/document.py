@@ -20,8 +20,8 @@ class Tone(StrEnum):
     BAD = "bad"
 
 
-class Place(Enum):
-    """Where a section is drawn: pages are HTML and Markdown."""
+class Medium(Enum):
+    """What draws a section: pages are HTML and Markdown."""
 
     EVERYWHERE = "everywhere"
     TERMINAL = "terminal"
@@ -115,7 +115,7 @@ class Diff:
 
 
 @dataclass(frozen=True)
-class Command:
+class Snippet:
     """A command or a path to copy, behind the words that introduce it."""
 
     lead: str
@@ -269,7 +269,7 @@ class Charts:
     speed: tuple[Predicted, ...] = ()
 
 
-Block = Paragraph | Listing | Table | Facts | Diff | Command | Candidates | Plane | Charts
+Block = Paragraph | Listing | Table | Facts | Diff | Snippet | Candidates | Plane | Charts
 _Kind = TypeVar("_Kind", bound=Block)
 
 
@@ -283,7 +283,7 @@ class Section:
 
     title: str
     blocks: tuple[Block, ...]
-    place: Place = Place.EVERYWHERE
+    medium: Medium = Medium.EVERYWHERE
     heading: bool = False
 
 
@@ -336,10 +336,10 @@ class Document:
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
 
-def listing(title: str, lines: Iterable[Line], *, place: Place = Place.EVERYWHERE) -> list[Section]:
+def listing(title: str, lines: Iterable[Line]) -> list[Section]:
     """Return a section of lines under a title, or none without lines."""
     listed = tuple(lines)
-    return [Section(title, (Listing(listed),), place, heading=True)] if listed else []
+    return [Section(title, (Listing(listed),), heading=True)] if listed else []
 
 
 def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:

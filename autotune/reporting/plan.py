@@ -66,9 +66,9 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
-            *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Place.PAGES),
-            doc.Section("Charts", (doc.Charts(plane, steps, untraced, lengths=lengths),), doc.Place.PAGES),
-            doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Place.PAGES),
+            *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Medium.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, steps, untraced, lengths=lengths),), doc.Medium.PAGES),
+            doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *_breakdown(plan, best),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
@@ -209,7 +209,7 @@ def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[doc.Section]:
         parts["of"] = [plan.budget_bytes] * len(known)
     columns = ("memory at peak", *(title for name in known for title in (name, "")))
     rows = tuple((name, *_cells(sizes, scale_bytes)) for name, sizes in parts.items())
-    yield doc.Section("Memory at the peak", (doc.Table(columns, rows, total=total),), doc.Place.TERMINAL)
+    yield doc.Section("Memory at the peak", (doc.Table(columns, rows, total=total),), doc.Medium.TERMINAL)
 
 
 def _cells(sizes: Sequence[int], scale_bytes: int) -> Iterator[doc.Cell]:

@@ -61,7 +61,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
         sections=(
             *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
             *_figures(result, name),
-            doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Place.PAGES),
+            doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Medium.PAGES),
             *_contributions(result),
             *_file(result),
             doc.Section("Nothing needs less memory and is as fast", (plane,)),
@@ -248,10 +248,10 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
 
 def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
     if result.output_directory:
-        blocks = [doc.Command("The bundle is in ", short_path(Path(result.output_directory)))]
+        blocks = [doc.Snippet("The bundle is in ", short_path(Path(result.output_directory)))]
         if result.recommended is not None:
-            blocks.append(doc.Command("Train with:  ", next_command(result, trl)))
-        yield doc.Section("Bundle", tuple(blocks), doc.Place.TERMINAL)
+            blocks.append(doc.Snippet("Train with:  ", next_command(result, trl)))
+        yield doc.Section("Bundle", tuple(blocks), doc.Medium.TERMINAL)
 
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:

@@ -6,23 +6,23 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.document import Cell, Command, Facts, Histogram, Place, Section, Table
+from autotune.reporting.document import Cell, Facts, Histogram, Medium, Section, Snippet, Table
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
 
 
 def compared_section(
-    baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], place: Place = Place.EVERYWHERE
+    baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the chosen candidate and the baseline, by their names, in one table with bars; nothing without rows."""
     if rows:
-        yield Section(f"Beside {baseline}", (Table(("", chosen, "", baseline, ""), rows),), place)
+        yield Section(f"Beside {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
 
 
 def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: str) -> Section:
     """Return the facts about a run, and the command that repeats it."""
-    return Section(title, (Facts(tuple(facts)), Command(lead, command)), Place.PAGES)
+    return Section(title, (Facts(tuple(facts)), Snippet(lead, command)), Medium.PAGES)
 
 
 def histogram(bins: tuple[LengthBin, ...], cut: int | None, subject: str) -> Histogram | None:

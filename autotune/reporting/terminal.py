@@ -14,8 +14,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from autotune.reporting import document as doc
-from autotune.reporting import picture
 from autotune.reporting.words import bar, printable
+from autotune.units import format_bytes
 
 _COLOURS = {doc.Tone.PLAIN: "", doc.Tone.GOOD: "green", doc.Tone.UNSURE: "yellow", doc.Tone.BAD: "red"}
 _BAR_COLOURS = {"recommended": "green", "default": "cyan"}
@@ -29,6 +29,13 @@ _FIGURES = 10
 _CHOICES_INDENT = 5
 _BESIDE = 40
 """Least characters for the choices of a candidate beside its figures; in fewer, they are below them."""
+MARKS = {"other": "·", "default": "○", "recommended": "●"}
+"""The mark of each role; where points coincide, the later one is seen."""
+WIDEST = 100
+"""Characters of a line that are enough."""
+# Below a third of the budget, points would be too close to the left edge.
+_CROWDED = 1 / 3
+_HEIGHT = 9
 
 
 def show(document: doc.Document, console: Console, *, apart: bool = False) -> None:
@@ -47,7 +54,7 @@ def _sections(document: doc.Document, width: int) -> Iterator[list[RenderableTyp
     if document.verdict is not None:
         yield list(_verdict(document.verdict))
     for section in document.sections:
-        drawn = list(_section(section, width)) if section.place is not doc.Place.PAGES else []
+        drawn = list(_section(section, width)) if section.medium is not doc.Medium.PAGES else []
         if drawn:
             yield drawn
 
@@ -84,7 +91,7 @@ def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:
             yield _facts(block)
         case doc.Diff():
             yield from _diff(block.text)
-        case doc.Command():
+        case doc.Snippet():
             yield Text.assemble(block.lead, (block.text, "bold"), no_wrap=True)
         case doc.Candidates():
             yield from _candidates(block, width)
@@ -209,10 +216,39 @@ def _choices(row: doc.CandidateRow) -> Text:
 def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
     if len(plane.points) < 2:
         return
-    lines = picture.scatter(plane.points, plane.budget_bytes, min(width - 2, picture.WIDEST))
+    lines = scatter(plane.points, plane.budget_bytes, min(width - 2, WIDEST))
     roles = {point.role for point in plane.points}
-    legend = "   ".join(f"{picture.MARKS[role]} {name}" for role, name in plane.legend if role in roles)
+    legend = "   ".join(f"{MARKS[role]} {name}" for role, name in plane.legend if role in roles)
     drawn = Text("\n".join([*lines, legend]), no_wrap=True)
-    drawn.highlight_words([picture.MARKS["recommended"]], "bold green")
-    drawn.highlight_words([picture.MARKS["default"]], "bold cyan")
+    drawn.highlight_words([MARKS["recommended"]], "bold green")
+    drawn.highlight_words([MARKS["default"]], "bold cyan")
     yield drawn
+
+
+def scatter(drawn: Sequence[doc.Point], budget_bytes: int, width: int) -> list[str]:
+    """Return the lines of a scatter plot: speed upwards, memory to the right, both from zero.
+
+    Args:
+        drawn: at least one point.
+        budget_bytes: the end of the memory axis, unless all points are far below it or one is beyond it.
+        width: characters in a line, at least 40.
+    """
+    most_peak = max(point.peak_bytes for point in drawn)
+    most_rate = max(point.tokens_per_second for point in drawn)
+    right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else round(most_peak * 1.25)
+    top = f"{most_rate:,.0f}"
+    columns = width - len(top) - 3
+    grid = [[" "] * columns for _ in range(_HEIGHT)]
+    for point in sorted(drawn, key=lambda point: list(MARKS).index(point.role)):
+        column = min(columns - 1, int(point.peak_bytes / right * columns))
+        line = min(_HEIGHT - 1, int((1 - point.tokens_per_second / most_rate) * _HEIGHT))
+        grid[line][column] = MARKS[point.role]
+    marks = [top, *[""] * (_HEIGHT - 1)]
+    lines = [f"{mark:>{len(top)}} ┤{''.join(cells)}".rstrip() for mark, cells in zip(marks, grid, strict=True)]
+    end = f"{format_bytes(right)}{' = budget' if right == budget_bytes else ''}"
+    return [
+        f"{'tok/s':>{len(top)}}",
+        *lines,
+        f"{'0':>{len(top)}} └{'─' * (columns - 1)}┤",
+        f"{'':>{len(top)}}  0{'peak memory':^{max(0, columns - 2 - len(end))}}{end:>{len(end)}}",
+    ]

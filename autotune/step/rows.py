@@ -97,3 +97,8 @@ def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     if isinstance(lists, pa.ChunkedArray):
         lists = pa.concat_arrays(lists.chunks)
     return np.asarray(lists.offsets, dtype=np.int64), lists.values
+
+
+def rows_where(rows: Any, kept: Flags) -> Any:
+    """Return the rows of a dataset whose flag is set; the dataset itself where all are."""
+    return rows if kept.all() else rows.select(np.flatnonzero(kept))

@@ -66,7 +66,7 @@ class Queue:
         self._roster = roster
         self._session = session
         self._listener = listener
-        self._said = ""
+        self._last_stage = ""
 
     def wait(self, may_search: Callable[[], bool]) -> Turn:
         """Wait until nobody probes and it is this worker's turn, or there is nothing left to wait for."""
@@ -149,8 +149,8 @@ class Queue:
     def _say(self, ahead: list[Worker]) -> None:
         searching = [worker for worker in ahead if worker.doing is Doing.SEARCHING]
         said = f"Waiting for {_named(searching)}" if searching else f"Waiting while {_named(ahead[:1])} confirms"
-        if said != self._said:
-            self._said = said
+        if said != self._last_stage:
+            self._last_stage = said
             self._listener(StageStarted(said))
 
 

@@ -1,4 +1,4 @@
-"""The technique catalogue: every module of this package that declares a ``TECHNIQUE`` is in it."""
+"""The technique catalogue: what the modules of this package declare as ``TECHNIQUE`` or ``TECHNIQUES``."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["catalogue", "find"]
 @cache
 def catalogue() -> tuple[Technique, ...]:
     """Return all techniques, sorted by name; each trainer supports a subset."""
-    modules = (importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
     declared = [module.TECHNIQUE for module in modules if hasattr(module, "TECHNIQUE")]
+    declared += [technique for module in modules for technique in getattr(module, "TECHNIQUES", ())]
     return tuple(sorted(declared, key=lambda item: item.name))
 
 

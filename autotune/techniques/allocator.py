@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING
@@ -16,7 +15,7 @@ from autotune.techniques.vllm import SLEEPING
 DEFAULT = "default"
 
 
-class Allocator(Technique):
+class Allocator(Equipped):
     """``expandable_segments`` in the environment variable that configures PyTorch's caching allocator."""
 
     name = "allocator"
@@ -26,15 +25,11 @@ class Allocator(Technique):
         Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
     )
     trl_default = DEFAULT
+    # Its allocator has no segments.
+    without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
     writes = frozenset({f"env.{ALLOCATOR_VARIABLE}"})
     impact = TraceImpact(Scope.ALLOCATOR)
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, whose allocator has no segments."""
-        if choice != DEFAULT and machine.hardware.kind == "cpu":
-            return "it is a setting of the allocator of GPU memory, and there is no GPU"
-        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason beside vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""

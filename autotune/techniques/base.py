@@ -49,6 +49,7 @@ class Option:
         family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
             Those of digits are whole numbers.
         replaceable: whether an exact choice may take its place in a user's own configuration.
+        written: whether a plan has an entry for it; else the field stays as it is by default.
     """
 
     choice: Choice
@@ -56,6 +57,7 @@ class Option:
     effect: Effect = Effect.EXACT
     family: re.Pattern[str] | None = None
     replaceable: bool = True
+    written: bool = True
 
     def has(self, choice: Choice) -> bool:
         """Return whether a choice, or the spelling of one, is this one or of its family."""
@@ -86,7 +88,8 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``.
+    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``; a file with
+    several has them in ``TECHNIQUES``.
 
     Class attributes:
         name: the knob's spelling everywhere.
@@ -125,6 +128,9 @@ class Technique:
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
+        option = option_of(self, choice)
+        if option is not None and not option.written:
+            return {}
         (entry,) = self.writes
         return {entry: _VALUES.get(choice, choice)}
 
@@ -181,6 +187,41 @@ class Technique:
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class Equipped(Technique):
+    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
+
+    Class attributes:
+        without_gpu: why there is none on a CPU; empty where there may be.
+        package: the distribution that it takes; empty without one.
+    """
+
+    without_gpu: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return why a choice is not available on this machine, or None if it is."""
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        missing = self.package and self.package not in machine.packages
+        return f"the package {self.package} is not installed" if missing else None
+
+
+class Distributed(Technique):
+    """A technique whose choices differ from a number of training processes on.
+
+    Class attributes:
+        fewest_processes: that number.
+    """
+
+    fewest_processes: ClassVar[int] = 2
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are so many processes."""
+        return setting.machine.hardware.processes >= self.fewest_processes
 
 
 class NumberTechnique(Technique):

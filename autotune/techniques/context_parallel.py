@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts
 from autotune.techniques.packing import NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -45,16 +44,17 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
     return max(1, setting.machine.hardware.processes // ranks_per_row(candidate))
 
 
-class ContextParallel(Technique):
+class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
     name = NAME
     summary = "Splits each row among this number of processes, which exchange keys and values (ring attention)."
     options = (
-        Option(1, "each process has whole rows"),
+        Option(1, "each process has whole rows", written=False),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
     trl_default = 1
+    without_gpu = _NO_KERNEL
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
         "(pad_to_multiple_of), half precision where heads of queries share keys and values, and a GPU; the processes "
@@ -70,10 +70,6 @@ class ContextParallel(Technique):
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes and long rows; for others it is taken if it is fixed."""
         return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU."""
-        return _NO_KERNEL if choice != 1 and machine.hardware.kind == "cpu" else None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the processes cannot be divided into groups of that size."""
@@ -106,10 +102,6 @@ class ContextParallel(Technique):
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
             return f"{asked} attends to the wrong tokens of rows whose length is no multiple of {multiple}: {_PAD}"
         return _without_kernel(asked, candidate, setting)
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.parallelism_config.cp_size": int(choice)} if choice != 1 else {}
 
 
 def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Effect, Option, Technique
+from autotune.techniques.base import OFF, ON, Effect, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 
-class ContinuousBatching(Technique):
+class ContinuousBatching(Equipped):
     """``use_transformers_continuous_batching``.
 
     Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the
@@ -22,10 +19,12 @@ class ContinuousBatching(Technique):
     name = "continuous_batching"
     summary = "Generates completions of all lengths without padding, over a cache in pages that takes most free memory."
     options = (
-        Option(OFF, "`generate()` on padded prompts"),
+        Option(OFF, "`generate()` on padded prompts", written=False),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),
     )
     trl_default = OFF
+    # The cache is sized by the host's memory there, whatever the budget.
+    without_gpu = "its cache takes a share of a GPU's free memory, and there is no GPU"
     needs = "a CUDA GPU"
     changes = "TRL casts the trained weights to bf16 or fp16 for good when it first generates, unless precision=float32"
     impact = TraceImpact(
@@ -39,21 +38,11 @@ class ContinuousBatching(Technique):
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, where the cache is sized by the host's memory, whatever the budget."""
-        if choice == ON and machine.hardware.kind == "cpu":
-            return "its cache takes a share of a GPU's free memory, and there is no GPU"
-        return None
-
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason beside vLLM, which generates then (``GRPOTrainer._generate_single_turn``)."""
         if choice == ON and candidate.get(VLLM, OFF) != OFF:
             return f"vllm={candidate[VLLM]} generates the completions, and continuous batching does not run"
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry where it is off, which is TRL's default."""
-        return {"args.use_transformers_continuous_batching": True} if choice == ON else {}
 
 
 TECHNIQUE = ContinuousBatching()

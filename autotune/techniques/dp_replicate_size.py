@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.base import POSITIVE, Distributed, Option
 from autotune.techniques.context_parallel import ranks_per_row
 from autotune.techniques.sharding import DDP, FSDP2
 
@@ -15,23 +13,21 @@ _IN_A_MACHINE = 8
 """GPUs of a usual machine. Among these, all links are equally fast, so replicas cost memory and save no time."""
 
 
-class DpReplicateSize(Technique):
+class DpReplicateSize(Distributed):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
     name = NAME
     summary = "Hybrid sharding: the number of replicas, each sharded within a group of processes."
     options = (
-        Option(1, "one group: all processes share the model out"),
+        Option(1, "one group: all processes share the model out", written=False),
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )
     trl_default = 1
+    # Up to a machine's it is taken if it is fixed.
+    fewest_processes = _IN_A_MACHINE + 1
     needs = f"sharding={FSDP2}, and at least two processes in each group"
     writes = frozenset({"args.parallelism_config.dp_replicate_size"})
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are more processes than a machine has; for fewer it is taken if it is fixed."""
-        return setting.machine.hardware.processes > _IN_A_MACHINE
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the processes cannot be divided into so many groups of two or more."""
@@ -62,10 +58,6 @@ class DpReplicateSize(Technique):
                 f"{processes} processes to shard, and accelerate needs a whole number above 1"
             )
         return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.parallelism_config.dp_replicate_size": int(choice)} if choice != 1 else {}
 
 
 TECHNIQUE = DpReplicateSize()

@@ -8,20 +8,20 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Distributed, Option, TrainerFacts
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 _ZERO3 = "zero3"
 
 
-class GatherForGeneration(Technique):
+class GatherForGeneration(Distributed):
     """``ds3_gather_for_generation``, which has no effect without DeepSpeed's ZeRO stage 3."""
 
     name = "ds3_gather_for_generation"
     summary = "Gathers the weights that ZeRO-3 shards before generation; without it, layer by layer within each token."
     options = (
-        Option(ON, "all weights at once: the GPU has to hold them"),
+        Option(ON, "all weights at once: the GPU has to hold them", written=False),
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     trl_default = ON
@@ -43,10 +43,6 @@ class GatherForGeneration(Technique):
             return "one device holds all weights; only DeepSpeed's ZeRO-3 shards them, over several"
         return None
 
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes."""
-        return setting.machine.hardware.processes > 1
-
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return ``on`` where nothing is sharded that generation uses.
 
@@ -54,10 +50,6 @@ class GatherForGeneration(Technique):
         (``trl/generation/vllm_generation.py``).
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry where weights are gathered, which is TRL's default."""
-        return {"args.ds3_gather_for_generation": False} if choice == OFF else {}
 
 
 TECHNIQUE = GatherForGeneration()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
-from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
@@ -29,7 +26,11 @@ class HubKernels(Technique):
 
     name = "hub_kernels"
     summary = "Replaces layers by fused kernels of the Hub, which are fetched at first use."
-    options = (Option(OFF, "the model's own layers"), Option(ON, "kernels of the Hub, where they fit"))
+    options = (
+        # Older releases do not accept the argument.
+        Option(OFF, "the model's own layers", written=False),
+        Option(ON, "kernels of the Hub, where they fit"),
+    )
     trl_default = OFF
     impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
@@ -40,10 +41,6 @@ class HubKernels(Technique):
         if choice == OFF:
             return None
         return "its kernels are for CUDA GPUs" if machine.hardware.kind == "cpu" else kernels_missing(machine)
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry when off, since older releases do not accept the argument."""
-        return {"args.model_init_kwargs.use_kernels": True} if choice == ON else {}
 
 
 TECHNIQUE = HubKernels()

@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class Liger(Technique):
+class Liger(Equipped):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
     options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
     trl_default = OFF
+    # Triton has no driver there.
+    without_gpu = "its Triton kernels need a CUDA GPU"
+    package = "liger-kernel"
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
     impact = TraceImpact(Scope.LAYERS)
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, for which Triton has no driver, and where Liger is missing."""
-        if choice == OFF:
-            return None
-        if machine.hardware.kind == "cpu":
-            return "its Triton kernels need a CUDA GPU"
-        return None if "liger-kernel" in machine.packages else "the package liger-kernel is not installed"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques import lora
-from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.base import Effect, Equipped, Option
 from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
 
 
-class Quantization(Technique):
+class Quantization(Equipped):
     """bitsandbytes' quantised linear modules, set through the fields of ``trl.ModelConfig``."""
 
     name = "quantization"
@@ -25,16 +24,11 @@ class Quantization(Technique):
         Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING),
     )
     trl_default = NONE
+    package = "bitsandbytes"
     needs = "the package bitsandbytes, and lora or peft_config"
     changes = "the frozen weights are rounded to 8 or 4 bits"
     writes = frozenset({"model.load_in_8bit", "model.load_in_4bit", "model.bnb_4bit_quant_type"})
     impact = NO_PATCHES
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where ``needs`` is not met."""
-        if choice != NONE and "bitsandbytes" not in machine.packages:
-            return "the package bitsandbytes is not installed"
-        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""

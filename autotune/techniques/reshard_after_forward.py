@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Distributed, Option
 from autotune.techniques.sharding import FSDP2
 from autotune.techniques.trace_impact import TraceImpact
 
 
-class ReshardAfterForward(Technique):
+class ReshardAfterForward(Distributed):
     """The key of that name in ``fsdp_config``."""
 
     name = "reshard_after_forward"
@@ -24,10 +24,6 @@ class ReshardAfterForward(Technique):
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
     impact = TraceImpact(frees_weights=lambda choice: choice == ON)
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are several processes."""
-        return setting.machine.hardware.processes > 1
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return ``on`` where FSDP2 is not used."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
-from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, POSITIVE, Option, Technique
+from autotune.techniques.base import OFF, POSITIVE, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class TorchEmptyCacheSteps(Technique):
+class TorchEmptyCacheSteps(Equipped):
     """``torch_empty_cache_steps`` of ``TrainingArguments``.
 
     In every n-th optimizer step, transformers' Trainer empties the cache of each micro-batch after its forward pass.
@@ -22,24 +17,15 @@ class TorchEmptyCacheSteps(Technique):
     name = "torch_empty_cache_steps"
     summary = "Gives cached memory back to the GPU before the backward pass, and reserves it again when needed."
     options = (
-        Option(OFF, "the allocator keeps what it has reserved"),
+        Option(OFF, "the allocator keeps what it has reserved", written=False),
         Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),
         Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it", family=POSITIVE),
     )
     trl_default = OFF
+    without_gpu = "it empties the cache of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})
     impact = TraceImpact(Scope.ALLOCATOR, unplanned="the time that it takes")
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, whose allocator keeps no cache."""
-        if choice != OFF and machine.hardware.kind == "cpu":
-            return "it empties the cache of the allocator of GPU memory, and there is no GPU"
-        return None
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry where the cache is never emptied, which is TRL's default."""
-        return {} if choice == OFF else {"args.torch_empty_cache_steps": choice}
 
 
 TECHNIQUE = TorchEmptyCacheSteps()

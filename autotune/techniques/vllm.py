@@ -8,7 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, Effect, Option, Technique
-from autotune.techniques.trace_impact import TraceImpact
+from autotune.techniques.trace_impact import SIZES, TraceImpact
 from autotune.techniques.versions import installed
 
 NAME = "vllm"
@@ -79,6 +79,22 @@ class Vllm(Technique):
             "args.vllm_mode": SERVER if choice == SERVER else COLOCATE,
         }
         return {**entries, "args.vllm_enable_sleep_mode": True} if choice == SLEEPING else entries
+
+
+class SizeOfVllm(Technique):
+    """A size of vLLM's part of the training's own GPU; without such a part it is at its default."""
+
+    needs = f"vllm={COLOCATE} or {SLEEPING}"
+    # It changes nothing of the traced training.
+    impact = SIZES
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used at all."""
+        return NAME in setting.allowed
+
+    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
+        """Return the default where vLLM has no part of this GPU."""
+        return choice if is_colocated(candidate) else self.default(setting)
 
 
 def is_colocated(candidate: Candidate) -> bool:

@@ -8,12 +8,11 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique, TrainerFacts
-from autotune.techniques.trace_impact import SIZES
-from autotune.techniques.vllm import NAME, is_colocated
+from autotune.techniques.base import Option, TrainerFacts
+from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
-class VllmGpuMemoryUtilization(Technique):
+class VllmGpuMemoryUtilization(SizeOfVllm):
     """Weights, activations, CUDA graphs and the key-value cache of vLLM are within it; the cache takes what is left."""
 
     name = "vllm_gpu_memory_utilization"
@@ -24,10 +23,7 @@ class VllmGpuMemoryUtilization(Technique):
     )
     trl_default = "0.3"
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"online_dpo": TrainerFacts(default="0.55")}
-    needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_gpu_memory_utilization"})
-    # It changes nothing of the traced training.
-    impact = SIZES
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the share, spelled as Python does."""
@@ -38,14 +34,6 @@ class VllmGpuMemoryUtilization(Technique):
         if not 0 < share < 1:
             raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a share between 0 and 1.")
         return str(share)
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether vLLM may be used at all."""
-        return NAME in setting.allowed
-
-    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the default where vLLM has no part of this GPU."""
-        return choice if is_colocated(candidate) else self.default(setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where vLLM has no part of this GPU."""

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
-from autotune.techniques.trace_impact import SIZES
-from autotune.techniques.vllm import NAME, is_colocated
+from autotune.techniques.base import Option
+from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 DATA = "data"
 MODEL = "model"
 
 
-class VllmMaxModelLength(Technique):
+class VllmMaxModelLength(SizeOfVllm):
     """vLLM does not start unless its cache holds one such sequence, however short the dataset's are."""
 
     name = "vllm_max_model_length"
@@ -26,10 +25,7 @@ class VllmMaxModelLength(Technique):
         Option(4096, "any number of tokens"),
     )
     trl_default = MODEL
-    needs = "vllm=colocate or colocate-sleep"
     writes = frozenset({"args.vllm_max_model_length"})
-    # It changes nothing of the traced training.
-    impact = SIZES
 
     def default(self, setting: Setting) -> Choice:
         """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""
@@ -59,14 +55,6 @@ class VllmMaxModelLength(Technique):
                 f"{int(length):,}"
             )
         return None
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether vLLM may be used at all."""
-        return NAME in setting.allowed
-
-    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the default where vLLM has no part of this GPU."""
-        return choice if is_colocated(candidate) else self.default(setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""

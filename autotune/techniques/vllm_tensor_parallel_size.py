@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, Option, Technique
-from autotune.techniques.trace_impact import SIZES
-from autotune.techniques.vllm import NAME, is_colocated
+from autotune.techniques.base import POSITIVE, Option
+from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
-class VllmTensorParallelSize(Technique):
+class VllmTensorParallelSize(SizeOfVllm):
     """Each GPU then holds a part of vLLM's weights and key-value cache, and the prompts of all of them are generated
     for together.
     """
@@ -24,10 +23,8 @@ class VllmTensorParallelSize(Technique):
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
     trl_default = 1
-    needs = "vllm=colocate or colocate-sleep, and a number of GPUs that it divides"
+    needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
-    # It changes nothing of the traced training.
-    impact = SIZES
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
@@ -35,14 +32,6 @@ class VllmTensorParallelSize(Technique):
         if processes % int(choice):
             return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
         return undivided(setting.workload.model, int(choice))
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether vLLM may be used at all."""
-        return NAME in setting.allowed
-
-    def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return the default where vLLM has no part of this GPU."""
-        return choice if is_colocated(candidate) else self.default(setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry for TRL's default, and where vLLM has no part of this GPU."""

@@ -320,7 +320,7 @@ class Trainer(ABC):
         """Return the training plan of a candidate, with what a base adds to it."""
         hardware, base = setting.machine.hardware, setting.base
         device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
-        tree: dict[str, object] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
+        tree: dict[str, Any] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         for path, value in device_args.items():
             put(tree, f"args.{path}", value)
         written = [
@@ -339,14 +339,8 @@ class Trainer(ABC):
             put(tree, "args.eval_strategy", EVALUATED)
         for path, document in base.documents.items() if base is not None else ():
             complete(tree, path, document)
-        args, model, env, peft = (tree[name] for name in ("args", "model", "env", "peft"))
-        truncate_to = tree["truncate_to"]
-        assert isinstance(args, dict)
-        assert isinstance(model, dict)
-        assert isinstance(env, dict)
-        assert isinstance(peft, dict)
-        assert truncate_to is None or isinstance(truncate_to, int)
-        plan = TrainingPlan(self.name, args, model, truncate_to, hardware.launch, env, peft)
+        args, model, env, peft = tree["args"], tree["model"], tree["env"], tree["peft"]
+        plan = TrainingPlan(self.name, args, model, tree["truncate_to"], hardware.launch, env, peft)
         return self.completed(plan, setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:

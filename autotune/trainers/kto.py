@@ -17,20 +17,17 @@ from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
-PRECOMPUTE = "precompute"
-"""The pass over the dataset that computes the reference's log-probabilities before training."""
 POLICY_KL = "policy KL pass"
 """The forward pass of the trained model on mismatched prompts and answers, before its pass with gradients."""
 REFERENCE_KL = "reference KL pass"
 """The same pass of the reference, after it."""
-REFERENCE_PASS = "reference pass"
-"""The forward pass of the reference on the rows themselves."""
 WITHOUT_KL = frozenset({"apo_zero_unpaired"})
 """Losses that do not estimate the KL divergence (``KTOTrainer.calculate_KL``)."""
 

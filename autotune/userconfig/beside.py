@@ -34,7 +34,7 @@ def trainer_in(folder: Path) -> str | None:
     return next((name for name in named if isinstance(name, str)), None)
 
 
-def said_of_plan(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:
+def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:
     """Yield that a configuration is one of ``autotune plan``, where it is."""
     known = _decoded(PlannedBundle, folder / PLAN)
     if known is not None and trains_like(known.plan, plan, config):

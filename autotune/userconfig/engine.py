@@ -214,7 +214,7 @@ def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, o
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
 
 
-def said_of_loading(document: Mapping[str, object], config: Configuration) -> str | None:
+def loading_text(document: Mapping[str, object], config: Configuration) -> str | None:
     """Return what comes of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
 
     accelerate then shares out the weights of the first process alone, and transformers has read them in every process

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from autotune.core.configuration import Configuration
+from autotune.core.configuration import Configuration, configured
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
@@ -155,16 +155,8 @@ def configuration_of(config: object) -> Configuration:
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(f"A {names[0]} is no configuration that autotune knows.")
-    fields = dataclasses.fields(config)
-    defaults = {
-        field.name: field.default_factory() if callable(field.default_factory) else field.default for field in fields
-    }
-    values = {field.name: getattr(config, field.name, defaults[field.name]) for field in fields}
-    return Configuration(
-        next((name for name in names if name in known), names[0]),
-        {name: value.value if isinstance(value, Enum) else value for name, value in values.items()},
-        {name: value.value if isinstance(value, Enum) else value for name, value in defaults.items()},
-    )
+    kind = next((name for name in names if name in known), names[0])
+    return configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:

@@ -8,19 +8,16 @@ from math import prod
 from autotune.core.configuration import Configuration
 from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError, UnreadError
-from autotune.techniques.sp_size import REFUSED as SEQUENCE_PARALLEL_REFUSED
-from autotune.techniques.tp_size import REFUSED as TENSOR_PARALLEL_REFUSED
+from autotune.techniques.refused_size import REFUSED
 
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
 _REPLICAS, _SHARDS, _SHARED = "dp_replicate_size", "dp_shard_size", "cp_size"
-_SIZES = (_REPLICAS, _SHARDS, _SHARED, "tp_size", "sp_size")
+_SIZES = (_REPLICAS, _SHARDS, _SHARED, *REFUSED)
 _EXCHANGE = "cp_comm_strategy"
 # What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
 _BESIDE = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
 _READ = frozenset({*_SIZES, _EXCHANGE, *_BESIDE})
-# Sizes with which a step is not traced.
-_UNTRACED = {"tp_size": TENSOR_PARALLEL_REFUSED, "sp_size": SEQUENCE_PARALLEL_REFUSED}
 
 
 def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
@@ -51,7 +48,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
     sizes = {name: value for name, value in sizes.items() if value != 1}
-    for name, reason in _UNTRACED.items():
+    for name, reason in REFUSED.items():
         if name in sizes:
             raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
     exchange = keys.get(_EXCHANGE) if _SHARED in sizes else None

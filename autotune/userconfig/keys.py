@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.nested import Key, mapping
-from autotune.core.plan import ALLOCATOR_VARIABLE
+from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE
 from autotune.techniques.sharding import ENGINE_FIELDS
 
 PARTS = ("args", "model", "env")
@@ -16,7 +16,7 @@ _NEWER = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-_OLDER_VARIABLES = {ALLOCATOR_VARIABLE: "PYTORCH_CUDA_ALLOC_CONF"}
+_OLDER_VARIABLES = {ALLOCATOR_VARIABLE: OLD_ALLOCATOR_VARIABLE}
 _OLDER_KWARGS = {"dtype": "torch_dtype"}
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.command_line import ACCELERATE, TRL
+from autotune.inspection.command_line import ACCELERATE, TRL, options_of
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
 from autotune.userconfig.launchers import Started, counted, number
@@ -45,7 +44,7 @@ class Launching:
 
     Attributes:
         processes: how many there are over all machines; 1 where nothing says.
-        said: whether something says how many.
+        counted: whether something says how many.
         engine: what shards the training, in words; empty without.
         machines: how many machines they run on.
         document: what ``accelerate launch --config_file`` reads; empty without.
@@ -59,7 +58,7 @@ class Launching:
     """
 
     processes: int = 1
-    said: bool = False
+    counted: bool = False
     engine: str = ""
     machines: int = 1
     document: Mapping[str, object] = field(default_factory=dict)
@@ -145,7 +144,7 @@ def started_by(written: Written, gpus: int | None = None, default: Path | None =
         UnreadError: the number depends on the machines on which the command runs.
     """
     found = launching(written, None, None, gpus, default)
-    return found.processes if found.said else None
+    return found.processes if found.counted else None
 
 
 def default_file(written: Written) -> Path | None:
@@ -166,8 +165,8 @@ def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
     No other launcher reads them, and TRL's scripts drop them (trl 1.16, ``scripts/utils.py``).
     """
     if written.command.launcher == TRL:
-        return {**_own(written), **(_pairs(written.command.words) if read is None else read.launch)}
-    return _pairs(written.command.launch) if written.command.launcher == ACCELERATE else {}
+        return {**_own(written), **(options_of(written.command.words) if read is None else read.launch)}
+    return options_of(written.command.launch) if written.command.launcher == ACCELERATE else {}
 
 
 def _file_of(written: Written, given: Mapping[str, object], default: Path | None) -> tuple[str | None, Path | None]:
@@ -230,12 +229,3 @@ def _document(name: str) -> tuple[Mapping[str, object], Path]:
                 hint="Look into trl/accelerate_configs, or give the path of a file.",
             )
     return without_secrets(read_yaml(path).values), path.parent
-
-
-def _pairs(words: Sequence[str]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for word, following in pairwise((*words, "--")):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.replace("-", "_")] = value if equals else True if following.startswith("-") else following
-    return found

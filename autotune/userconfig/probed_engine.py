@@ -43,7 +43,7 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
         raise _refused(
             place, f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them."
         )
-    processes = started.processes if started.said else None
+    processes = started.processes if started.counted else None
     try:
         overruled = with_precision(config, started) is not config
         # Every file that a search writes has the accumulation as the trainer's arguments say it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
+from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
 from autotune.probing.jobs import read_command
@@ -21,7 +21,6 @@ from autotune.userconfig.written import Written
 _NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
 # Fields that TRL's classes set to the value of another, where nothing else is said (GRPOConfig.__post_init__).
 _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
-_OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def read(
@@ -77,7 +76,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         raise UnreadError(error.message, hint=error.hint) from error
     user = replace(user, plan=_unfilled(user.plan, written))
     env = {**written.env, **written.command.env}
-    allocator = env.get(ALLOCATOR_VARIABLE) or env.get(_OLD_ALLOCATOR_VARIABLE)
+    allocator = env.get(ALLOCATOR_VARIABLE) or env.get(OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
     return replace(user, plan=replace(user.plan, env=kept_env))
 

@@ -25,7 +25,7 @@ class Rewards:
     own: tuple[str, ...] = ()
     imported: bool = False
 
-    def said(self, *, probed: bool) -> str:
+    def sentence(self, *, probed: bool) -> str:
         """Return what a check does with the user's own, in a sentence; nothing if there are none."""
         named = ", ".join(self.own)
         if not self.own:

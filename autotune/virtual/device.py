@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
@@ -22,7 +24,6 @@ from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import noting_launches
 from autotune.virtual.ledger import Ledger
-from autotune.virtual.scaling import scaling_as_on_cuda
 
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
@@ -169,3 +170,31 @@ def _data_first_on_the_host() -> Iterator[None]:
         yield
     finally:
         torch._C._set_only_lift_cpu_tensors(before)
+
+
+@contextmanager
+def scaling_as_on_cuda(device_type: str) -> Iterator[None]:
+    """Patch ``accelerate.Accelerator`` to scale float16 gradients on the device as it does on CUDA.
+
+    ``Accelerator.__init__`` has a list of the device types that it scales on, and ``get_grad_scaler`` checks for their
+    drivers.
+    """
+    module = sys.modules.get("accelerate.accelerator")
+    if module is None:
+        yield
+        return
+    build = module.Accelerator.__init__
+
+    @functools.wraps(build)
+    def built(accelerator: Any, *args: Any, **kwargs: Any) -> None:
+        def scaler(distributed_type: Any = None, **words: Any) -> torch.amp.GradScaler:
+            return torch.amp.GradScaler(device_type, **words)
+
+        with (
+            mock.patch.object(module.Accelerator, "device", torch.device("cuda")),
+            mock.patch.object(module, "get_grad_scaler", scaler),
+        ):
+            build(accelerator, *args, **kwargs)
+
+    with mock.patch.object(module.Accelerator, "__init__", built):
+        yield

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autotune.app.planned import Planned, planned_machine
-from autotune.core.machine import DeviceKind
+from autotune.app.planned import planned_machine
+from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
@@ -64,12 +64,12 @@ def compare(
         Outcome(case.name, case.scenario, of.model, case.limit_bytes, trainer=of.trainer)
         for case, of in ((case, known[case.scenario]) for case in cases)
     ]
-    record = Record(file, planned.machine, SCHEDULE, unknown)
+    record = Record(file, planned, SCHEDULE, unknown)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as directory,
         ThreadPoolExecutor(1) as background,
-        TracePool(max(1, planned.cores - _TRAINING_CORES), end_seconds) as pool,
-        JobServer(device, threads=planned.machine.hardware.threads) as server,
+        TracePool(max(1, planned.hardware.cores - _TRAINING_CORES), end_seconds) as pool,
+        JobServer(device, threads=planned.hardware.threads) as server,
     ):
         folder = Path(directory)
         for name, shape in shapes.items():
@@ -89,7 +89,7 @@ def compare(
 
 
 def _prepared(
-    scenario: Scenario, model: Path, planned: Planned, end_seconds: float, server: JobServer, folder: Path
+    scenario: Scenario, model: Path, planned: Machine, end_seconds: float, server: JobServer, folder: Path
 ) -> Prepared:
     if time.monotonic() >= end_seconds:
         raise AutotuneError(NO_TIME)

@@ -10,7 +10,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.protocol import TraceReply
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import TRACED_ERROR
 from autotune.planning.tracing.cache import Cache
 from benchmarks.gpu.accuracy import Prediction
@@ -71,9 +71,9 @@ def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
 def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path, tell: Told) -> None:
     problem = where.problem
     traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
-    target = Accelerator(where.planned.gpu, where.budget_bytes)
     candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
-    for case, estimate in zip(candidates, Evaluator(problem, target, traces).run([*candidates.values()]), strict=True):
+    evaluator = Evaluator(problem, where.planned.gpu, where.budget_bytes, traces)
+    for case, estimate in zip(candidates, evaluator.run([*candidates.values()]), strict=True):
         tell(case, "planned", _planned(where, case, estimate))
 
 

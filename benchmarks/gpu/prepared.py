@@ -9,13 +9,13 @@ from pathlib import Path
 
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
-from autotune.app.planned import Planned
 from autotune.app.problem import problem_of
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
+from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest, TraceRequest
 from autotune.core.setting import GLOBAL_BATCH
@@ -46,7 +46,7 @@ class Prepared:
     """
 
     scenario: Scenario
-    planned: Planned
+    planned: Machine
     problem: TrainerProblem
     budget_bytes: int
 
@@ -101,7 +101,7 @@ class Prepared:
             yield tokens
 
 
-def prepare(scenario: Scenario, model: Path, planned: Planned, server: JobServer, folder: Path) -> Prepared:
+def prepare(scenario: Scenario, model: Path, planned: Machine, server: JobServer, folder: Path) -> Prepared:
     """Write the rows of a scenario, and read them and the model.
 
     Args:
@@ -121,7 +121,7 @@ def prepare(scenario: Scenario, model: Path, planned: Planned, server: JobServer
     return prepared(scenario, reader.check_attention(workload, inspect_machine("cpu"), _ATTENTIONS), planned)
 
 
-def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepared:
+def prepared(scenario: Scenario, workload: Workload, planned: Machine) -> Prepared:
     """Return a scenario whose model and rows have been read.
 
     Raises:
@@ -137,8 +137,8 @@ def prepared(scenario: Scenario, workload: Workload, planned: Planned) -> Prepar
             fix=scenario.fix,
         )
     )
-    problem = problem_of(options, workload, planned.machine, scenario.rows)
-    return Prepared(scenario, planned, problem, planned.machine.hardware.available_bytes)
+    problem = problem_of(options, workload, planned, scenario.rows)
+    return Prepared(scenario, planned, problem, planned.hardware.available_bytes)
 
 
 def _flat(candidate: Candidate) -> bool:

@@ -26,7 +26,7 @@ from autotune.core.events import ignore
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
@@ -80,13 +80,13 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
     source = model_source(str(write_model(folder / "model", LLAMA_8B)), "random")
     planned = planned_machine(gpu)
     options = checked_options(SearchArguments(trainer="sft", max_length=_TOKENS))
-    batch = global_batch_of(options, planned.machine)
-    with ServerTracer(planned.cores, ignore) as tracer:
+    batch = global_batch_of(options, planned)
+    with ServerTracer(planned.hardware.cores, ignore) as tracer:
         cache = Cache(folder / "cache")
         workload = planned_workload(options, source, None, tracer, cache, ignore)
-        problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned.machine, batch)
-        traces = traces_of(workload, planned.machine, tracer, cache)
-        evaluator = Evaluator(problem, Accelerator(planned.gpu, planned.machine.hardware.memory_bytes), traces)
+        problem = problem_of(options, rows_of_length(workload, _TOKENS, batch), planned, batch)
+        traces = traces_of(workload, planned, tracer, cache)
+        evaluator = Evaluator(problem, planned.gpu, planned.hardware.memory_bytes, traces)
         drawn = list(_drawn(problem, samples))
         for candidate, estimate in zip(drawn, evaluator.run(drawn), strict=True):
             rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])

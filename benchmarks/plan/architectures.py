@@ -21,15 +21,16 @@ from unittest import mock
 
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
-from autotune.app.planned import Planned, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import planned_machine, planned_workload, rows_of_length
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import Shape
 from autotune.core.events import ignore
+from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import TraceRequest
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
@@ -69,7 +70,7 @@ def main() -> None:
     if wanted:
         _preload()
     planned = planned_machine(_GPU)
-    with ServerTracer(planned.cores, ignore) as tracer:
+    with ServerTracer(planned.hardware.cores, ignore) as tracer:
         for name in wanted:
             if name not in known:
                 row = {"architecture": name, "run": _run_apart(name), "planned": _planned(name, planned, tracer)}
@@ -158,7 +159,7 @@ def _run(name: str) -> Mapping[str, Any]:
     return {"real": real[worst], "traced": traced[worst]}
 
 
-def _planned(name: str, planned: Planned, tracer: ServerTracer) -> Mapping[str, Any]:
+def _planned(name: str, planned: Machine, tracer: ServerTracer) -> Mapping[str, Any]:
     """Return what a plan says of TRL's default beside a trace of all layers, or the error that ended either."""
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -167,20 +168,19 @@ def _planned(name: str, planned: Planned, tracer: ServerTracer) -> Mapping[str, 
             return {"error": _short(error, Path(directory))}
 
 
-def _planned_and_whole(name: str, planned: Planned, tracer: ServerTracer, folder: Path) -> Mapping[str, Any]:
+def _planned_and_whole(name: str, planned: Machine, tracer: ServerTracer, folder: Path) -> Mapping[str, Any]:
     from tests.small import small_tokenizer
 
     options = checked_options(SearchArguments(trainer="sft", max_length=_PLANNED_TOKENS))
-    batch = global_batch_of(options, planned.machine)
+    batch = global_batch_of(options, planned)
     _narrow(name, _MANY).save_pretrained(folder / "model")
     small_tokenizer().save_pretrained(folder / "model")
     source = model_source(str(folder / "model"), "random")
     cache = Cache(folder / "cache")
     workload = planned_workload(options, source, None, tracer, cache, ignore)
-    problem = problem_of(options, rows_of_length(workload, _PLANNED_TOKENS, batch), planned.machine, batch)
-    traces = traces_of(workload, planned.machine, tracer, cache)
-    target = Accelerator(planned.gpu, planned.machine.hardware.memory_bytes)
-    (estimate,) = Evaluator(problem, target, traces).run([problem.baseline])
+    problem = problem_of(options, rows_of_length(workload, _PLANNED_TOKENS, batch), planned, batch)
+    traces = traces_of(workload, planned, tracer, cache)
+    (estimate,) = Evaluator(problem, planned.gpu, planned.hardware.memory_bytes, traces).run([problem.baseline])
     memory = estimate.memory
     if memory is None:
         return {"error": estimate.reason}

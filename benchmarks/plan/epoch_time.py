@@ -17,9 +17,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.app.planned import Planned, planned_machine
+from autotune.app.planned import planned_machine
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.events import ignore
+from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelSource
@@ -115,7 +116,7 @@ def main() -> None:
     print("|---|--:|--:|--:|---|--:|--:|", flush=True)
     found = []
     planned = planned_machine(asked.gpu)
-    with tempfile.TemporaryDirectory() as folder, ServerTracer(planned.cores, ignore) as tracer:
+    with tempfile.TemporaryDirectory() as folder, ServerTracer(planned.hardware.cores, ignore) as tracer:
         for number, case in enumerate(CASES):
             if case.trainer in (asked.trainer or {case.trainer}):
                 place = Path(folder, str(number))
@@ -128,7 +129,7 @@ def main() -> None:
         print(f"\n{words}: off by {median(errors):.1%} in the median and {max(errors):.1%} at the worst.")
 
 
-def compared(case: Case, folder: Path, planned: Planned, tracer: ServerTracer, cache: Path) -> Compared:
+def compared(case: Case, folder: Path, planned: Machine, tracer: ServerTracer, cache: Path) -> Compared:
     """Return the times of a case.
 
     Raises:
@@ -144,10 +145,10 @@ def compared(case: Case, folder: Path, planned: Planned, tracer: ServerTracer, c
     source = ModelSource(str(write_model(folder / "model", _TRACED)))
     model = replace(prepared.setting.workload.model, layer_kinds=("layer",) * _LAYERS)
     workload = replace(prepared.setting.workload, model_source=source, model=model)
-    setting = replace(prepared.setting, machine=planned.machine, workload=workload)
+    setting = replace(prepared.setting, machine=planned, workload=workload)
     plan = _plan(case, setting)
     geometry = trainer.geometry(plan, workload.dataset.documents)
-    known = Traces(tracer, Cache(cache), str(_TRACED), environment(planned.machine))
+    known = Traces(tracer, Cache(cache), str(_TRACED), environment(planned))
     steps = PlanTracer(known, setting, planned.gpu)
     ways = [geometry, _at_mean(geometry), _of(geometry, every)]
     seconds = [_seconds(found) for found in steps.traced([Sized(plan, way) for way in ways], timed=True)]

@@ -143,7 +143,7 @@ def compared(of: Planned) -> Iterator[dict[str, Any]]:
     from autotune.app.tracking import Tracking
     from autotune.core.events import ignore
     from autotune.core.measurement import Schedule
-    from autotune.planning.evaluator import Accelerator, Evaluator
+    from autotune.planning.evaluator import Evaluator
     from autotune.planning.tracing.cache import Cache
     from autotune.probing import JobServer, probe
     from autotune.probing.tracing import ServerTracer
@@ -162,13 +162,13 @@ def compared(of: Planned) -> Iterator[dict[str, Any]]:
     schedule = Schedule(
         warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2, max_seconds=1.0, target_error=0.05
     )
-    with tempfile.TemporaryDirectory() as directory, ServerTracer(planned.cores, ignore) as tracer:
+    with tempfile.TemporaryDirectory() as directory, ServerTracer(planned.hardware.cores, ignore) as tracer:
         folder = Path(directory)
         workload = Workloads(tracer.server, folder).of(Case(of.trainer, of.model, of.lengths, 1))
-        problem = problem_of(options, workload, planned.machine, of.batch)
-        traces = traces_of(workload, planned.machine, tracer, Cache(folder / "cache"))
-        budget = planned.machine.hardware.available_bytes
-        evaluator = Evaluator(problem, Accelerator(planned.gpu, budget), traces)
+        problem = problem_of(options, workload, planned, of.batch)
+        traces = traces_of(workload, planned, tracer, Cache(folder / "cache"))
+        budget = planned.hardware.available_bytes
+        evaluator = Evaluator(problem, planned.gpu, budget, traces)
         Tracking(ignore).search(evaluator)
         known = [each for each in evaluator.ranked() if each.memory is not None and each.fits]
         variables = environment(null_device(of.gpu), count=of.processes, table=folder / "table")

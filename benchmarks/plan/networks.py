@@ -22,7 +22,7 @@ from autotune.core.events import ignore
 from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
 from benchmarks.shapes import LLAMA_8B, write_model
@@ -65,9 +65,9 @@ def _compared(way: dict[str, Choice], model: str, cache: Cache) -> Iterator[str]
         )
     )
     machines = {network: planned_machine(_GPU, _PROCESSES, _MACHINES, network) for network in _NETWORKS}
-    gpus = [machine.described for machine in machines.values()]
-    here = machines[None].machine
-    with ServerTracer(machines[None].cores, ignore) as tracer:
+    gpus = [machine.device for machine in machines.values()]
+    here = machines[None]
+    with ServerTracer(here.hardware.cores, ignore) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, ignore)
         problem = problem_of(options, rows_of_length(workload, _TOKENS, _DOCUMENTS), here, _DOCUMENTS)
         traces = traces_of(workload, here, lambda requests: tracer(_for_all(requests, gpus)), cache)
@@ -77,8 +77,7 @@ def _compared(way: dict[str, Choice], model: str, cache: Cache) -> Iterator[str]
         whole = traces.get([TraceRequest(plan, source, "cuda", rows, gpu=gpus[0])])[0]
         assert isinstance(whole, TraceReply), whole
         for network, gpu in zip(_NETWORKS, gpus, strict=True):
-            target = Accelerator(gpu, gpu.memory_bytes)
-            memory = Evaluator(problem, target, traces).run([candidate])[0].memory
+            memory = Evaluator(problem, gpu, gpu.memory_bytes, traces).run([candidate])[0].memory
             step = next(figures.step for figures in whole.gpus if figures.are_of(gpu))
             assert memory is not None
             assert memory.step_seconds is not None

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from autotune.app.ahead import speeds_of, target_of, times_of
+from autotune.app.ahead import device_of, speeds_of, times_of
 from autotune.app.requests import traces_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import machine as inspect_machine
@@ -77,12 +77,11 @@ def estimated(table: Table, folder: Path, *, measures: bool) -> Table:
     started = time.monotonic()
     with ServerTracer(inspect_machine("cpu").hardware.cores, ignore) as tracer:
         cache = Cache(folder / "cache")
-        traces = traces_of(workload, table.machine, tracer, cache)
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
-        target = target_of(table.machine.hardware, table.limit_bytes, lambda: speeds)
         times = times_of(table.machine, table.limit_bytes, tracer.server, tracer, cache) if measures else None
-        evaluator = Evaluator(problem, replace(target, times=times), traces)
+        traces = traces_of(workload, table.machine, tracer, cache, times=times)
+        evaluator = Evaluator(problem, device_of(table.machine.hardware, lambda: speeds), table.limit_bytes, traces)
         traced = dict(zip(candidates, evaluator.run(candidates), strict=True))
         print(f"{traces.count} traces in {time.monotonic() - started:.0f} s", flush=True)
     rows = (replace(row, traced=traced[row.candidate]) for row in table.rows)

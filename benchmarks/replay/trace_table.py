@@ -26,7 +26,7 @@ from autotune.inspection.budget import memory_budget
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
 from benchmarks.replay.tables import RECORDED, Row, Table, legal_candidates, options, placeless, write_table
@@ -73,18 +73,14 @@ def traced(part: Part, space: str, folder: Path) -> Table:
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows(part)), encoding="utf-8")
     planned, wanted, cache = planned_machine(part.gpu), options(space, part.trainer), Cache(folder / "cache")
-    budget_bytes = memory_budget(None, planned.machine.hardware)
-    with ServerTracer(planned.cores, ignore) as tracer:
+    budget_bytes = memory_budget(None, planned.hardware)
+    with ServerTracer(planned.hardware.cores, ignore) as tracer:
         sources = model_source(str(model), "random"), dataset_source(str(data))
         workload = planned_workload(wanted, *sources, tracer, cache, ignore)
-        batch = global_batch_of(wanted, planned.machine)
-        table = Table(
-            placeless(workload), planned.machine, environment(planned.machine), batch, budget_bytes, 1, space=space
-        )
+        batch = global_batch_of(wanted, planned)
+        table = Table(placeless(workload), planned, environment(planned), batch, budget_bytes, 1, space=space)
         problem = replace(table, workload=workload).problem()
-        evaluator = Evaluator(
-            problem, Accelerator(planned.gpu, budget_bytes), traces_of(workload, planned.machine, tracer, cache)
-        )
+        evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces_of(workload, planned, tracer, cache))
         candidates = legal_candidates(problem)
         started = time.monotonic()
         for number in range(0, len(candidates), _AT_ONCE):

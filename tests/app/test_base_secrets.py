@@ -128,7 +128,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     result = a_result()
     assert result.recommended is not None
     chosen = replace(result.recommended, plan=plan)
-    result = replace(result, base=file, recommended=chosen, settings=settings, notes=(file.said_withheld,))
+    result = replace(result, base=file, recommended=chosen, settings=settings, notes=(file.withheld_text,))
     write_bundle(result, out)
     for form in ("html", "markdown"):
         write_page(result, out / f"report.{form}", form)
@@ -164,4 +164,4 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     ],
 )
 def test_how_a_training_gets_its_secrets_is_said(keys: tuple[str, ...], said: str) -> None:
-    assert BaseFile("a.yaml", withheld=keys).said_withheld == said
+    assert BaseFile("a.yaml", withheld=keys).withheld_text == said

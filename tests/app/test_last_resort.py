@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.protocol import TraceRequest
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
@@ -85,8 +85,7 @@ def here(machine: Machine = WITH_DEEPSPEED) -> TrainerProblem:
 
 def searched(of: TrainerProblem, tracer: AnalyticTracer, folder: Path, budget_bytes: int) -> Evaluator:
     """Return an evaluator after the search of a plan."""
-    target = Accelerator(find_gpu("H100-80GB"), budget_bytes)
-    evaluator = Evaluator(of, target, Traces(tracer, Cache(folder), "model", {}))
+    evaluator = Evaluator(of, find_gpu("H100-80GB"), budget_bytes, Traces(tracer, Cache(folder), "model", {}))
     search_by_traces(of, evaluator)
     return evaluator
 

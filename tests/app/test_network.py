@@ -57,9 +57,9 @@ def test_so_it_is_for_numbers_of_gpus_that_one_machine_has(model: str, batch: in
 
 
 def test_it_is_that_of_each_machine_in_bytes_per_second_and_one_machine_has_none() -> None:
-    found = {count: planned_machine("H100-SXM", count, network=400).described.speeds for count in (1, 8, 16, 32)}
+    found = {count: planned_machine("H100-SXM", count, network=400).device.speeds for count in (1, 8, 16, 32)}
     assert [speeds and speeds.network for speeds in found.values()] == [None, None, BYTES, BYTES]
-    assert planned_machine("H100-SXM", 16).described == find_gpu("H100-SXM")
+    assert planned_machine("H100-SXM", 16).device == find_gpu("H100-SXM")
 
 
 def test_it_is_said_what_the_time_between_machines_is() -> None:

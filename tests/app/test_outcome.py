@@ -14,11 +14,11 @@ from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.prediction import Prediction
 from autotune.core.program import BACKWARD, MICRO_BATCH
 from autotune.core.result import Choosable, LaterFailure, Result, Smallest
-from autotune.core.speeds import Speeds
-from autotune.core.speeds import compared as compare
 from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
+from autotune.reporting.comparison import Speeds
+from autotune.reporting.comparison import compared as compare
 from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.study.problem import Smallest as Untried

@@ -38,16 +38,16 @@ def test_a_number_of_machines_that_was_given_shares_them_out() -> None:
 
 @pytest.mark.usefixtures("eight_gpus_here")
 def test_without_a_gpu_that_is_named_all_that_are_visible_train_together() -> None:
-    assert planned_machine(None).machine.hardware.processes == 8
+    assert planned_machine(None).hardware.processes == 8
 
 
 @pytest.mark.usefixtures("eight_gpus_here")
 @pytest.mark.parametrize(("processes", "machines"), [(2, 1), (8, 1), (16, 2), (32, 4)])
 def test_more_processes_than_this_machine_has_gpus_are_in_several_machines(processes: int, machines: int) -> None:
-    assert planned_machine(None, processes).machine.hardware.machines == machines
+    assert planned_machine(None, processes).hardware.machines == machines
 
 
 def test_a_machine_with_more_gpus_than_most_holds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
     monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
-    assert planned_machine(None, 16).machine.hardware.machines == 1
+    assert planned_machine(None, 16).hardware.machines == 1

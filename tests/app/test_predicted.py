@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.ahead import Ahead, note_on_traced, speeds_of, target_of, traced_ahead
+from autotune.app.ahead import Ahead, device_of, note_on_traced, speeds_of, traced_ahead
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
 from autotune.core.events import Event, Noted
@@ -302,7 +302,7 @@ def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
     first = speeds_of(machine, job_server, tmp_path / "a", cache)
     assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
-    assert target_of(machine.hardware, LIMIT_BYTES, lambda: measured).cpu is not None
+    assert device_of(machine.hardware, lambda: measured).speeds == measured
 
 
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:

@@ -101,13 +101,13 @@ def test_a_server_that_cannot_be_is_refused_before_anything_is_started(
 def test_an_allowed_server_generates_and_one_that_does_not_start_is_refused() -> None:
     options = checked_options(SearchArguments(trainer="grpo", allow=("vllm",)))
     planned, served = set_aside(planned_machine("RTX4090", 2), options, 1)
-    assert planned.machine.hardware.processes == 1
+    assert planned.hardware.processes == 1
     assert served.wishes.fixed == {"vllm": "server"}
     of = replace(workload(), trainer="grpo")
-    problem = problem_of(served, of, planned.machine, 8)
+    problem = problem_of(served, of, planned, 8)
     assert isinstance(split_of(problem, problem.baseline, 1), ServerSplit)
     large = replace(of, model=replace(of.model, parameters=20_000_000_000))
     with pytest.raises(
         InputError, match=r"A server on 1 of the GPUs is not possible: vLLM does not start with 0\.9 of the GPU"
     ):
-        check_server(problem_of(served, large, planned.machine, 8), 1)
+        check_server(problem_of(served, large, planned, 8), 1)

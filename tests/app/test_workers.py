@@ -20,8 +20,7 @@ from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.search import Run, fingerprint
 from autotune.app.workers.exchange import packed, unpacked
-from autotune.app.workers.telling import Telling
-from autotune.app.workers.together import search_together
+from autotune.app.workers.together import Telling, search_together
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,

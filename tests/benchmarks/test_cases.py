@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.app.planned import Planned
 from autotune.core.machine import Machine
 from autotune.core.workload import Workload
 from autotune.inspection.gpus import find_gpu
@@ -31,8 +30,7 @@ def read(scenario: Scenario) -> Workload:
 
 
 def all_prepared(packages: dict[str, str]) -> dict[str, Prepared]:
-    machine = Machine(GPU.hardware, packages)
-    planned = Planned(machine, H100, 16)
+    planned = Machine(replace(GPU.hardware, cores=16), packages, gpu=H100)
     return {scenario.name: prepared(scenario, read(scenario), planned) for scenario in SCENARIOS}
 
 

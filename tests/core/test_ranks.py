@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.measurement import Measurement
-from autotune.core.ranks import of_ranks
+from autotune.core.measurement import Measurement, of_ranks
 from autotune.core.status import ProbeStatus
 
 

@@ -35,6 +35,6 @@ def test_trl_s_server_reads_its_command(tmp_path: Path) -> None:
 
 def test_the_server_takes_the_share_of_its_gpus_that_is_planned_with() -> None:
     serve = pytest.importorskip("trl.scripts.vllm_serve")
-    from autotune.planning.serving import UTILIZATION
+    from autotune.app.servers import UTILIZATION
 
     assert serve.ScriptArguments(model="m").gpu_memory_utilization == UTILIZATION

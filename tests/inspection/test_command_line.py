@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import InputError
-from autotune.inspection.command_line import read_command_line
+from autotune.inspection.command_line import options_of, read_command_line
 
 SCRIPT = """\
 import os
@@ -81,3 +81,10 @@ def test_a_script_that_is_no_python_is_refused(tmp_path: Path) -> None:
     file.write_text("def (", encoding="utf-8")
     with pytest.raises(InputError, match="is not Python"):
         read_command_line(["python", str(file)])
+
+
+def test_the_options_of_a_launcher_are_read_with_their_values_whatever_their_form() -> None:
+    words = ("--num_processes", "2", "--multi-gpu", "--mixed_precision=bf16", "-m", "x", "--main_process_port", "-1")
+    assert options_of((*words, "--cpu")) == {
+        "num_processes": "2", "multi_gpu": True, "mixed_precision": "bf16", "main_process_port": "-1", "cpu": True,
+    }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.planning.extrapolation.alignment import from_end, from_start
 from autotune.planning.extrapolation.depth import layer_weights, traced_depths
+from autotune.planning.extrapolation.fit import from_end, from_start
 
 
 @pytest.mark.parametrize(

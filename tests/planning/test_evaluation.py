@@ -15,7 +15,7 @@ from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import trace_request
 from autotune.planning.tracing.cache import Cache
@@ -48,7 +48,7 @@ def evaluator_of(
         profile = replace(of.dataset, lengths=LengthDistribution(evaluated))
         of = replace(of, evaluation=profile, evaluation_source=of.dataset_source)
     found = problem(setting(machine=GPU, of=of), Wishes({**PLAIN, **fixed}))
-    evaluator = Evaluator(found, Accelerator(H100, 80 * GIB), Traces(tracer, Cache(directory), "model", {}))
+    evaluator = Evaluator(found, H100, 80 * GIB, Traces(tracer, Cache(directory), "model", {}))
     search_by_traces(found, evaluator)
     return evaluator
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.estimate import Origin, smallest_changes
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.space import Wishes
@@ -35,7 +35,7 @@ def evaluator_of(
     problem: TrainerProblem, tracer: AnalyticTracer, directory: Path, budget_bytes: int = 10 * GIB
 ) -> Evaluator:
     """Return an evaluator that has evaluated nothing yet."""
-    return Evaluator(problem, Accelerator(H100, budget_bytes), Traces(tracer, Cache(directory), "model", {}))
+    return Evaluator(problem, H100, budget_bytes, Traces(tracer, Cache(directory), "model", {}))
 
 
 def searched(problem: TrainerProblem, tracer: AnalyticTracer, directory: Path) -> Evaluator:

@@ -14,8 +14,8 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TracedOperator, TracedPeak
 from autotune.errors import AutotuneError
-from autotune.planning.operators import OperatorTimes, form_of
 from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.operators import OperatorTimes, form_of
 from autotune.probing.tracing import Traced, Untraceable
 
 

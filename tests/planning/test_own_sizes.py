@@ -69,7 +69,7 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
     known, rows, where = find_trainer(trainer), ROWS[trainer], here(trainer, model)
     sizes = {"per_device_train_batch_size": len(rows), "gradient_accumulation_steps": 1, "max_length": LONGEST}
     plan = TrainingPlan(trainer, {"gradient_checkpointing": True, "bf16": False, **sizes})
-    alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu=None)
+    alone = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, device=None)
     estimated = alone.memory(Sized(plan, known.geometry(plan, where.workload.dataset.documents)))
 
     # The trainer itself reads the rows and puts them together.

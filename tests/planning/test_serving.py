@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.app.servers import generating_gpus, held_by_server, server_of
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import KeyValueCache
-from autotune.planning.serving import generating_gpus, held_by_server, server_of
 from autotune.planning.vllm import Reservation
 from autotune.units import GIB
 from tests.settings import setting

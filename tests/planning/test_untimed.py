@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.machine import Machine
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.evaluator import Accelerator, Evaluator
+from autotune.planning.evaluator import Evaluator
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
@@ -31,7 +31,7 @@ def told(machine: Machine, sharding: str, offload: str, folder: Path) -> list[bo
     here = problem(setting(machine=machine), wishes)
     gpu = find_gpu("H100-80GB") if machine is TWO_GPUS else None
     traces = Traces(AnalyticTracer(), Cache(folder), "model", {})
-    evaluator = Evaluator(here, Accelerator(gpu, 80 * GIB), traces)
+    evaluator = Evaluator(here, gpu, 80 * GIB, traces)
     candidate = here.baseline.but(sharding=sharding, offload=offload)
     (estimate,) = evaluator.run([candidate])
     traced = evaluator.traced_plan(candidate)

@@ -10,10 +10,10 @@ import pytest
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
 from autotune.probing.classify import classify, counted_kills
-from autotune.probing.server import Ending
+from autotune.probing.server import JobExit
 
-KILLED = Ending(wall_seconds=3.0, signal=signal.SIGKILL)
-ENDED = Ending(wall_seconds=3.0, code=1)
+KILLED = JobExit(wall_seconds=3.0, signal=signal.SIGKILL)
+ENDED = JobExit(wall_seconds=3.0, code=1)
 
 
 @pytest.mark.parametrize(
@@ -21,13 +21,13 @@ ENDED = Ending(wall_seconds=3.0, code=1)
     [
         (KILLED, 1, ProbeStatus.HOST_OUT_OF_MEMORY),
         (KILLED, 0, ProbeStatus.CRASHED),
-        (Ending(wall_seconds=3.0, server_died=True), 1, ProbeStatus.HOST_OUT_OF_MEMORY),
-        (Ending(wall_seconds=3.0, server_died=True), 0, ProbeStatus.CRASHED),
-        (Ending(wall_seconds=3.0, signal=signal.SIGSEGV), 1, ProbeStatus.CRASHED),
-        (Ending(wall_seconds=3.0, signal=signal.SIGKILL, timed_out=True), 1, ProbeStatus.TIMEOUT),
+        (JobExit(wall_seconds=3.0, server_died=True), 1, ProbeStatus.HOST_OUT_OF_MEMORY),
+        (JobExit(wall_seconds=3.0, server_died=True), 0, ProbeStatus.CRASHED),
+        (JobExit(wall_seconds=3.0, signal=signal.SIGSEGV), 1, ProbeStatus.CRASHED),
+        (JobExit(wall_seconds=3.0, signal=signal.SIGKILL, timed_out=True), 1, ProbeStatus.TIMEOUT),
     ],
 )
-def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: Ending, kills: int, status: ProbeStatus) -> None:
+def test_host_out_of_memory_needs_a_rise_of_the_kernels_count(ending: JobExit, kills: int, status: ProbeStatus) -> None:
     assert classify(ending, "reply.json is absent", [], device="cuda", limit_bytes=None, kills=kills).status is status
 
 

@@ -33,13 +33,13 @@ def report(found: Result | Plan, top: int | None = None) -> doc.Document:
     return plan_report(found, top) if isinstance(found, Plan) else probe_report(found)
 
 
-def texts(document: doc.Document, place: doc.Place) -> Iterator[str]:
-    """Yield the sentences and figures of the sections of a place."""
+def texts(document: doc.Document, medium: doc.Medium) -> Iterator[str]:
+    """Yield the sentences and figures of the sections of a medium."""
     assert document.verdict is not None
     yield from (document.subject, document.verdict.headline, document.verdict.choices)
     yield from (remark.text for remark in document.verdict.remarks)
     for section in document.sections:
-        if section.place in (doc.Place.EVERYWHERE, place):
+        if section.medium in (doc.Medium.EVERYWHERE, medium):
             yield section.title if section.heading else ""
             for block in section.blocks:
                 yield from texts_of(block)
@@ -47,7 +47,7 @@ def texts(document: doc.Document, place: doc.Place) -> Iterator[str]:
 
 def texts_of(block: doc.Block) -> Iterator[str]:
     match block:
-        case doc.Paragraph() | doc.Command():
+        case doc.Paragraph() | doc.Snippet():
             yield block.text
         case doc.Listing():
             yield block.lead
@@ -91,7 +91,7 @@ def test_a_terminal_draws_all_of_it(found: Result | Plan, monkeypatch: pytest.Mo
     show(document, console)
     assert isinstance(console.file, io.StringIO)
     drawn = console.file.getvalue()
-    assert missing(texts(document, doc.Place.TERMINAL), drawn) == []
+    assert missing(texts(document, doc.Medium.TERMINAL), drawn) == []
     if isinstance(found, Plan):
         assert missing(rows_of(document), drawn) == []
 
@@ -99,11 +99,11 @@ def test_a_terminal_draws_all_of_it(found: Result | Plan, monkeypatch: pytest.Mo
 @EVERY
 def test_a_page_draws_all_of_it(found: Result | Plan) -> None:
     drawn = unescape(re.sub(r"<[^>]*>", " ", own_part(html(found))))
-    assert missing(texts(report(found), doc.Place.PAGES), drawn) == []
+    assert missing(texts(report(found), doc.Medium.PAGES), drawn) == []
     assert missing(rows_of(report(found)), drawn) == []
 
 
 @EVERY
 def test_markdown_draws_all_of_it(found: Result | Plan) -> None:
     drawn = markdown(found).replace("\\", "")
-    assert missing(texts(report(found), doc.Place.PAGES), drawn) == []
+    assert missing(texts(report(found), doc.Medium.PAGES), drawn) == []

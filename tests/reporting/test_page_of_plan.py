@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.estimate import Estimate, Origin, Plan
 from autotune.core.length_report import LengthBin
-from autotune.reporting.document import Candidates, Charts, Command, Paragraph, Point, Table, Tone, Verdict
+from autotune.reporting.document import Candidates, Charts, Paragraph, Point, Snippet, Table, Tone, Verdict
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import plan_report
@@ -140,7 +140,7 @@ def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
     ],
 )
 def test_the_command_plans_again(settings: dict[str, object], command: str) -> None:
-    assert plan_report(planned(settings=settings)).blocks(Command) == [Command("Plan again with", command)]
+    assert plan_report(planned(settings=settings)).blocks(Snippet) == [Snippet("Plan again with", command)]
 
 
 def test_a_hostile_name_stays_a_name() -> None:

@@ -12,7 +12,7 @@ from autotune.core.length_report import histogram as bins_of
 from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.reporting.document import Candidates, Charts, Command, Paragraph, Table, Tone, Verdict, front
+from autotune.reporting.document import Candidates, Charts, Paragraph, Snippet, Table, Tone, Verdict, front
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
 from autotune.reporting.sections import histogram
@@ -171,7 +171,7 @@ def test_the_command_that_searches_again_has_the_options_that_were_given() -> No
         "model": "a model", "dataset": "rows.jsonl", "effort": "quick", "plan": False, "memory_budget": "8GiB",
         "allow": ["lora", "precision"], "fix": {"packing": "none", "max_length": 512},
     }  # fmt: skip
-    (_, _, again) = probe_report(a_result(settings=settings)).blocks(Command)
+    (_, _, again) = probe_report(a_result(settings=settings)).blocks(Snippet)
     assert again.text == (
         "autotune probe 'a model' rows.jsonl --effort quick --no-plan --memory-budget 8GiB --allow lora,precision "
         "--fix packing=none --fix max_length=512"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.reporting.document import Point
-from autotune.reporting.picture import MARKS, scatter
+from autotune.reporting.terminal import MARKS, scatter
 from autotune.units import GIB
 
 OTHER, BASELINE, RECOMMENDED = MARKS.values()

@@ -12,7 +12,7 @@ _SCRIPT = """
 import os
 import torch
 {asked_before}
-from autotune.step.environment import set_environment
+from autotune.step.jobs.probe import set_environment
 set_environment({{"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OTHER": "1"}})
 print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CONF"], os.environ["OTHER"])
 """

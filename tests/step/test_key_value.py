@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from autotune.core.workload import KeyValueCache
-from autotune.step.models.key_value import attention_heads, grouped_heads, key_value_cache
+from autotune.step.data.profile import attention_heads, grouped_heads, key_value_cache
 from tests.small import small_config
 
 TOKENS = 6

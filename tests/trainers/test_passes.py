@@ -24,7 +24,8 @@ from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.run.training import build_trainer, step_size, train
 from autotune.trainers import Trainer, find_trainer
-from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS
+from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.kto import POLICY_KL, REFERENCE_KL
 from tests.trainers.prepared import Prepared
 
 Prepare = Callable[[Trainer, str], Prepared]

@@ -11,10 +11,11 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import LASTING, key_of, within
 from autotune.app.check.task import Task
-from autotune.app.planned import CPU, Planned, planned_machine
+from autotune.app.planned import CPU, planned_machine
 from autotune.core.codec import encode
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
+from autotune.core.machine import Machine
 from autotune.core.plan import Launch
 from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, fatal, headline
 from autotune.errors import InputError, UnreadError
@@ -46,14 +47,14 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     except InputError as error:
         return _unreadable(asked, error, time.monotonic() - started)
     planned, absent = _planned(asked, text)
-    budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware) if planned is not None else 0
+    budget_bytes = memory_budget(asked.memory_budget, planned.hardware) if planned is not None else 0
     task = Task(asked, text, planned, budget_bytes, started, absent)
     cache = user_cache()
     key = key_of(asked, text, planned) if planned is not None else None
     known = cache.decoded(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
-        budget = memory_budget(asked.memory_budget, _of_each(planned, launch).machine.hardware)
+        budget = memory_budget(asked.memory_budget, _of_each(planned, launch).hardware)
         known = within(known, budget, planned.host_bytes)
     if known is not None:
         seconds = time.monotonic() - started
@@ -61,7 +62,7 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     if tracer is not None:
         found = _checked(task, tracer, cache)
     else:
-        with ServerTracer(planned.cores if planned is not None else 1, asked.listener) as own:
+        with ServerTracer(planned.hardware.cores if planned is not None else 1, asked.listener) as own:
             found = _checked(task, own, cache)
     if key is not None and found.outcome in LASTING:
         cache.put(key, encode(found))
@@ -89,7 +90,7 @@ def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
         yield from (check(each, tracer) for each in asked)
 
 
-def _planned(asked: CheckArguments, text: Written) -> tuple[Planned | None, str]:
+def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:
     """Return the device to check for: the one asked for, a CPU where the file says so, or this machine's own.
 
     Without one, the file can be read nevertheless; the second is why there is none.
@@ -109,7 +110,7 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Planned | None, str]
         return None, str(error)
 
 
-def _of_each(planned: Planned, launch: Launch) -> Planned:
+def _of_each(planned: Machine, launch: Launch) -> Machine:
     """Return the device as each process has it: those of one machine share the memory of its CPU."""
     if planned.gpu is not None or launch.per_machine == 1:
         return planned
@@ -163,7 +164,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     if task.planned is None or reason:
         return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
     planned = _of_each(task.planned, Launch(started.processes, started.machines))
-    budget_bytes = memory_budget(task.asked.memory_budget, planned.machine.hardware)
+    budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)
     return _fitted(task, known, config, started, found, tracer, cache)
 
@@ -172,7 +173,7 @@ def _read(
     task: Task, tracer: ServerTracer, processes: int
 ) -> tuple[ReadCommand, Configuration | None, tuple[Finding, ...]]:
     """Return what TRL's parser makes of a command, and what is wrong with it; no configuration if that is fatal."""
-    hardware = task.planned.machine.hardware if task.planned is not None else None
+    hardware = task.planned.hardware if task.planned is not None else None
     known = read(task.written, hardware, tracer.server, tracer.new_folder(), processes)
     found = problems(task.written, known)
     config = known.configurations.get(task.trainer.config_class)
@@ -218,11 +219,11 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
         raise InputError("A configuration object has been read already.", hint="Leave out fits=False.")
     on_each = launched.processes // launched.machines if launched.known else None
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
-    budget_bytes = memory_budget(asked.memory_budget, planned.machine.hardware)
+    budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
     task = Task(asked, text, planned, budget_bytes, started)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
-    with ServerTracer(planned.cores, asked.listener) as tracer:
+    with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
         return _fitted(task, known, found, launched, (), tracer, user_cache())
 
 

@@ -11,14 +11,15 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, 
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silently
 from autotune.app.check.task import Task
-from autotune.app.host import said_host
+from autotune.app.host import host_text
 from autotune.app.options import Options, check_evaluation, checked_options
-from autotune.app.planned import CPU, Planned, planned_machine, planned_workload
+from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
 from autotune.core.events import StageStarted
+from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.protocol import BuildRequest
@@ -38,9 +39,9 @@ from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.prompts import NO_REWARD
-from autotune.userconfig.beside import said_of_plan
+from autotune.userconfig.beside import planned_findings
 from autotune.userconfig.candidate import AsCandidate, as_candidate
-from autotune.userconfig.engine import engine_args, said_of_loading
+from autotune.userconfig.engine import engine_args, loading_text
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building
@@ -66,12 +67,12 @@ class Fitting:
     cache: Cache
 
     @cached_property
-    def planned(self) -> Planned:
+    def planned(self) -> Machine:
         """The machine that is planned for, with the processes of the training, each on such a device."""
         assert self.task.planned is not None
-        machine = self.task.planned.machine
-        hardware = replace(machine.hardware, processes=self.launching.processes, machines=self.launching.machines)
-        return replace(self.task.planned, machine=replace(machine, hardware=hardware))
+        machine, launching = self.task.planned, self.launching
+        hardware = replace(machine.hardware, processes=launching.processes, machines=launching.machines)
+        return replace(machine, hardware=hardware)
 
     def verdict(self) -> Verdict:
         """Return the verdict.
@@ -91,25 +92,25 @@ class Fitting:
             # A trace has no rows that a function could read; those that it calls hold nothing of the device.
             plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
-        setting = Setting(workload, planned.machine, max(1, round(geometry.documents)), 0.0, _everything(trainer))
+        setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, _everything(trainer))
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         silent = [*silently(plan, geometry, trainer, setting, known, given)]
         silent += of_rows(named.dataset, streams=named.streams)
-        said = said_of_loading(self.launching.document, self.config) if self.launching.processes > 1 else None
+        said = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, said, "fsdp_config")] if said is not None else []
         if task.written.file is not None:
-            silent += said_of_plan(self.config, plan, task.written.file.path.parent)
+            silent += planned_findings(self.config, plan, task.written.file.path.parent)
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
         found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
-        if rewards is not None and (said := rewards.said(probed=task.asked.probe)):
+        if rewards is not None and (said := rewards.sentence(probed=task.asked.probe)):
             found += (finding(task.written, Severity.NOTE, "reward_funcs", said),)
         answer, remedy = None, None
         if not fatal(found):
-            steps = PlanTracer(traces_of(workload, planned.machine, self.tracer, self.cache), setting, planned.gpu)
+            steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), built_plan.rewards, steps, workload)
             found = (*found, *_about_host(answer, plan, planned))
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
@@ -162,7 +163,7 @@ class Fitting:
 
     def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
         """Return what TRL's trainer says to the plan itself; a trace has other sizes than the plan."""
-        hardware, dataset = self.planned.machine.hardware, workload.dataset
+        hardware, dataset = self.planned.hardware, workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
         request = BuildRequest(
@@ -183,7 +184,7 @@ class Fitting:
         packs = bool(plan.args.get("padding_free")) or (
             bool(plan.args.get("packing")) and plan.args.get("packing_strategy", CUTTING) in SEPARATING
         )
-        here = planned_machine(CPU).machine
+        here = planned_machine(CPU)
         wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
         if self.task.asked.probe:
             # The rows themselves are needed, which are not kept.
@@ -212,7 +213,7 @@ class Fitting:
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
             self.task.asked.listener(StageStarted("Running the worst micro-batches"))
-            hardware = planned.machine.hardware
+            hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
                 found = probed(
                     replace(self._explicit(sized.plan), rewards=rewards),
@@ -261,10 +262,10 @@ def _everything(trainer: Trainer) -> frozenset[str]:
     return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
 
 
-def _about_host(answer: Answer, plan: TrainingPlan, planned: Planned) -> Iterator[Finding]:
+def _about_host(answer: Answer, plan: TrainingPlan, planned: Machine) -> Iterator[Finding]:
     memory = answer.need.memory if answer.need is not None else None
     if memory is not None and planned.gpu is not None:
-        said = said_host(memory, plan.launch, planned.host_bytes)
+        said = host_text(memory, plan.launch, planned.host_bytes)
         yield from [] if said is None else [Finding(Severity.NOTE, said)]
 
 

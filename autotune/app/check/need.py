@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.host import lacks_host_memory
-from autotune.app.planned import Planned
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
 from autotune.core.effort import EFFORTS
+from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
@@ -46,7 +46,7 @@ class Answer:
     reason: str = ""
 
 
-def traced(tracer: PlanTracer, sized: Sized, planned: Planned, budget_bytes: int) -> Answer:
+def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> Answer:
     """Return what traces of a plan say.
 
     Raises:
@@ -85,7 +85,7 @@ def needs_more(need: Need, budget_bytes: int) -> bool:
 def probed(
     plan: TrainingPlan,
     workload: Workload,
-    planned: Planned,
+    planned: Machine,
     budget_bytes: int,
     server: JobServer,
     folder: Path,
@@ -96,7 +96,7 @@ def probed(
     Args:
         timeout_seconds: time after which it is ended, from the start of its process; None: never.
     """
-    hardware = planned.machine.hardware
+    hardware = planned.hardware
     evaluation = workload.evaluation
     effort = EFFORTS["quick"]
     request = ProbeRequest(
@@ -162,7 +162,7 @@ def _largest(peaks: Mapping[str, int]) -> str:
 
 
 def studied(
-    config: Configuration, plan: TrainingPlan, folder: Path, workload: Workload, planned: Planned, budget_bytes: int
+    config: Configuration, plan: TrainingPlan, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> Answer | None:
     """Return what the study measured whose bundle a configuration is of; None if it measured something else.
 
@@ -172,7 +172,7 @@ def studied(
     result = result_in(folder)
     if result is None or result.recommended is None or not result.confirmed:
         return None
-    hardware, known = planned.machine.hardware, result.hardware
+    hardware, known = planned.hardware, result.hardware
     lengths, cut = result.workload.dataset.lengths, result.recommended.plan.truncate_to
     # Rows that have to be cut beforehand are in the bundle as they were trained on.
     rows = lengths if cut is None else lengths.cut_to(cut)
@@ -181,7 +181,7 @@ def studied(
         result.trainer == plan.trainer,
         result.workload.model.fingerprint == workload.model.fingerprint,
         rows == workload.dataset.lengths,
-        dict(result.environment) == environment(planned.machine),
+        dict(result.environment) == environment(planned),
         trains_like(result.recommended.plan, plan, config),
     )
     if not all(same):

@@ -10,8 +10,9 @@ from pathlib import Path
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
 from autotune.app.host import lacks_host_memory
-from autotune.app.planned import Planned, state_of
+from autotune.app.planned import state_of
 from autotune.core.json_text import read_json
+from autotune.core.machine import Machine
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
@@ -52,7 +53,7 @@ def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> 
     return replace(known, outcome=outcome, headline=line, budget_bytes=budget_bytes, remedy=None)
 
 
-def key_of(asked: CheckArguments, written: Written, planned: Planned) -> str | None:
+def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | None:
     """Return a hash of everything that a verdict depends on; None if some of it is not on this machine.
 
     The budget is no part of it, since the free memory of a machine changes all the time.
@@ -72,10 +73,10 @@ def key_of(asked: CheckArguments, written: Written, planned: Planned) -> str | N
         return None
     folder = written.file.path.parent if written.file is not None else None
     beside = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
-    software = environment(planned.machine)
-    hardware = planned.machine.hardware
+    software = environment(planned)
+    hardware = planned.hardware
     # A command may start a process on each of this machine's GPUs.
-    device = planned.described.name, hardware.memory_bytes, hardware.processes
+    device = planned.device.name, hardware.memory_bytes, hardware.processes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
     return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
 

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.planned import Planned
 from autotune.confidential import hidden_words
+from autotune.core.machine import Machine
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
@@ -27,7 +27,7 @@ class Task:
 
     asked: CheckArguments
     written: Written
-    planned: Planned | None
+    planned: Machine | None
     budget_bytes: int
     started: float
     absent: str = ""
@@ -42,7 +42,7 @@ class Task:
         """How many GPUs this machine has, if the check is for them; None otherwise."""
         if self.planned is None or self.planned.gpu is None or self.asked.gpu is not None:
             return None
-        return self.planned.machine.hardware.processes
+        return self.planned.hardware.processes
 
     def verdict(
         self, outcome: Outcome, findings: tuple[Finding, ...], *, reason: str = "", need: Need | None = None
@@ -56,11 +56,11 @@ class Task:
             headline(outcome, need, self.budget_bytes, reason),
             reason=reason,
             trainer=self.written.trainer,
-            device=self.planned.described.name if self.planned is not None else "",
+            device=self.planned.device.name if self.planned is not None else "",
             budget_bytes=self.budget_bytes,
             need=need,
             findings=findings,
-            environment=environment(self.planned.machine) if self.planned is not None else {},
+            environment=environment(self.planned) if self.planned is not None else {},
             settings=self.asked.settings,
             passes=self.asked.passes,
             wall_seconds=time.monotonic() - self.started,
@@ -72,7 +72,7 @@ class Task:
         if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.file):
             return None
         words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
-        gpu = self.planned.described.name if self.planned is not None else "NAME"
+        gpu = self.planned.device.name if self.planned is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 

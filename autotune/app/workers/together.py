@@ -16,9 +16,18 @@ from multiprocessing.connection import Connection
 
 from autotune.app.search import Run, run_search, storage_of
 from autotune.app.workers.exchange import Assignment, Ended, packed
-from autotune.app.workers.telling import Telling
 from autotune.confidential import hidden
-from autotune.core.events import Listener, StageStarted
+from autotune.core.events import (
+    ONCE_MORE,
+    CandidateVetoed,
+    Event,
+    Listener,
+    Noted,
+    ProbeFinished,
+    ProbeLost,
+    ProbeStarted,
+    StageStarted,
+)
 from autotune.core.machine import Share
 from autotune.probing.channel import environment_of
 from autotune.study import SearchOutcome, begin
@@ -128,11 +137,11 @@ class _Worker:
                     self._telling.of_another(self._number, received)
         self._process.wait()
         if not self._closing and (ended is None or ended.failure):
-            why = ended.failure if ended is not None else f"{self._said_end()}."
+            why = ended.failure if ended is not None else f"{self._exit_text()}."
             said = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
             self._telling.lost(self._number, said)
 
-    def _said_end(self) -> str:
+    def _exit_text(self) -> str:
         code = self._process.returncode
         if code < 0:
             return f"signal {-code}"
@@ -140,3 +149,67 @@ class _Worker:
         self._errors.seek(max(0, size - _SHOWN_BYTES))
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")
+
+
+class Telling:
+    """Passes the events of all workers of this machine on to one listener, one at a time, from any thread.
+
+    A worker tells of its own probes, and of those of others as it reads them in the study. What the listener raises in
+    another thread than the search's is raised there with the next event.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._told: set[object] = set()
+        self._running: dict[int, int] = {}
+        self._failure: Exception | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Pass on an event of the first worker, unless it was told already."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            self._pass_on(event, 0)
+
+    def of_another(self, worker: int, *events: Event) -> None:
+        """Pass on events of a further worker, but for those that were told already or are of no use to the user."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            try:
+                for event in events:
+                    self._pass_on(event, worker)
+            except Exception as error:  # noqa: BLE001 the listener may be anybody's; its error ends the search
+                self._failure = error
+
+    def lost(self, worker: int, reason: str) -> None:
+        """Tell that a worker has ended before its time, and that the probe it ran, if any, is lost."""
+        with self._lock:
+            lost = [number for number, runner in self._running.items() if runner == worker]
+        self.of_another(worker, Noted(reason), *map(ProbeLost, lost))
+
+    def _pass_on(self, event: Event, worker: int) -> None:
+        if worker and not isinstance(event, (ProbeStarted, ProbeFinished, ProbeLost, CandidateVetoed, Noted)):
+            return
+        match event:
+            case ProbeStarted(number=number):
+                self._running[number] = worker
+            case ProbeFinished(number=number) | ProbeLost(number=number):
+                self._running.pop(number, None)
+        mark = _mark(event)
+        if mark is None or mark not in self._told:
+            self._told.add(mark)
+            self._listener(event)
+
+
+def _mark(event: Event) -> object | None:
+    """Return what is equal for events that tell the same, or None for an event that tells something each time."""
+    match event:
+        case ProbeFinished(number=number, purpose=purpose) if purpose not in ONCE_MORE:
+            return ("finished", number)
+        case CandidateVetoed(number=number):
+            return ("vetoed", number)
+        case Noted(text=text):
+            return ("noted", text)
+    return None

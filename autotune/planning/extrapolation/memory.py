@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
+from autotune.core.machine import DeviceKind
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.trainers.prompts import GENERATION
 from autotune.units import MIB
@@ -24,16 +25,19 @@ Llama of 13M parameters: 126 MiB beside 519, and 89 beside 1,389."""
 
 
 def memory_estimate(
-    worst: Forecast, typical: Forecast, micro_batches: int, gpu: Gpu | None, process_bytes: int = 0
+    worst: Forecast, typical: Forecast, micro_batches: int, device: Gpu | None, kind: DeviceKind
 ) -> MemoryEstimate:
-    """Return the estimate for a GPU, or for the CPU's allocator if ``gpu`` is None.
+    """Return the estimate for a GPU, or for a CPU and its allocator.
 
     Args:
         worst: forecast of the largest micro-batch, which gives the memory.
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
-        process_bytes: the most that a process on a CPU is expected to hold beside its tensors; small models hold less.
+        device: None only for a CPU of which tensors alone count. Of another CPU, ``context_bytes`` is the most that a
+            process is expected to hold beside its tensors; small models hold less.
     """
+    gpu = None if kind == "cpu" else device
+    process_bytes = 0 if device is None else device.context_bytes
     peak_bytes = worst.peak_bytes + (worst.overhead_bytes if gpu is not None else 0)
     reserved_bytes = peak_bytes + worst.unused_bytes if gpu is not None else None
     context_bytes = gpu.context_bytes if gpu is not None else min(process_bytes, round(_PROCESS_SHARE * peak_bytes))

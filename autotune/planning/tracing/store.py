@@ -10,6 +10,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.tracing.cache import Cache, checked_key, fingerprint
+from autotune.planning.tracing.operators import OperatorTimes
 from autotune.probing.tracing import Traced, Untraceable
 
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
@@ -22,6 +23,7 @@ class Traces:
     Args:
         gpus: those that traces may be asked for. A trace for one of them stands for all others on which PyTorch takes
             the same kernels in it, so it is run once for them.
+        times: replaces the predicted times of operators by measured ones; None: they stay.
     """
 
     def __init__(
@@ -31,7 +33,9 @@ class Traces:
         model_fingerprint: str,
         versions: Mapping[str, str],
         gpus: Sequence[Gpu] = (),
+        times: OperatorTimes | None = None,
     ) -> None:
+        self.times = times
         self._tracer = tracer
         self._gpus = tuple(gpus)
         self._cache = cache
@@ -53,10 +57,17 @@ class Traces:
 
     def is_new(self, request: TraceRequest) -> bool:
         """Return whether the trace of a request was run rather than found."""
-        return self._found_at(self._key(request)) in self._new
+        return self._found_at(self._key(self._asked(request))) in self._new
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
+        found = self._get([self._asked(request) for request in requests])
+        return self.times.timed(found) if self.times is not None else found
+
+    def _asked(self, request: TraceRequest) -> TraceRequest:
+        return replace(request, operators=self.times is not None)
+
+    def _get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         keys = [self._key(request) for request in requests]
         missing = self._missing(zip(keys, requests, strict=True))
         for (key, request), traced in zip(missing.items(), self._run(list(missing.values())), strict=True):

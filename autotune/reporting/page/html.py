@@ -8,7 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autotune.reporting.document import Bar, Cell, Code, Document, Line, Place, Tone
+from autotune.reporting.document import Bar, Cell, Code, Document, Line, Medium, Tone
 from autotune.reporting.page.charts import charts
 from autotune.reporting.words import printable
 
@@ -19,7 +19,7 @@ def html_page(document: Document) -> str:
     drawn = charts(document)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(part=_part, line=_line, mark=_mark, printable=printable)
-    environment.tests["shown"] = lambda section: section.place is not Place.TERMINAL
+    environment.tests["shown"] = lambda section: section.medium is not Medium.TERMINAL
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     return template.render(
         document=document,

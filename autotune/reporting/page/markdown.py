@@ -23,7 +23,7 @@ def _lines(document: doc.Document) -> Iterator[str]:
     if document.verdict is not None:
         yield from _verdict(document.verdict, document.subject)
     for section in document.sections:
-        if section.place is not doc.Place.TERMINAL:
+        if section.medium is not doc.Medium.TERMINAL:
             yield from _section(section)
 
 
@@ -63,7 +63,7 @@ def _block(block: doc.Block) -> Iterator[str]:
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
             yield from _fenced(printable(block.text).splitlines(), "diff")
-        case doc.Command():
+        case doc.Snippet():
             yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
             yield from _listing(block.counts, block.lines)

@@ -110,21 +110,21 @@ class EngineCheck(TrainerCallback):
 
 def planned_engine(plan: TrainingPlan) -> str:
     """Return which engine a plan asks for, in the words of :func:`running_engine`."""
-    engine, processes = engine_of(plan), _said_processes(plan.launch.processes)
+    engine, processes = engine_of(plan), _processes_text(plan.launch.processes)
     named = {
         Engine.DDP: "DDP",
         Engine.FSDP2: "FSDP2",
         Engine.DEEPSPEED: f"DeepSpeed's ZeRO stage {zero_stage(plan)}",
     }
-    groups = _said_groups(plan.parallelism.get("dp_replicate_size", 1), plan.parallelism.get("cp_size", 1))
+    groups = _groups_text(plan.parallelism.get("dp_replicate_size", 1), plan.parallelism.get("cp_size", 1))
     return f"{named[engine]} with {processes}{groups}" if engine in named else processes
 
 
-def _said_groups(replicas: object, sharing: object) -> str:
+def _groups_text(replicas: object, sharing: object) -> str:
     return (f", {replicas} replicas" if replicas != 1 else "") + (f", {sharing} to a row" if sharing != 1 else "")
 
 
-def _said_processes(count: int) -> str:
+def _processes_text(count: int) -> str:
     return f"{count} processes" if count > 1 else "1 process"
 
 
@@ -135,13 +135,13 @@ def running_engine(trainer: Any) -> str:
     from torch.nn.parallel import DistributedDataParallel
 
     world = dist.get_world_size() if dist.is_initialized() else 1
-    processes = _said_processes(world)
+    processes = _processes_text(world)
     wrapped = trainer.model_wrapped
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"DeepSpeed's ZeRO stage {wrapped.zero_optimization_stage()} with {processes}"
     if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
         meshes = [one.device_mesh for one in wrapped.parameters() if isinstance(one, DTensor)]
-        groups = _said_groups(
+        groups = _groups_text(
             _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
         )
         return f"FSDP2 with {processes}{groups}"

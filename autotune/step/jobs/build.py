@@ -15,7 +15,7 @@ import torch
 from autotune.core.configuration import Built, Override
 from autotune.core.protocol import BuildRequest
 from autotune.errors import InputError
-from autotune.step.configurations import plain, same
+from autotune.step.fields import plain, same
 from autotune.step.job import JobContext
 from autotune.step.models.layers import FEWEST_BUILT, first_layers
 from autotune.step.models.loading import load_config, load_processor

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
+
+import torch
 
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import be_alone, import_engine, leave, select_device
-from autotune.step.environment import set_environment
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
@@ -134,3 +137,14 @@ def _failed(
         out_of_memory=out_of_memory,
         peaks=progress.peaks,
     )
+
+
+def set_environment(env: Mapping[str, str]) -> None:
+    """Set environment variables; call it before the device is used.
+
+    PyTorch reads the allocator's variable when it first asks for a setting (c10/core/AllocatorConfig.h), which the
+    process that this one was forked from may have done. So its settings are applied here too.
+    """
+    os.environ.update(env)
+    if ALLOCATOR_VARIABLE in env:
+        torch._C._accelerator_setAllocatorSettings(env[ALLOCATOR_VARIABLE])

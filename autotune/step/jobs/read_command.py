@@ -14,10 +14,10 @@ from unittest import mock
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import SHOWN, hidden, hidden_values, is_secret, secrets_in
-from autotune.core.configuration import Configuration, Fault, Override, ReadCommand
+from autotune.core.configuration import Fault, Override, ReadCommand, configured
 from autotune.core.protocol import ReadCommandRequest
-from autotune.step.configurations import plain, same
-from autotune.step.fields import mismatch, shown
+from autotune.inspection.command_line import options_of
+from autotune.step.fields import mismatch, plain, same, shown
 from autotune.step.job import JobContext
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
@@ -77,10 +77,10 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
     faults = tuple(fault for fault in faults if fault.unknown or not _mended(fault.key, objects))
     given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
-        configurations={type(item).__name__: _configuration(item) for item in objects},
+        configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
         overrides=tuple(_overrides(objects, given)),
-        launch=_pairs(remaining),
+        launch=options_of(remaining),
         names=names,
         warnings=tuple(dict.fromkeys(said for said in _own(caught) if any(f"`{key}`" in said for key in given))),
     )
@@ -210,18 +210,6 @@ def _mended(key: str, objects: Sequence[Any]) -> bool:
     return False
 
 
-def _configuration(item: Any) -> Configuration:
-    fields = dataclasses.fields(item)
-    defaults = {
-        field.name: field.default_factory() if callable(field.default_factory) else field.default for field in fields
-    }
-    return Configuration(
-        type(item).__name__,
-        {field.name: plain(getattr(item, field.name, defaults[field.name])) for field in fields},
-        {name: plain(value) for name, value in defaults.items()},
-    )
-
-
 def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Override]:
     for item in objects:
         for field in dataclasses.fields(item):
@@ -230,18 +218,6 @@ def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Ove
             asked, used = plain(given[field.name]), plain(getattr(item, field.name, None))
             if not same(asked, used):
                 yield Override(field.name, asked, used)
-
-
-def _pairs(words: Sequence[str]) -> Mapping[str, object]:
-    """Return the options among words that belong to ``accelerate launch``, with their values; True for a switch."""
-    found: dict[str, object] = {}
-    for index, word in enumerate(words):
-        if not word.startswith("--"):
-            continue
-        name, equals, value = word[2:].partition("=")
-        follows = words[index + 1] if index + 1 < len(words) else "--"
-        found[name.replace("-", "_")] = value if equals else True if follows.startswith("--") else follows
-    return found
 
 
 def _own(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:

@@ -1,10 +1,12 @@
-"""Subclasses TRL's trainer to report its progress and to train on the batches of a probe."""
+"""Subclasses TRL's trainer to report its progress and phases, and to train on the batches of a probe."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,9 +14,8 @@ from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.state import before_update
-from autotune.step.run.phases import around, with_phases
 from autotune.step.run.progress import Progress
-from autotune.step.trainers.base import Adapter
+from autotune.step.trainers.base import Adapter, InPhase
 
 
 def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any]:
@@ -86,3 +87,27 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
 
 def _copied(batch: Any, device: Any) -> Any:
     return recursively_apply(lambda tensor: torch.clone(tensor).to(device), batch)
+
+
+def with_phases(subclass: type[Any], methods: Mapping[str, str], in_phase: InPhase) -> type[Any]:
+    """Return a subclass of a trainer in which methods that form a phase of their own run inside ``in_phase``.
+
+    Args:
+        methods: method names by phase name.
+    """
+    for name, method in methods.items():
+        around(subclass, method, functools.partial(in_phase, name))
+    return subclass
+
+
+def around(owner: Any, name: str, context: Callable[[], AbstractContextManager[Any]]) -> Any:
+    """Return a class, or an object, whose method of that name runs inside a context."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return method(*args, **kwargs)
+
+    setattr(owner, name, told)
+    return owner

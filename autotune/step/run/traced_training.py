@@ -24,7 +24,7 @@ from autotune.step.models.loading import virtual_model
 from autotune.step.objects import config, peft_config, quantization_config
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, worst_order
-from autotune.step.run.phases import with_phases
+from autotune.step.run.followed import with_phases
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers import adapter

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,10 +13,10 @@ from trl.trainer import kto_trainer
 
 from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
-from autotune.step.rows import Counts, RowSizes, column_lengths
+from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.base import Collation, InPhase
-from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, reference_of
-from autotune.trainers.kto import POLICY_KL, PRECOMPUTE, REFERENCE_KL, REFERENCE_PASS, WITHOUT_KL, estimates_kl
+from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, watch_reference
+from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl
 
 _MISMATCHED = "KL_completion_ids"
 
@@ -29,8 +27,7 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
         if args.max_length is not None:
-            kept = np.flatnonzero(column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
-            dataset = dataset if len(kept) == len(dataset) else dataset.select(kept)
+            dataset = rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
         if not estimates_kl(args.loss_type):
             return dataset
         return dataset.map(
@@ -40,30 +37,14 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
         own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args.max_length)
-        known = blocks_of(own, beside, batch_size)
-        for place in worst_blocks(known):
-            self._ask(dataset, place, batch_size)
+        worst = worst_blocks(blocks_of(own, beside, batch_size))
         others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:TIMED]
-        started, rows = time.perf_counter(), 0
-        for place in others.tolist():
-            rows += self._ask(dataset, place, batch_size)
-        if name == "train":
-            self.seconds_per_row = {PRECOMPUTE: (time.perf_counter() - started) / rows}
+        widest, typical = (
+            [np.arange(place * batch_size, min((place + 1) * batch_size, len(dataset))) for place in places]
+            for places in (worst, others)
+        )
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
-        for column in columns:
-            dataset = dataset.add_column(column, [0.0] * len(dataset))
-        return dataset
-
-    def _ask(self, dataset: Dataset, place: int, batch_size: int) -> int:
-        """Run the reference on a block of so many rows; return how many it has."""
-        first = place * batch_size
-        rows = [dataset[index] for index in range(first, min(first + batch_size, len(dataset)))]
-        found = self.compute_ref_log_probs(reference_of(self), self._prepare_inputs(self.read_batch(rows)))
-        for values in found:
-            if values is not None:
-                # As TRL does with each batch; this waits for the device.
-                values.cpu()
-        return len(rows)
+        return self.ask_some(dataset, name, widest, typical, columns)
 
 
 class UnpairedPreference(AskingReference):
@@ -103,7 +84,7 @@ class UnpairedPreference(AskingReference):
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""
-        compute, inside = trainer._compute_kl_logps, ExitStack()
+        compute = trainer._compute_kl_logps
         apart: list[str] = []
 
         def told(model: Any, batch: Any) -> Any:
@@ -116,17 +97,8 @@ class UnpairedPreference(AskingReference):
             apart.pop()
             return logps
 
-        def enter(*_: Any) -> None:
-            if not torch.is_grad_enabled() and not apart:
-                inside.enter_context(in_phase(REFERENCE_PASS))
-
-        def leave(*_: Any) -> None:
-            inside.close()
-
         trainer._compute_kl_logps = told
-        model = trainer.ref_model or trainer.model
-        model.register_forward_pre_hook(enter)
-        model.register_forward_hook(leave)
+        watch_reference(trainer, in_phase, lambda: bool(apart))
 
 
 ADAPTER = UnpairedPreference()

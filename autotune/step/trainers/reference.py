@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
+import torch
+from datasets import Dataset
 from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
-from autotune.step.trainers.base import Adapter, MakeModel
-from autotune.trainers.dpo import PRECOMPUTE
+from autotune.step.rows import Counts
+from autotune.step.trainers.base import Adapter, InPhase, MakeModel
+from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
@@ -35,6 +40,35 @@ class OnTokenizedRows(_Trl):
     def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate rows as the data loader would."""
         return self.data_collator(list(rows))
+
+    def ask_some(
+        self, dataset: Dataset, name: str, widest: Iterable[Counts], typical: Iterable[Counts], columns: Sequence[str]
+    ) -> Dataset:
+        """Run the reference on the widest micro-batches, then time it on typical ones.
+
+        Args:
+            name: of the dataset; the time is kept of ``train``.
+            widest, typical: micro-batches, as indices of rows.
+            columns: that TRL adds with the results; here they are zeros.
+        """
+        for batch in widest:
+            self._ask(dataset, batch)
+        started, rows = time.perf_counter(), 0
+        for batch in typical:
+            self._ask(dataset, batch)
+            rows += len(batch)
+        if name == "train":
+            self.seconds_per_row = {PRECOMPUTE: (time.perf_counter() - started) / rows if rows else 0.0}
+        for column in columns:
+            dataset = dataset.add_column(column, [0.0] * len(dataset))
+        return dataset
+
+    def _ask(self, dataset: Dataset, batch: Counts) -> None:
+        inputs = self._prepare_inputs(self.read_batch([dataset[int(index)] for index in batch]))
+        for values in self.compute_ref_log_probs(reference_of(self), inputs):
+            if values is not None:
+                # As TRL does with each batch; this waits for the device.
+                values.cpu()
 
 
 class AskingReference(Adapter):
@@ -67,9 +101,29 @@ class AskingReference(Adapter):
         self.module.hash_module = lambda *_: ""  # type: ignore[attr-defined]
         return self.on_rows
 
+    def watch(self, trainer: Any, in_phase: InPhase) -> None:
+        """Report forward passes without gradients, which are those of the reference, whichever model it is."""
+        watch_reference(trainer, in_phase)
+
     def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
         """Return the seconds per row of precomputing the reference."""
         return dict(trainer.seconds_per_row)
+
+
+def watch_reference(trainer: Any, in_phase: InPhase, told_already: Callable[[], bool] = lambda: False) -> None:
+    """Report the forward passes of the reference, but for those in a phase that is reported already."""
+    inside = ExitStack()
+
+    def enter(*_: Any) -> None:
+        if not torch.is_grad_enabled() and not told_already():
+            inside.enter_context(in_phase(REFERENCE_PASS))
+
+    def leave(*_: Any) -> None:
+        inside.close()
+
+    model = trainer.ref_model or trainer.model
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave)
 
 
 def drop_precomputed(trainer: Any) -> None:

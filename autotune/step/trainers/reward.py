@@ -11,7 +11,7 @@ from trl import RewardConfig, RewardTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.models.heads import Head
-from autotune.step.rows import Counts, RowSizes, column_lengths
+from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.base import Adapter
 
 
@@ -22,8 +22,7 @@ class _OnTokenizedRows(RewardTrainer):
         if args.max_length is None:
             return dataset
         longest = column_lengths(dataset, RewardModelling.columns).max(axis=1)
-        kept = np.flatnonzero(longest <= args.max_length)
-        return dataset if len(kept) == len(dataset) else dataset.select(kept)
+        return rows_where(dataset, longest <= args.max_length)
 
 
 class RewardModelling(Adapter):

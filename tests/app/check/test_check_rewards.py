@@ -121,12 +121,12 @@ def test_one_of_trl_s_stands_in_for_each_that_is_not_imported() -> None:
     assert (left.built, left.own) == (("accuracy_reward", NO_REWARD), ("my.reward",))
     taken = rewards_of(read(reward_funcs=names), config(), imports=True)
     assert taken.built == ("accuracy_reward", "my.reward")
-    assert taken.said(probed=True) == "Imported and run: my.reward."
+    assert taken.sentence(probed=True) == "Imported and run: my.reward."
 
 
 def test_where_none_is_named_there_are_as_many_as_weights() -> None:
     assert rewards_of(read(), config(reward_weights=[1.0, 2.0]), imports=False).built == (NO_REWARD,) * 2
-    assert rewards_of(ReadCommand(), config(reward_weights=None), imports=True).said(probed=False) == ""
+    assert rewards_of(ReadCommand(), config(reward_weights=None), imports=True).sentence(probed=False) == ""
 
 
 def test_a_reward_model_is_not_read() -> None:

@@ -23,7 +23,7 @@ def asked(write: Write, processes: int, **more: Any) -> dict[str, Any]:
 
 def budget_bytes(processes: int) -> Any:
     """Return what each process has; what others use of the memory changes by the minute."""
-    return pytest.approx(planned_machine("cpu", processes).machine.hardware.available_bytes, rel=0.4)
+    return pytest.approx(planned_machine("cpu", processes).hardware.available_bytes, rel=0.4)
 
 
 def test_each_process_of_a_cpu_has_its_share_of_the_memory(write: Write, checked: Checked) -> None:
@@ -37,7 +37,7 @@ def test_each_process_of_a_cpu_has_its_share_of_the_memory(write: Write, checked
 
 
 def test_a_budget_that_one_process_could_have_is_more_than_the_share_of_four(write: Write, checked: Checked) -> None:
-    half = planned_machine("cpu").machine.hardware.memory_bytes // 2
+    half = planned_machine("cpu").hardware.memory_bytes // 2
     assert checked(**asked(write, 1), memory_budget=half).outcome is Outcome.FITS
     with pytest.raises(InputError, match="GiB for each of 4 processes"):
         checked(**asked(write, 4), memory_budget=half)

@@ -17,7 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
-from autotune.userconfig.engine import check_documents, engine_args, said_of_loading, without_engine
+from autotune.userconfig.engine import check_documents, engine_args, loading_text, without_engine
 from autotune.userconfig.launch import Launching, _document
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
@@ -53,7 +53,7 @@ def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
 
 def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
     def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
-        return said_of_loading(document, Configuration("SFTConfig", own, {})) is not None
+        return loading_text(document, Configuration("SFTConfig", own, {})) is not None
 
     assert said(_document("fsdp2")[0], {})
     keys = {"cpu_ram_efficient_loading": "true"}

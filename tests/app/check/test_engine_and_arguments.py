@@ -16,7 +16,7 @@ from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
-from autotune.step.configurations import plain
+from autotune.step.fields import plain
 from autotune.userconfig.engine import engine_args, with_precision
 from autotune.userconfig.launch import Launching, _document, launching
 from autotune.userconfig.problems import of_precision

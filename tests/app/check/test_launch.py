@@ -59,7 +59,7 @@ def test_torchrun_starts_so_many_on_each_machine(words: str, processes: int, mac
     assert (determine_local_world_size(read.nproc_per_node), nodes) == (processes // machines, (machines, machines))
     for program in ("torchrun", "python -u -m torch.distributed.run"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
 
 
 @pytest.mark.parametrize("word", ["gpu", "auto", "cpu", "xpu"])
@@ -98,7 +98,7 @@ def test_deepspeed_starts_so_many_on_each_machine(words: str, processes: int, ma
     assert (sum(map(len, slots.values())), len(slots)) == (processes, machines)
     for program in ("deepspeed", "python -m deepspeed", "python -m deepspeed.launcher.runner"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_accelerate_counts_over_all_machines(words: str, processes: int, machine
     assert (read.num_processes, read.num_machines or 1) == (processes, machines)
     for program in ("accelerate launch", "python -m accelerate.commands.launch"):
         found = started(f"{program} {words}", script)
-        assert (found.processes, found.machines, found.said) == (processes, machines, True)
+        assert (found.processes, found.machines, found.counted) == (processes, machines, True)
 
 
 def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -> None:
