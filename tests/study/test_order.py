@@ -172,7 +172,7 @@ def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_next(run: 
 
 
 def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:
-    predictor = Untraced()
+    predictor = Foretold(traced=lambda _: False, need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
     outcome = run(ReplayedTable(limit_bytes=0), trials=6, predictor=predictor)
     assert (outcome.winner, outcome.ending) == (None, Ending.PATIENCE)
     assert len(predictor.made_sure) < len(legal()) / 2
