@@ -14,6 +14,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.space import SpaceFile
 from autotune.study import SearchOutcome
 from autotune.techniques import find
+from autotune.techniques.offload import BOTH, OPTIMIZER, PARAMETERS
 from autotune.trainers.problem import TrainerProblem
 
 OFFLOADED = (
@@ -25,8 +26,7 @@ _USUAL = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
 _TRIED = 3
 _EACH = 2
-"""Candidates that each of the further choices is tried with. Offloading has no predicted speed, so that of several that
-fit the one that needs the least memory is shown first."""
+"""Most candidates that each combination of further choices is tried with: the next one if the former does not fit."""
 
 
 def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool = True) -> Evaluator:
@@ -54,18 +54,50 @@ def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool =
         left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
         return evaluator.of(left)
     found = evaluator.of(wide)
-    fitting = sorted((each for each in found.run(further) if each.fits), key=rank)
+    budget_bytes = evaluator.target.budget_bytes
+    fitting = sorted(_fitting(found, [_roomy(each, budget_bytes) for each in further]), key=rank)
     space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
     return found.of(replace(wide, space=space))
 
 
-def _last_resorts(ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem) -> list[Candidate]:
+_Resorts = Mapping[Candidate, Estimate]
+"""Candidates with one combination of further choices, each with the estimate of the same without offloading."""
+
+
+def _last_resorts(ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem) -> list[_Resorts]:
     """Return the candidates that need the least with each combination of the wider problem's further choices."""
-    found: dict[Candidate, None] = {}
+    found: list[_Resorts] = []
     for further in _further(narrow, wide):
-        legal = (_with(estimate.candidate, further, wide) for estimate in ranked if estimate.memory is not None)
-        found.update(dict.fromkeys(itertools.islice((each for each in legal if each is not None), _EACH)))
-    return list(found)
+        every = ((_with(each.candidate, further, wide), each) for each in ranked if each.memory is not None)
+        legal = ((candidate, estimate) for candidate, estimate in every if candidate is not None)
+        found.append(dict(itertools.islice(legal, _EACH)))
+    return [resorts for resorts in found if resorts]
+
+
+def _roomy(resorts: _Resorts, budget_bytes: int) -> list[Candidate]:
+    """Return the candidates for which what stays on the device in any case leaves room.
+
+    One process shares nothing out: weights and the optimizer's state stay whole on the device unless they are
+    offloaded, in at least half of the bytes that were traced without DeepSpeed, which keeps in 16 bits what was in 32.
+    """
+    return [each for each, estimate in resorts.items() if _least_bytes(each, estimate) <= budget_bytes]
+
+
+def _least_bytes(candidate: Candidate, estimate: Estimate) -> int:
+    parts: Mapping[str, int] = estimate.memory.breakdown if estimate.memory is not None else {}
+    offloading = {"parameter": (PARAMETERS, BOTH), "optimizer state": (OPTIMIZER, BOTH)}
+    return sum(parts.get(part, 0) for part, by in offloading.items() if candidate["offload"] not in by) // 2
+
+
+def _fitting(evaluator: Evaluator, resorts: Sequence[Sequence[Candidate]]) -> list[Estimate]:
+    """Trace candidates of each combination until one fits, and return those that do."""
+    fitting: list[Estimate] = []
+    left = [each for each in resorts if each]
+    while left:
+        found = evaluator.run([first for first, *_ in left])
+        fitting += [each for each in found if each.fits]
+        left = [rest for (_, *rest), each in zip(left, found, strict=True) if rest and not each.fits]
+    return fitting
 
 
 def _further(narrow: TrainerProblem, wide: TrainerProblem) -> Iterator[Mapping[str, Choice]]:

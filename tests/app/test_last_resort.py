@@ -21,6 +21,7 @@ from autotune.probing.tracing import Traced, Untraceable
 from autotune.space import Wishes, default_file, load
 from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
 from autotune.techniques import find
+from autotune.techniques.sharding import zero_of
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
@@ -107,7 +108,7 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
     found = with_what_offloads(evaluator, FILE)
     wide = found.problem
     assert len(tracer.requests) == before + len(tracer.sharded)
-    # Two candidates with each of five combinations of choices, at two to four points.
+    # At most two candidates with each of five combinations of choices, at two to four points.
     assert 0 < len(tracer.sharded) <= 5 * 2 * 4
     assert {request.plan.launch.processes for request in tracer.sharded} == {1}
     best = found.ranked()[0]
@@ -120,6 +121,25 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
     assert "ZeRO-2 and ZeRO-3 with offload" in " ".join(notes_on_offloading(wide))
     # What was traced before is still known.
     assert {each.candidate for each in evaluator.ranked()} < {each.candidate for each in found.ranked()}
+
+
+def test_once_a_candidate_fits_no_other_is_traced_with_the_same_offloading(tmp_path: Path) -> None:
+    found = with_what_offloads(searched(here(), OffloadingTracer(), tmp_path, TIGHT), FILE)
+    fitting = [each for each in found.ranked() if each.candidate["sharding"] != "ddp" and each.fits]
+    same = [(each.candidate["sharding"], each.candidate["offload"]) for each in fitting]
+    assert len(set(same)) == len(same) > 1
+
+
+def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_path: Path) -> None:
+    tracer = OffloadingTracer()
+    evaluator = searched(here(), tracer, tmp_path, 150 * MIB)
+    parts = [each.memory.breakdown for each in evaluator.ranked() if each.memory is not None]
+    # Half of the weights is too much already.
+    assert min(each["parameter"] for each in parts) > 2 * 150 * MIB
+    with_what_offloads(evaluator, FILE)
+    offloaded = [zero_of(request.plan) for request in tracer.sharded]
+    assert offloaded
+    assert all("offload_param" in zero for zero in offloaded)
 
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
