@@ -86,9 +86,9 @@ def test_a_plan_is_the_slower_the_slower_its_network_and_as_fast_as_one_machine_
     def rates(plan: Plan) -> dict[object, float]:
         return {found.candidate["dp_replicate_size"]: found.tokens_per_second or 0.0 for found in plan.estimates}
 
-    alone, fastest, fast, slow = (rates(planned(network)) for network in (None, 1e9, 10.0, 1.0))
+    alone, fastest, fast, slow = (rates(planned(network)) for network in (None, 1e9, 10.0, 0.1))
     assert alone == fastest
     for replicas in (1, 2):
         assert alone[replicas] >= fast[replicas] > slow[replicas]
-    # Shards of one machine are not gathered over the network.
+    # Shards of one machine are not gathered over the network, which decides where it takes most of a step.
     assert slow[2] > slow[1]
