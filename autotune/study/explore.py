@@ -114,6 +114,8 @@ def _is_settled(session: Session) -> bool:
     for neighbour in dict.fromkeys(changed):
         if session.judge.is_open(neighbour) and session.judge.veto(neighbour) is None:
             if predictor.predict(neighbour) is None:
+                if not session.has_time(_reserve_seconds(session)):
+                    return False
                 predictor.make_sure(neighbour)
             if _may_win(session, first, [neighbour]):
                 return False
