@@ -54,7 +54,7 @@ def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool =
         left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
         return evaluator.of(left)
     found = evaluator.of(wide)
-    budget_bytes = evaluator.target.budget_bytes
+    budget_bytes = evaluator.budget_bytes
     fitting = sorted(_fitting(found, [_roomy(each, budget_bytes) for each in further]), key=rank)
     space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
     return found.of(replace(wide, space=space))
