@@ -20,15 +20,12 @@ class Prediction:
         error: share by which that may be off, either way.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
         partly_measured: whether a probe that fits measures only a part of ``need_bytes``.
-        rate_error: share by which a measured rate exceeds the predicted one in one of six cases (a standard deviation),
-            as probes of other candidates showed; None before there are enough.
     """
 
     need_bytes: int
     error: float
     tokens_per_second: float | None = None
     partly_measured: bool = False
-    rate_error: float | None = None
 
     def over(self, limit_bytes: int) -> bool:
         """Whether the need exceeds a limit by more than the error."""

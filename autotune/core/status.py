@@ -35,5 +35,4 @@ class Ending(StrEnum):
     TIME = "the time limit"
     TRIALS = "the trial limit"
     PATIENCE = "patience"
-    PREDICTED = "a lack of faster predictions"
     EXHAUSTED = "exhausted"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import expm1, inf, log, sqrt
+from math import inf
 from statistics import median
 
 FEWEST = 2
@@ -91,12 +91,10 @@ def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float],
 
 
 def factor(pairs: Sequence[Pair]) -> Correction:
-    """Return the median factor, for figures that only rank candidates; their error is a standard deviation."""
+    """Return the median factor, for figures that only rank candidates and need no stated error."""
     if len(pairs) < FEWEST:
         return Correction()
-    found = Correction(factor=median(pair.measured / pair.predicted for pair in pairs), probes=len(pairs))
-    misses = [log(pair.measured / found(pair.predicted)) for pair in pairs]
-    return replace(found, error=expm1(sqrt(sum(miss**2 for miss in misses) / (len(misses) - 1))))
+    return Correction(factor=median(pair.measured / pair.predicted for pair in pairs), probes=len(pairs))
 
 
 def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:

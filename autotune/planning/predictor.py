@@ -25,10 +25,6 @@ _ENOUGH = 0.5
 _TENSOR_ERROR = 0.03
 
 
-# Fewest probes that show how far predicted rates are off.
-_TIMED = 4
-
-
 class Estimates(Protocol):
     """The traced candidates of a search."""
 
@@ -169,7 +165,6 @@ class PlannedPredictor:
             error=error,
             tokens_per_second=rate / self.time.factor if rate else None,
             partly_measured=on_cpu,
-            rate_error=self.time.error if self.time.probes >= _TIMED else None,
         )
 
     def _correct(self) -> None:

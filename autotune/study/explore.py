@@ -8,14 +8,12 @@ is kept for the candidate with the smallest predicted need, so that the search d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from autotune.core.candidate import Candidate
 from autotune.core.status import Ending
 from autotune.study.begun import DEATHS, Unfinished
 from autotune.study.contributions import unmeasured
 from autotune.study.judge import Place, Veto
-from autotune.study.problem import Purpose, Record
+from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
 from autotune.study.selection import probes_without_improvement
 from autotune.study.session import Session
@@ -26,12 +24,6 @@ _LARGEST_RESERVE = 1 / 2
 _MOST_VETOED_TRACES = 24
 """Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
 the candidates that are predicted best come first."""
-
-_WORTH = 0.01
-"""Share by which a candidate has to be likely to be faster to be worth a probe."""
-
-_RELIABLE = 0.15
-"""Error of predicted rates, as a share, below which their order is better than the sampler's draws."""
 
 _COMPARED = 2
 """Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
@@ -91,49 +83,11 @@ def _limited_by(session: Session) -> Ending | None:
     without_improvement = probes_without_improvement(session.log.records, session.judge)
     if without_improvement >= session.effort.patience or session.vetoed_traces >= _MOST_VETOED_TRACES:
         return Ending.PATIENCE
-    if _is_settled(session):
-        return Ending.PREDICTED
     kept = 1 if _smallest(session) is not None else 0
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     if session.probes_left <= max(kept, reserved):
         return Ending.TRIALS
     return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
-
-
-def _is_settled(session: Session) -> bool:
-    """Whether no candidate is left that is likely to be faster than the leader, by rates whose error probes showed.
-
-    Neighbours of the leader that were not traced yet are traced before that is said.
-    """
-    first, predictor = session.leader(), session.predictor
-    promising = predictor.promising(session.probes_left + len(session.log.records))
-    if first is None or not promising or _may_win(session, first, promising):
-        return False
-    choices, normal = session.problem.choices, session.problem.normal
-    changed = (normal(first.candidate.but(**{knob: choice})) for knob, found in choices.items() for choice in found)
-    for neighbour in dict.fromkeys(changed):
-        if session.judge.is_open(neighbour) and session.judge.veto(neighbour) is None:
-            if predictor.predict(neighbour) is None:
-                if not session.has_time(_reserve_seconds(session)):
-                    return False
-                predictor.make_sure(neighbour)
-            if _may_win(session, first, [neighbour]):
-                return False
-    return True
-
-
-def _may_win(session: Session, first: Record, candidates: Iterable[Candidate]) -> bool:
-    """Whether one of the candidates that are open may be faster than the leader, as far as that is predicted."""
-    for candidate in candidates:
-        guess = session.predictor.predict(candidate)
-        if guess is None or not session.judge.is_open(candidate) or session.judge.veto(candidate) is not None:
-            continue
-        if guess.rate_error is None:
-            return True
-        highest = (guess.tokens_per_second or 0.0) * (1 + guess.rate_error)
-        if highest >= first.tokens_per_second * (1 + _WORTH):
-            return True
-    return False
 
 
 def _may_probe_smallest(session: Session) -> bool:
@@ -268,13 +222,7 @@ def _samplers_turn(session: Session) -> bool:
     """Whether the sampler proposes the next candidate; every second probe refines the best candidate instead.
 
     In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
-    speed is predicted, refinement, which includes the candidates predicted to be the fastest, comes first; if probes
-    showed that predicted rates are reliable, the sampler proposes nothing.
+    speed is predicted, refinement, which includes the candidates predicted to be the fastest, comes first.
     """
     count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
-    best = next(iter(session.predictor.promising(1)), None)
-    if best is None:
-        return count % 2 == 0
-    guess = session.predictor.predict(best)
-    reliable = guess is not None and guess.rate_error is not None and guess.rate_error < _RELIABLE
-    return count % 2 == 1 and not reliable
+    return count % 2 == (1 if session.predictor.promising(1) else 0)

@@ -34,7 +34,6 @@ class Foretold:
         speeds: whether speed is predicted.
         need: what is predicted for a candidate, in bytes.
         rate: what is predicted for a candidate, in tokens per second.
-        rate_error: share by which measured rates were found to exceed predicted ones.
         made_sure: candidates that were asked about once more.
         learned: what was shown of probes.
     """
@@ -44,7 +43,6 @@ class Foretold:
     speeds: bool = True
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
-    rate_error: float | None = None
     made_sure: list[Candidate] = field(default_factory=list)
     learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
 
@@ -52,8 +50,7 @@ class Foretold:
         """Predict what was traced."""
         if candidate not in self.made_sure and not self.traced(candidate):
             return None
-        rate = self.rate(candidate) if self.speeds else None
-        return Prediction(self.need(candidate), self.error, rate, rate_error=self.rate_error)
+        return Prediction(self.need(candidate), self.error, self.rate(candidate) if self.speeds else None)
 
     def make_sure(self, candidate: Candidate) -> Prediction | None:
         """Trace the candidate."""

@@ -13,7 +13,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import CandidateVetoed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from autotune.core.status import Ending, ProbeStatus
+from autotune.core.status import ProbeStatus
 from autotune.study import Purpose
 from tests.study.foretold import Foretold
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
@@ -78,50 +78,6 @@ def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline
     first, second = probed(outcome)[:2]
     assert first.candidate == BASELINE
     assert second.tokens_per_second == optimum
-
-
-def test_a_search_ends_when_no_candidate_is_left_that_is_likely_to_be_faster(run: Run) -> None:
-    patient = replace(PATIENT, trials=40, patience=40)
-    outcome = run(ReplayedTable(), effort=patient, predictor=Foretold(error=0.0, rate_error=0.02))
-    assert outcome.ending is Ending.PREDICTED
-    legal = [item for item in run.problem.everything() if run.problem.illegal(item) is None]
-    rates = [tokens_per_second(item) for item in legal if peak_bytes(item) <= LIMIT_BYTES]
-    assert outcome.winner is not None
-    assert outcome.winner.tokens_per_second == max(rates)
-    searched = probed(outcome, Purpose.SEARCH)
-    assert 1 <= len(searched) <= sum(rate > 0.97 * max(rates) for rate in rates)
-
-
-def test_a_search_goes_on_while_a_candidate_may_be_faster_than_predicted(run: Run) -> None:
-    patient = replace(PATIENT, trials=12, patience=40)
-    for unknown in (None, 10.0):
-        outcome = Run("sqlite://")(ReplayedTable(), effort=patient, predictor=Foretold(rate_error=unknown))
-        assert outcome.ending is Ending.TRIALS
-
-
-def test_neighbours_of_the_leader_are_predicted_before_a_search_ends_for_a_lack_of_faster_ones(run: Run) -> None:
-    hidden = BASELINE.but(attention="flash", batch=8)
-
-    @dataclass
-    class Partial(Foretold):
-        """Traced all but one candidate."""
-
-        def predict(self, candidate: Candidate) -> Prediction | None:
-            """Predict nothing of the one until it is asked for."""
-            known = candidate != hidden or candidate in self.made_sure
-            return super().predict(candidate) if known else None
-
-        def promising(self, count: int) -> Sequence[Candidate]:
-            """Return others, and that one once it is known."""
-            found = super().promising(1000)
-            return [item for item in found if item != hidden or item in self.made_sure][:count]
-
-    fast = Measurement(ProbeStatus.OK, peak_bytes=500, tokens_per_second=1e9)
-    predictor = Partial(error=0.0, rate_error=0.02)
-    predictor.rate = lambda item: 1e9 if item == hidden else tokens_per_second(item) / (10 if item != BASELINE else 1)
-    outcome = run(ReplayedTable(shown={hidden: fast}), effort=replace(PATIENT, patience=40), predictor=predictor)
-    assert outcome.winner is not None
-    assert outcome.winner.candidate == hidden
 
 
 @dataclass
