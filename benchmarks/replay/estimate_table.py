@@ -30,7 +30,6 @@ from benchmarks.gpu.accuracy import spearman
 from benchmarks.replay.tables import RECORDED, Table, read_table, write_table
 from benchmarks.shapes import small_workload
 
-
 _AT_ONCE = 4
 
 
