@@ -45,3 +45,13 @@ class StepTime:
     launch_seconds: float
     flops: int
     communication_seconds: float = 0.0
+
+    @property
+    def device_seconds(self) -> float:
+        """Time in which the device computes."""
+        return self.matmul_seconds + self.attention_seconds + self.elementwise_seconds
+
+    @property
+    def busiest_seconds(self) -> float:
+        """How long the busiest of device, copy engines, links and host works; copies have two engines."""
+        return max(self.device_seconds, self.copy_seconds / 2, self.launch_seconds, self.communication_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse
@@ -37,6 +38,17 @@ class TracedOperator:
     call: str
     seconds: float
     kind: str
+
+
+def tensors_in(arguments: Any) -> list[Any]:
+    """Return shape, strides, type, and whether it is on the device, of each tensor in the arguments of a call.
+
+    Args:
+        arguments: as parsed from the text of :attr:`TracedOperator.call`.
+    """
+    if isinstance(arguments, dict):
+        return [arguments["tensor"]] if "tensor" in arguments else []
+    return [found for item in arguments for found in tensors_in(item)] if isinstance(arguments, (list, tuple)) else []
 
 
 @dataclass(frozen=True)

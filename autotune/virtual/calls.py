@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from autotune.core.traced import tensors_in
 from autotune.virtual.tensors import operator_name, type_of_device
 
 _WORDS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
@@ -74,14 +75,8 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
 
 def _bound(tree: Any) -> int:
     """Return a number below which whole numbers index every dimension of the first tensor, which is what is indexed."""
-    sizes = next((shape for shape, *_ in _tensors(tree) if shape), ())
+    sizes = next((shape for shape, *_ in tensors_in(tree) if shape), ())
     return max(1, min(sizes, default=2))
-
-
-def _tensors(tree: Any) -> list[Sequence[Any]]:
-    if isinstance(tree, dict):
-        return [tree["tensor"]] if "tensor" in tree else []
-    return [found for item in tree for found in _tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def _made(value: Any, device: torch.device, bound: int) -> Any:

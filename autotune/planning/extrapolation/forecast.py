@@ -29,13 +29,7 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
     found = StepTime(**{**sums, "flops": round(sums["flops"])})
-    return replace(found, seconds=max(found.seconds, _busiest_seconds(found)))
-
-
-def _busiest_seconds(time: StepTime) -> float:
-    """Return how long the busiest of device, copy engines, links and host works; copies have two engines."""
-    device_seconds = time.matmul_seconds + time.attention_seconds + time.elementwise_seconds
-    return max(device_seconds, time.copy_seconds / 2, time.launch_seconds, time.communication_seconds)
+    return replace(found, seconds=max(found.seconds, found.busiest_seconds))
 
 
 def weighted_sum(figures: Sequence[Figures] | Figures, weights: Sequence[float]) -> Figures:

@@ -15,7 +15,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.protocol import TraceReply
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Section
-from autotune.core.traced import TracedOperator
+from autotune.core.traced import TracedOperator, tensors_in
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import Traced
@@ -163,11 +163,9 @@ def _lengthened(time: StepTime, added: Mapping[str, float], *, on_host: bool) ->
     """
     figures: dict[str, Any] = {name: max(0.0, getattr(time, name) + seconds) for name, seconds in added.items()}
     found = replace(time, **figures)
-    device_seconds = found.matmul_seconds + found.attention_seconds + found.elementwise_seconds
     if on_host:
-        return replace(found, seconds=device_seconds + found.launch_seconds)
-    busiest = max(device_seconds, found.launch_seconds, found.copy_seconds / 2, found.communication_seconds)
-    return replace(found, seconds=max(busiest, time.seconds + sum(added.values())))
+        return replace(found, seconds=found.device_seconds + found.launch_seconds)
+    return replace(found, seconds=max(found.busiest_seconds, time.seconds + sum(added.values())))
 
 
 @cache
@@ -183,10 +181,3 @@ def form_of(call: str) -> str:
         widths = sorted(shape)[:-1] if ".mm." in name or ".addmm" in name or ".bmm." in name else []
         form.append([dtype, on_device, order, [at for at in order if not stride[at]], widths])
     return json.dumps(form)
-
-
-def tensors_in(tree: Any) -> list[Any]:
-    """Return shape, strides, type, and whether it is on the device, of each tensor in arguments of a call."""
-    if isinstance(tree, dict):
-        return [tree["tensor"]] if "tensor" in tree else []
-    return [found for item in tree for found in tensors_in(item)] if isinstance(tree, list) else []
