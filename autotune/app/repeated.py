@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
 from autotune.reporting.words import baseline_name, differences
-from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
+from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside, short_runs
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
@@ -62,7 +62,7 @@ def notes_on_runs(outcome: SearchOutcome, comparisons: int, *, own: bool = False
     """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
 
     Args:
-        comparisons: number of short runs that winner and baseline each should have had.
+        comparisons: most short runs that winner and baseline each should have had.
         own: whether the baseline is the user's own configuration.
     """
     return (*_failed(outcome, own=own), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
@@ -88,6 +88,7 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
 
 def _unfinished(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
     winner, baseline = outcome.winner, outcome.baseline
+    comparisons = short_runs(outcome.records, comparisons)
     if winner is None or next_turn(winner, baseline, comparisons) is None:
         return ()
     speed = speed_up(winner, baseline)

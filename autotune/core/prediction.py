@@ -40,7 +40,7 @@ class Prediction:
 class Predictor(Protocol):
     """Predicts candidates of one problem, all in their normal form.
 
-    The search calls :meth:`predict`, :meth:`promising` and :meth:`least` at any time, :meth:`make_sure` right before
+    The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`make_sure` right before
     every probe, and :meth:`learn` after each probe, and after each later run that ran out of memory.
     """
 
@@ -56,8 +56,8 @@ class Predictor(Protocol):
         None without predictions.
         """
 
-    def promising(self, count: int) -> Sequence[Candidate]:
-        """Return up to ``count`` legal candidates that should fit, the fastest first; none without predicted speeds."""
+    def traced(self) -> Sequence[Candidate]:
+        """Return the legal candidates that were traced so far."""
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Use a measurement; called once for each run, in their order, those of earlier searches included."""
@@ -78,7 +78,7 @@ class NoPredictor:
         """Return None."""
         return None
 
-    def promising(self, count: int) -> Sequence[Candidate]:
+    def traced(self) -> Sequence[Candidate]:
         """Return none."""
         return ()
 

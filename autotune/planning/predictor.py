@@ -17,9 +17,6 @@ from autotune.units import format_bytes
 
 T = TypeVar("T")
 
-# Share of the candidates whose speed has to be predicted for the fastest of them to be proposed.
-_ENOUGH = 0.5
-
 # Error of traced tensor bytes, as a share, where only tensors count. Traces are within 1 % of PyTorch's CPU allocator
 # (tests/virtual/test_against_cpu.py), and extrapolations from small traces are within 1 % of full-size ones.
 _TENSOR_ERROR = 0.03
@@ -68,7 +65,6 @@ class PlannedPredictor:
         self._problem = ""
         self._measured: dict[Candidate, Measurement] = {}
         self._predictions: dict[Candidate, Prediction | None] = {}
-        self._ranked: list[Candidate] | None = None
         self.memory = Correction()
         self.time = Correction()
         self._raised = 0
@@ -91,21 +87,9 @@ class PlannedPredictor:
         found = self._tracing(self._least)
         return found.candidate if found is not None else None
 
-    def promising(self, count: int) -> Sequence[Candidate]:
-        """Return the fastest candidates that should fit; none if the speed of most candidates is not predicted."""
-        if self._ranked is None:
-            rates = {candidate: _rate(self._estimates.estimate(candidate)) for candidate in self._estimates.candidates}
-            known = {candidate: rate for candidate, rate in rates.items() if rate is not None}
-            enough = len(known) >= _ENOUGH * len(rates)
-            self._ranked = sorted(known, key=known.__getitem__, reverse=True) if enough else []
-        found: list[Candidate] = []
-        for candidate in self._ranked:
-            prediction = self.predict(candidate)
-            if len(found) == count:
-                break
-            if prediction is not None and prediction.need_bytes <= self._limit_bytes:
-                found.append(candidate)
-        return found
+    def traced(self) -> Sequence[Candidate]:
+        """Return the legal candidates that were traced so far."""
+        return self._estimates.candidates
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Update the corrections with a measurement; they are recomputed when its estimate changes."""
@@ -139,7 +123,6 @@ class PlannedPredictor:
             self._problem = error.message
             return None
         finally:
-            self._ranked = None
             self._correct()
 
     def _predict(self, estimate: Estimate) -> Prediction | None:

@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from statistics import fmean
 
 from autotune.core.measurement import Measurement
-from autotune.study.problem import Record, Turn
+from autotune.study.problem import Purpose, Record, Turn
+
+_FEWEST = 2
+"""Short runs of each of the two that an interval needs."""
+
+_LEAST_SECONDS = 300.0
+_LARGEST_SHARE = 0.5
+"""A comparison may take this long, or this share of the time of the search's probes if that is longer."""
+
+_EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
+
+
+def short_runs(records: Iterable[Record], most: int) -> int:
+    """Return the number of short runs of each of the two: fewer where a probe takes minutes, but two at least.
+
+    Args:
+        most: number of short runs where they are quick.
+    """
+    # A probe that a contribution needs comes after the comparison and must not change its length.
+    probes = [record.measurement for record in records if record.probed and record.purpose in _EXPLORING]
+    usual = fmean([probe.wall_seconds for probe in probes if probe.ok] or [0.0])
+    seconds = max(_LEAST_SECONDS, _LARGEST_SHARE * sum(probe.wall_seconds for probe in probes))
+    return min(most, max(_FEWEST, int(seconds / (2 * usual)))) if usual else most
 
 
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:

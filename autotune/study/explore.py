@@ -25,6 +25,10 @@ _MOST_VETOED_TRACES = 24
 """Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
 the candidates that are predicted best come first."""
 
+_TRACED_FOR_A_PROBE = 3
+"""Most candidates that are traced before a probe since they may be faster than those that were traced. With six,
+replayed searches came no nearer to the best (benchmarks/replay/distorted_search.py)."""
+
 _COMPARED = 2
 """Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
 
@@ -36,7 +40,7 @@ def explore(session: Session, proposer: Proposer) -> Ending:
     if session.baseline is None and first not in begun:
         _consider(session, first, Purpose.BASELINE)
     _repeat(session)
-    if not session.predictor.promising(1):
+    if not session.judge.predicts_speed:
         for recipe in _recipes(session):
             if _limited_by(session) is None and not session.judge.is_slow(recipe):
                 _consider(session, recipe, Purpose.RECIPE)
@@ -113,7 +117,7 @@ def _by_need(session: Session) -> bool:
     judge = session.judge
     if session.leader() is not None or not judge.lacked_memory:
         return False
-    return judge.surprised or not session.predictor.promising(1)
+    return judge.surprised or not judge.expects_a_fit
 
 
 def _repeat(session: Session) -> None:
@@ -171,13 +175,16 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
     while not _is_smallest_next(session):
         first = session.leader()
         incumbent = first.candidate if first is not None else None
-        for candidate in proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session)):
+        proposed = proposer.proposals(
+            incumbent, explore=by_sampler, by_need=_by_need(session), traced=len(traced) >= _TRACED_FOR_A_PROBE
+        )
+        for candidate in proposed:
             known = judge.is_sure(candidate)
             veto = judge.verdict(candidate)
             if veto is not None:
                 session.veto(candidate, Purpose.SEARCH, veto)
                 session.vetoed_traces += not known
-            elif candidate in traced or _is_in_turn(session, candidate, Purpose.SEARCH):
+            elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
                 return candidate
             if (limit := _limited_by(session)) is not None:
                 return limit
@@ -222,7 +229,7 @@ def _samplers_turn(session: Session) -> bool:
     """Whether the sampler proposes the next candidate; every second probe refines the best candidate instead.
 
     In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
-    speed is predicted, refinement, which includes the candidates predicted to be the fastest, comes first.
+    speed is predicted, refinement explores too, and found the best candidate in fewer probes without the sampler.
     """
     count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
-    return count % 2 == (1 if session.predictor.promising(1) else 0)
+    return count % 2 == 0 and not session.judge.predicts_speed

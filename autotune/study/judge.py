@@ -20,6 +20,10 @@ _RAN_OUT = {
 }
 
 
+_ENOUGH = 0.5
+"""Share of the traced candidates whose speed has to be predicted."""
+
+
 @dataclass(frozen=True)
 class Veto:
     """Why a candidate is not worth a probe.
@@ -39,7 +43,7 @@ class Place(IntEnum):
     Attributes:
         NEXT: predicted to need less memory than every candidate that ran out of it.
         ABOVE: predicted to need as much as one that ran out, or more.
-        UNPREDICTED: not predicted.
+        UNPREDICTED: its trace failed.
     """
 
     NEXT = 0
@@ -67,6 +71,7 @@ class Judge:
     def __init__(self, problem: Problem, predictor: Predictor | None = None, memory_limit_bytes: int = 0) -> None:
         self._problem = problem
         self._predictor = predictor or NoPredictor()
+        self._traces = not isinstance(self._predictor, NoPredictor)
         self._memory_limit_bytes = memory_limit_bytes
         self._illegal: dict[Candidate, str | None] = {}
         self._by_candidate: dict[Candidate, Record] = {}
@@ -74,6 +79,7 @@ class Judge:
         self._ran_out: dict[int, _RanOut] = {}
         self._too_long: dict[int, Record] = {}
         self._set_aside: set[Candidate] = set()
+        self._untraceable: set[Candidate] = set()
         self._elsewhere: frozenset[Candidate] = frozenset()
         self._plans_elsewhere: frozenset[str] = frozenset()
 
@@ -117,10 +123,23 @@ class Judge:
         """Whether any candidate ran out of device memory."""
         return bool(self._of_device())
 
+    @property
+    def predicts_speed(self) -> bool:
+        """Whether the speed of most traced candidates is predicted, so that the fastest of them comes first."""
+        guesses = [self._predictor.predict(candidate) for candidate in self._predictor.traced()]
+        speeds = sum(guess is not None and guess.tokens_per_second is not None for guess in guesses)
+        return speeds > 0 and speeds >= _ENOUGH * len(guesses)
+
+    @property
+    def expects_a_fit(self) -> bool:
+        """Whether an open candidate that was traced is predicted to fit."""
+        traced = self._predictor.traced()
+        return any(self.need_bytes(each) <= self._memory_limit_bytes for each in traced if self.is_open(each))
+
     def place(self, candidate: Candidate) -> Place:
-        """Return when a candidate's turn comes, by what is predicted now."""
+        """Return when a candidate's turn comes, by what is predicted now; before its trace, as if it were to fit."""
         if self._predictor.predict(candidate) is None:
-            return Place.UNPREDICTED
+            return Place.UNPREDICTED if candidate in self._untraceable else Place.NEXT
         return Place.NEXT if self.above(candidate) is None else Place.ABOVE
 
     def need_bytes(self, candidate: Candidate) -> float:
@@ -183,7 +202,8 @@ class Judge:
 
     def is_sure(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
-        return self._predictor.predict(candidate) is not None or self.veto(candidate) is not None
+        untraced = self._traces and candidate not in self._untraceable and self._predictor.predict(candidate) is None
+        return not untraced or self.veto(candidate) is not None
 
     def verdict(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, or None when it is; called right before it would be probed.
@@ -192,7 +212,10 @@ class Judge:
         """
         if self.is_sure(candidate):
             return self.veto(candidate)
-        return self._predicted(self._predictor.make_sure(candidate))
+        prediction = self._predictor.make_sure(candidate)
+        if prediction is None:
+            self._untraceable.add(candidate)
+        return self._predicted(prediction)
 
     def eligible(self, record: Record) -> bool:
         """Whether a record may be recommended: it is legal and ran to the end."""

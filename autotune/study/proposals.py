@@ -1,4 +1,4 @@
-"""Proposes the next candidates: from Optuna's sampler, or the most promising neighbours of the best candidate."""
+"""Proposes the next candidates: from Optuna's sampler, or those that the surrogate ranks first."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran
 _SURROUNDINGS = 200
 """Random candidates that are considered beside the incumbent's neighbours."""
 
-_PROMISING = 200
-"""Candidates predicted to be the fastest that are considered beside those."""
-
 _CHANCES = 4096
 """Random candidates that are examined before the space counts as exhausted; a smaller space is enumerated."""
 
@@ -52,7 +49,9 @@ class Proposer:
         # What other workers probe at this moment is not proposed again: the judge knows it.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
-    def proposals(self, incumbent: Candidate | None, *, explore: bool, by_need: bool = False) -> Iterator[Candidate]:
+    def proposals(
+        self, incumbent: Candidate | None, *, explore: bool, by_need: bool = False, traced: bool = False
+    ) -> Iterator[Candidate]:
         """Yield unknown candidates, the most promising first of those with the same place, until no more are found.
 
         Candidates that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a
@@ -62,15 +61,11 @@ class Proposer:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
             by_need: whether those that are predicted to need the least come first, as far as any is predicted.
+            traced: whether only those that were traced are proposed, as long as any of them comes next.
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
-        surrogate = Surrogate(
-            self._problem.choices,
-            self._log.records,
-            self._log.memory_limit_bytes,
-            self._predictor.predict,
-        )
+        surrogate = Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)
         by_need = by_need and self._predictor.least() is not None
         if (explore or incumbent is None) and not by_need:
             for _ in range(_DRAWS):
@@ -78,6 +73,8 @@ class Proposer:
                 if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
                     yield candidate
         found = self._whole(self._surroundings(incumbent))
+        if traced:
+            found = {each: None for each in found if self._was_traced_and_is_next(each)} or found
         ranked = sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found)
         yield from sorted(ranked, key=self._rank)
         yield from self._by_chance(_CHANCES)
@@ -95,6 +92,10 @@ class Proposer:
         smallest = self._predictor.least()
         further = () if smallest is None else (*self._fresh(smallest), *self._by_chance(_CHANCES))
         return {**found, **dict.fromkeys(further)}
+
+    def _was_traced_and_is_next(self, candidate: Candidate) -> bool:
+        predicted = self._predictor.predict(candidate) is not None
+        return predicted and self._judge.place(candidate) is Place.NEXT and not self._judge.is_slow(candidate)
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
         """Whether a draw is open, and vetoed or smaller than what took too long and, as far as is known, than what ran
@@ -122,8 +123,7 @@ class Proposer:
         return Candidate({knob: drawn.get(knob, options[0]) for knob, options in self._problem.choices.items()})
 
     def _surroundings(self, incumbent: Candidate | None) -> dict[Candidate, None]:
-        promising = self._predictor.promising(_PROMISING)
-        found = [fresh for candidate in promising for fresh in self._fresh(candidate)]
+        found = [fresh for candidate in self._predictor.traced() for fresh in self._fresh(candidate)]
         found.extend(self._by_chance(_SURROUNDINGS))
         if incumbent is not None:
             for knob, options in self._problem.choices.items():

@@ -16,7 +16,7 @@ from autotune.core.prediction import Predictor
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn, runs_after
+from autotune.study.comparison import next_turn, runs_after, short_runs
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
@@ -142,7 +142,11 @@ class Session:
     def settling_seconds(self) -> float:
         """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
         short = self._untimed_seconds() + self.effort.comparison.max_seconds
-        return self.confirmation_seconds() + 2 * self.effort.comparisons * short if self.probe_seconds() else 0.0
+        return self.confirmation_seconds() + 2 * self._comparisons * short if self.probe_seconds() else 0.0
+
+    @property
+    def _comparisons(self) -> int:
+        return short_runs(self.log.records, self.effort.comparisons)
 
     def _ran(self) -> list[Measurement]:
         return [record.measurement for record in self.log.records if record.measurement.ok]
@@ -245,7 +249,7 @@ class Session:
 
     def next_turn(self, winner: Record) -> Turn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.effort.comparisons)
+        return next_turn(winner, self.baseline, self._comparisons)
 
     def compare(self, turn: Turn) -> None:
         """Do one short run of a comparison, and record the measurement."""

@@ -89,16 +89,6 @@ def test_what_was_traced_is_predicted_and_nothing_is_predicted_of_the_rest() -> 
     assert predictor.predict(UNKNOWN) is None
 
 
-def test_the_fastest_that_should_fit_are_promising() -> None:
-    assert list(predictor_of(Estimates()).promising(5)) == [MEDIUM, SMALL]
-    assert list(predictor_of(Estimates()).promising(1)) == [MEDIUM]
-
-
-def test_the_fastest_of_a_few_that_are_predicted_are_not_promising() -> None:
-    unknown = tuple(Candidate({"batch": 100 + number}) for number in range(4))
-    assert list(predictor_of(Estimates(candidates=(SMALL, MEDIUM, *unknown))).promising(5)) == []
-
-
 def test_to_make_sure_is_to_trace_a_candidate() -> None:
     predictor = predictor_of(Estimates({LARGE: Origin.UNKNOWN}))
     guess, sure = predictor.predict(LARGE), predictor.make_sure(LARGE)
@@ -140,14 +130,13 @@ def test_what_the_driver_says_of_the_context_counts() -> None:
     assert predictor.memory.offset == GIB
 
 
-def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_stays_promising() -> None:
+def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_still_fits() -> None:
     predictor = predictor_of(Estimates())
     before = predictor.predict(LARGE)
     predictor.learn(MEDIUM, Measurement(ProbeStatus.OUT_OF_MEMORY))
     small, medium, large = map(predictor.predict, (SMALL, MEDIUM, LARGE))
     assert medium is not None
     assert medium.need_bytes > LIMIT_BYTES
-    assert list(predictor.promising(5)) == [SMALL]
     assert predictor.notes() == (
         "Predictions were corrected by x1.25 in memory, since 1 ran out of it, after 1 probes.",
     )

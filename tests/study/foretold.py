@@ -9,7 +9,7 @@ from functools import cache
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from tests.study.replayed import LIMIT_BYTES, TableProblem, peak_bytes, tokens_per_second
+from tests.study.replayed import TableProblem, peak_bytes, tokens_per_second
 
 
 @cache
@@ -30,7 +30,7 @@ class Foretold:
 
     Attributes:
         error: share that is stated.
-        traced: which candidates were traced from the start.
+        is_traced: which candidates were traced from the start.
         speeds: whether speed is predicted.
         need: what is predicted for a candidate, in bytes.
         rate: what is predicted for a candidate, in tokens per second.
@@ -39,7 +39,7 @@ class Foretold:
     """
 
     error: float = 0.1
-    traced: Callable[[Candidate], bool] = everything
+    is_traced: Callable[[Candidate], bool] = everything
     speeds: bool = True
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
@@ -48,7 +48,7 @@ class Foretold:
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict what was traced."""
-        if candidate not in self.made_sure and not self.traced(candidate):
+        if candidate not in self.made_sure and not self.is_traced(candidate):
             return None
         return Prediction(self.need(candidate), self.error, self.rate(candidate) if self.speeds else None)
 
@@ -61,10 +61,9 @@ class Foretold:
         """Return the legal one that is predicted to need the least."""
         return min(legal(), key=self.need)
 
-    def promising(self, count: int) -> Sequence[Candidate]:
-        """Return the fastest legal ones that should fit."""
-        fitting = [candidate for candidate in legal() if self.need(candidate) <= LIMIT_BYTES]
-        return sorted(fitting, key=self.rate, reverse=True)[:count] if self.speeds else ()
+    def traced(self) -> Sequence[Candidate]:
+        """Return the legal ones that were traced."""
+        return [candidate for candidate in legal() if candidate in self.made_sure or self.is_traced(candidate)]
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Remember."""

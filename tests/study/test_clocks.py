@@ -70,7 +70,7 @@ def test_under_any_clock_a_search_ends_with_a_result_and_keeps_to_its_trials(now
         limit = drawn.choice([0.0, 0.1, 10.0, LIMIT_SECONDS, 200.0])
         run, table = Run("sqlite://"), Timed(now=now, drawn=drawn, longest_seconds=drawn.choice([5.0, 40.0, 500.0]))
         table.limit_bytes = drawn.choice([600, 600, 300, 0])
-        predictor = Foretold(traced=lambda _: False) if told else None
+        predictor = Foretold(is_traced=lambda _: False) if told else None
         outcome = run(table, trials=TRIALS, seed=seed, timeout_seconds=limit, predictor=predictor)
         assert len(counted(run)) <= TRIALS
         probes = Counter(event.candidate for event in counted(run))

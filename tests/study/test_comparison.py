@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
-from autotune.study.comparison import next_turn, pairs
+from autotune.study.comparison import next_turn, pairs, short_runs
 from autotune.study.judge import Judge
 from autotune.study.problem import ShortRun, Turn
 from autotune.study.selection import leader
@@ -281,3 +281,14 @@ def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes
     outcome = Run("sqlite://", recipes.problem)(scattered, trials=6, effort=EFFORT)
     assert winner_of(outcome).candidate == GOOD
     assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
+
+
+def test_short_runs_are_fewer_where_probes_take_minutes_and_at_least_two() -> None:
+    def after(seconds: float, probes: int) -> int:
+        shown = replace(rate(1.0), wall_seconds=seconds)
+        records = [Record(number, GOOD, Purpose.SEARCH, shown) for number in range(probes)]
+        return short_runs([*records, Record(probes, NEXT, Purpose.CONTRIBUTION, shown)], 5)
+
+    assert [after(seconds, 6) for seconds in (6.0, 30.0, 50.0, 600.0)] == [5, 5, 3, 2]
+    assert after(600.0, 16) == 4
+    assert short_runs([], 5) == 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -65,7 +65,7 @@ def too_low(seed: int) -> Partly:
     rough = drawn.random() < 0.5
     return Partly(
         need=need,
-        traced=lambda _: not rough,
+        is_traced=lambda _: not rough,
         unknown=lambda candidate: candidate[unknown[0]] == unknown[1],
         speeds=drawn.random() < 0.8,
     )
@@ -146,33 +146,15 @@ def test_a_default_that_runs_out_as_predicted_is_no_surprise(run: Run) -> None:
     assert second.candidate != SMALLEST
 
 
-@dataclass
-class Untraced(Foretold):
-    """Has a few candidates that should fit and were not traced; traced, none does."""
-
-    hopeful: tuple[Candidate, ...] = ()
-
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict what was traced."""
-        if candidate in self.hopeful and candidate not in self.made_sure:
-            return None
-        return Prediction(LIMIT_BYTES + peak_bytes(candidate), self.error, self.rate(candidate))
-
-    def promising(self, count: int) -> Sequence[Candidate]:
-        """Return those that should fit, as far as they were not traced."""
-        return [candidate for candidate in self.hopeful if candidate not in self.made_sure][:count]
-
-
 def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_next(run: Run) -> None:
     run.problem.baseline = BASELINE.but(attention="eager", batch=16)
-    predictor = Untraced(hopeful=(BASELINE, BASELINE.but(batch=2)))
+    predictor = Foretold(need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
     outcome = run(ReplayedTable(limit_bytes=0), trials=4, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][:2] == [run.problem.baseline, SMALLEST]
-    assert set(predictor.hopeful) == set(predictor.made_sure)
 
 
 def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:
-    predictor = Foretold(traced=lambda _: False, need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
+    predictor = Foretold(is_traced=lambda _: False, need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
     outcome = run(ReplayedTable(limit_bytes=0), trials=6, predictor=predictor)
     assert (outcome.winner, outcome.ending) == (None, Ending.PATIENCE)
     assert len(predictor.made_sure) < len(legal()) / 2

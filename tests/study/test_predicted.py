@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import optuna
@@ -64,7 +63,7 @@ def test_what_was_not_traced_is_traced_before_it_is_vetoed_or_probed(run: Run) -
     fits, does_not = BASELINE.but(batch=4), LARGE
     assert LIMIT_BYTES / 2 < peak_bytes(fits) < LIMIT_BYTES
     run.problem.recipes = (fits, does_not)
-    predictor = Foretold(traced=lambda _: False, speeds=False)
+    predictor = Foretold(is_traced=lambda _: False, speeds=False)
     outcome = run(ReplayedTable(), trials=3, predictor=predictor)
     assert [record.measurement.status for record in outcome.records[1:3]] == ["ok", "vetoed"]
     assert predictor.made_sure[:3] == [BASELINE, fits, does_not]
@@ -82,15 +81,12 @@ def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline
 
 @dataclass
 class FewSpeeds(Foretold):
-    """Predicts the speed of too few candidates to propose any."""
+    """Predicts nothing with sdpa, and few speeds."""
 
     def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict nothing of a candidate with sdpa."""
-        return None if candidate["attention"] == "sdpa" else super().predict(candidate)
-
-    def promising(self, count: int) -> Sequence[Candidate]:
-        """Return none."""
-        return ()
+        """Predict."""
+        guess = None if candidate["attention"] == "sdpa" else super().predict(candidate)
+        return replace(guess, tokens_per_second=None) if guess and candidate["liger"] == "on" else guess
 
 
 def test_of_the_recipes_those_predicted_to_be_the_fastest_come_first_and_none_that_is_not_predicted(run: Run) -> None:

@@ -1,0 +1,101 @@
+"""How near a search comes to the best candidate where predictions are wrong, replayed from tables of traces.
+
+python -m benchmarks.replay.distorted_search [--seeds 12]
+
+The tables hold every candidate of two spaces of an 8B shape, traced. What a probe would measure is drawn, since no GPU
+measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
+(10 %) and the noise of a probe (4 %). A search of `--effort quick` knows the predictions of its own traces, and
+nothing of these errors; memory is as predicted. It prints Markdown: the share of the best rate that the fastest
+candidate so far has, without noise, after so many probes, TRL's default included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from autotune.core.candidate import Candidate
+from autotune.core.effort import EFFORTS
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
+from benchmarks.replay.planned_search import searched
+from benchmarks.replay.tables import RECORDED, Row, Table, read_table
+
+TABLES = ("8b_full.json.gz", "8b_dpo.json.gz")
+PROBES = (8, 16)
+BY_CHOICE, BY_COMBINATION, NOISE = 0.2, 0.1, 0.04
+# Differing choices over which the correlation of combinations falls to 1/e.
+_REACH = 1.5
+_RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "as predicted")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replay and print; return 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=12)
+    asked = parser.parse_args(arguments)
+    heads = [f"after {count}" for count in PROBES]
+    print(f"| table | predictions | {' | '.join(heads)} | at the end | probes | out of memory |")
+    print("|---|---|" + "--:|" * (len(PROBES) + 3))
+    for name in TABLES:
+        table = read_table(RECORDED / name)
+        for told in (True, False):
+            runs = [replay(table, seed, told=told) for seed in range(asked.seeds)]
+            figures = [f"{median(shares):.1%}" for shares in zip(*(shares for shares, _, _ in runs), strict=True)]
+            probes, failed = median(count for _, count, _ in runs), median(count for _, _, count in runs)
+            words = "yes" if told else "no"
+            print(f"| `{name}` | {words} | {' | '.join(figures)} | {probes:g} | {failed:g} |", flush=True)
+    return 0
+
+
+def replay(table: Table, seed: int, *, told: bool) -> tuple[list[float], int, int]:
+    """Search once; return shares of the best rate after so many probes and at the end, the probes, and those that ran
+    out of memory."""
+    drawn, true = distorted(table, seed)
+    best = max(true.values())
+    probed = [record for record in searched(drawn, EFFORTS["quick"], seed, None, told=told).records if record.probed]
+
+    def share(count: int) -> float:
+        ran = [record for record in probed[:count] if record.measurement.ok]
+        return true[max(ran, key=lambda record: record.tokens_per_second).candidate] / best if ran else 0.0
+
+    return [*map(share, PROBES), share(len(probed))], len(probed), sum(not item.measurement.ok for item in probed)
+
+
+def distorted(table: Table, seed: int) -> tuple[Table, Mapping[Candidate, float]]:
+    """Return the table with drawn measurements, and the rates without noise of what fits."""
+    source = np.random.default_rng(seed)
+    rates = {row.candidate: rate for row in table.rows if row.traced and (rate := row.traced.tokens_per_second)}
+    columns = list(dict.fromkeys(item for candidate in rates for item in candidate.items()))
+    own = np.array([[item in candidate.items() for item in columns] for candidate in rates], float)
+    differing = own.sum(axis=1)[:, None] - own @ own.T
+    combined = BY_COMBINATION**2 * np.exp(-differing / _REACH) + 1e-9 * np.eye(len(own))
+    errors = own @ source.normal(0, BY_CHOICE, len(columns)) + source.multivariate_normal(np.zeros(len(own)), combined)
+    factors = dict(zip(rates, np.exp(errors), strict=True))
+    noise = np.exp(source.normal(0, NOISE, len(own)))
+    noisy = dict(zip(rates, noise, strict=True))
+
+    def measured(row: Row) -> Row:
+        memory, candidate = row.traced.memory if row.traced else None, row.candidate
+        if candidate not in rates or memory is None or memory.device_bytes > table.limit_bytes:
+            return replace(row, measurements=(_RAN_OUT,))
+        rate = rates[candidate] * factors[candidate] * noisy[candidate]
+        need_bytes = memory.device_bytes
+        ok = Measurement(ProbeStatus.OK, peak_bytes=need_bytes, reserved_bytes=need_bytes, tokens_per_second=rate)
+        return replace(row, measurements=(ok,))
+
+    rows = [measured(row) for row in table.rows]
+    baseline = table.problem().baseline
+    if baseline not in {row.candidate for row in rows}:
+        rows.append(Row(baseline, (_RAN_OUT,)))
+    fits = [row.candidate for row in rows if row.measurement.ok]
+    return replace(table, rows=tuple(rows)), {candidate: rates[candidate] * factors[candidate] for candidate in fits}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
