@@ -25,6 +25,9 @@ from autotune.units import format_bytes
 _LATE = 3.0
 """A run that takes this many times as long as it should by its candidate's probe is considered to hang."""
 
+_TIMED_UNTIL = 0.75
+"""Share of its time limit after which a run times no further micro-batches: evaluation and a save may follow."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -60,9 +63,10 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     options, problem = run.options, run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        seed = seed_of(one, options.seed)
-        request = probe_request(problem, one.candidate, one.schedule, run.limit_bytes, seed)
-        return run_probe(run.server, request, run.output.probe(one), timeout_of(one, options.effort, seconds_left))
+        seed, limit_seconds = seed_of(one, options.seed), timeout_of(one, options.effort, seconds_left)
+        schedule = replace(one.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
+        request = probe_request(problem, one.candidate, schedule, run.limit_bytes, seed)
+        return run_probe(run.server, request, run.output.probe(one), limit_seconds)
 
     return search(
         problem,

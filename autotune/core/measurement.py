@@ -33,6 +33,8 @@ class Schedule:
         saves: whether it saves a checkpoint at the end, though to no disk. That copies weights and state to the host.
         rate_to_beat: tokens per second of all processes together, such as those of the best candidate so far: timing
             ends early once the rate is almost certainly below. None: it does not.
+        latest_seconds: timing ends with however few micro-batches once this much of the probe has passed, so that a
+            time limit does not cost the whole measurement. None: it does not.
     """
 
     whole_steps: bool = False
@@ -46,6 +48,7 @@ class Schedule:
     evaluates: bool = True
     saves: bool = False
     rate_to_beat: float | None = None
+    latest_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,13 @@ def test_timing_goes_on_until_the_rate_is_known_or_the_time_is_up(prober: Prober
     assert 3 <= prober(plan(), schedule=hard).micro_batches_timed < 200
 
 
+def test_a_probe_near_its_time_limit_times_one_step_and_has_a_rate(prober: Prober) -> None:
+    measurement = prober(plan(), schedule=Schedule(min_micro_batches=50, latest_seconds=0.0))
+    assert measurement.ok
+    assert measurement.micro_batches_timed <= 2
+    assert measurement.tokens_per_second is not None
+
+
 def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober) -> None:
     shown = prober(plan(rows=2, micro_batches=64))
     assert shown.step_seconds is not None

@@ -92,6 +92,15 @@ def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
     assert enough(schedule, timed, [0.1] * len(seconds), WholeStep(1, 100.0)) is stops
 
 
+@pytest.mark.parametrize(("timed", "passed_seconds", "stops"), [(1, 449.0, False), (1, 450.0, True), (0, 500.0, False)])
+def test_timing_ends_with_what_there_is_shortly_before_the_time_limit(
+    timed: int, passed_seconds: float, stops: bool
+) -> None:
+    schedule = Schedule(min_micro_batches=6, latest_seconds=450.0)
+    known = [TimedMicroBatch(60.0, 100, first=True)] * timed
+    assert enough(schedule, known, [0.1] * timed, WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
+
+
 @pytest.mark.parametrize(
     ("seconds", "rate_to_beat", "stops"),
     [

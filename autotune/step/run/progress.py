@@ -58,6 +58,7 @@ class Progress(TrainerCallback):
         self.peaks: dict[str, int] = {}
         self._schedule = schedule
         self._meter = meter
+        self._began_seconds = time.monotonic()
         self._fetch_seconds = 0.0
         self._began: Mark | None = None
         self._marks: list[tuple[Mark, Mark]] = []
@@ -156,7 +157,14 @@ class Progress(TrainerCallback):
             self._time_step(index, now, self.batches)
             # Ranks time their steps differently, and all have to stop after the same one.
             if self.steps_done >= self.batches.worst_steps and agree(
-                enough(self._schedule, self.timed, self.updates, self.whole_step, self.generations)
+                enough(
+                    self._schedule,
+                    self.timed,
+                    self.updates,
+                    self.whole_step,
+                    self.generations,
+                    now - self._began_seconds,
+                )
             ):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing

@@ -181,10 +181,17 @@ def enough(
     updates: Sequence[float],
     step: WholeStep,
     generations: Sequence[TimedGeneration] = (),
+    passed_seconds: float = 0.0,
 ) -> bool:
-    """Whether the timed micro-batches satisfy the schedule."""
+    """Whether the timed micro-batches satisfy the schedule.
+
+    Args:
+        passed_seconds: time since the probe began.
+    """
     if not timed or not updates or (step.generations and not generations):
         return False
+    if schedule.latest_seconds is not None and passed_seconds >= schedule.latest_seconds:
+        return True
     if _is_beaten(schedule, timed, updates, step, generations):
         return True
     if len(timed) < schedule.min_micro_batches:
