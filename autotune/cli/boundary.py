@@ -110,9 +110,9 @@ def _say(message: str, trace: str) -> None:
 
 def _tell_interrupted(argv: Sequence[str]) -> None:
     command = resume_command(hidden_words(argv))
-    going_on = f" Nothing that ended is lost; this goes on:\n  {command}" if command else ""
+    going_on = f" Finished probes are kept; continue with:\n  {command}" if command else ""
     if MASK in going_on:
-        going_on += f"\nWrite what is secret in the place of {MASK}."
+        going_on += f"\nReplace {MASK} with the secret."
     # Users may press Ctrl-C twice.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"autotune: Interrupted.{going_on}", file=sys.stderr)
