@@ -113,7 +113,7 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
 
 
 def _page(found: Plan, page: str) -> str:
-    """Write the page, and return what to say of it: the plan is there, with a page or without."""
+    """Write the page, and return a message about it; the plan is valid without the page."""
     from autotune.app.report import report
 
     try:
