@@ -1,10 +1,10 @@
 """Find the fastest TRL configuration that fits, by probing real training steps on the target device.
 
-``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``rent`` compares many GPUs, ``check`` says before
-a job starts whether its configuration runs and fits, ``dry_run`` runs any training script on null GPUs, ``lengths``
-shows what a dataset's lengths are, ``report`` writes a page about a search or a plan, ``catalogue`` lists the knobs.
-Importing this package imports nothing heavy: torch and TRL are loaded in processes of their own, or when a result is
-turned into ``trl`` objects.
+``probe`` searches, ``plan`` and ``estimate`` predict without a GPU, ``rent`` compares many GPUs, ``check`` tests before
+a job whether its configuration runs and fits, ``dry_run`` runs any training script on null GPUs, ``lengths`` shows the
+lengths of a dataset, ``report`` writes a page about a search or a plan, ``catalogue`` lists the knobs. Importing this
+package imports nothing heavy: torch and TRL are loaded in separate processes, or when a result is turned into ``trl``
+objects.
 """
 
 from __future__ import annotations

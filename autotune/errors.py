@@ -1,4 +1,4 @@
-"""What can go wrong and is told to the user in one message; every other exception is a bug of autotune."""
+"""Errors that are shown to the user as one message; every other exception is a bug of autotune."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AutotuneError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        # Messages quote what was given, and what libraries say of it.
+        # Messages quote input, and errors of libraries about it.
         self.message = hidden(message)
         self.hint = hidden(hint)
         super().__init__(f"{self.message} {self.hint}".strip())
@@ -64,7 +64,7 @@ class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as w
 
 
 class JobLostError(AutotuneError):
-    """A job's process ended before it could say why: it was killed, or took too long. Another time it may not."""
+    """A job's process ended without a reply: it was killed, or took too long. A retry may succeed."""
 
 
 class ProbeServerError(AutotuneError):

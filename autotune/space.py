@@ -22,7 +22,7 @@ _YAML_WORDS: dict[object, str] = {True: ON, False: OFF, None: "none"}
 
 @dataclass(frozen=True)
 class SpaceFile:
-    """What a space file says, checked against the catalogue.
+    """The content of a space file, checked against the catalogue.
 
     Attributes:
         choices: by knob, the spellings to try; symbolic ones not yet resolved.
@@ -53,11 +53,11 @@ class Space:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user said about single knobs.
+    """The user's options about single knobs.
 
     Attributes:
         fixed: by knob, the only choice to consider.
-        excluded: knobs that stay at TRL's default, or at what the user's configuration says.
+        excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
     """
 
     fixed: Mapping[str, Choice]
@@ -79,7 +79,7 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
         techniques: of that trainer.
 
     Raises:
-        InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message says the line.
+        InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message has the line.
     """
     import yaml
 
@@ -195,7 +195,7 @@ def resolve(
         if locked:
             unlockable.append(Unlockable(knob, tuple(locked), how_changes(technique, setting.workload.trainer)))
     held_knobs = setting.base.held.keys() if setting.base is not None else frozenset()
-    # What a recipe says of a knob that is held is left out, and the rest of it is tried.
+    # A recipe's choice of a held knob is left out, and the rest of the recipe is tried.
     free = ({knob: spelling for knob, spelling in recipe.items() if knob not in held_knobs} for recipe in file.recipes)
     recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in free)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
@@ -211,7 +211,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
     start: dict[str, Choice] = {}
     for technique in techniques:
         if technique.name not in wishes.fixed:
-            start[technique.name] = _unasked(technique, setting)
+            start[technique.name] = _default_choice(technique, setting)
             continue
         choice = technique.parse(wishes.fixed[technique.name], setting)
         reason = impossible(technique, choice, setting)
@@ -221,7 +221,7 @@ def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wi
     return Candidate(start)
 
 
-def _unasked(technique: Technique, setting: Setting) -> Choice:
+def _default_choice(technique: Technique, setting: Setting) -> Choice:
     """Return the choice of a technique that the user did not fix.
 
     Raises:
@@ -234,8 +234,8 @@ def _unasked(technique: Technique, setting: Setting) -> Choice:
     reason = impossible(technique, choice, setting) if technique.name in base.held else None
     if reason:
         raise InputError(
-            f"{technique.name}={choice}, which {base.file} says, is not possible here: {reason}.",
-            hint=f"Write another, or give --fix {technique.name}=CHOICE.",
+            f"{technique.name}={choice} of {base.file} is not possible here: {reason}.",
+            hint=f"Write another value, or give --fix {technique.name}=CHOICE.",
         )
     return choice
 
@@ -250,7 +250,7 @@ def _recipe(
 def _ruled_out(
     knob: str, choice: Choice, baseline: Candidate, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
 ) -> str | None:
-    """Return why a choice cannot stand beside what the user fixed, or None."""
+    """Return why a choice conflicts with what the user fixed, or None."""
     with_it = baseline.but(**{knob: choice})
     for fixed in (technique for technique in techniques if technique.name in wishes.fixed):
         mine = baseline[fixed.name]
@@ -278,7 +278,7 @@ def _may_be_exact(
     reachable: Mapping[str, tuple[Choice, ...]],
     setting: Setting,
 ) -> bool:
-    # A choice can be exact beside another that the user allowed, such as bf16 weights under a frozen model.
+    # A choice can be exact together with another that the user allowed, such as bf16 weights under a frozen model.
     surroundings = [baseline, *(baseline.but(**{knob: other}) for knob in reachable for other in reachable[knob])]
     return any(
         technique.effect(choice, around.but(**{technique.name: choice}), setting) is Effect.EXACT

@@ -45,7 +45,7 @@ def parse_duration(text: str) -> float:
     """Return the seconds that a duration such as ``10m``, ``90s`` or ``1h30m`` names.
 
     Raises:
-        InputError: the text is not a sequence of numbers with the units ``h``, ``m`` or ``s``, or comes to nothing.
+        InputError: the text is not a sequence of numbers with the units ``h``, ``m`` or ``s``, or is zero.
     """
     compact = text.strip().lower()
     parts = _DURATION_PART.findall(compact)
@@ -96,7 +96,7 @@ def format_rate(tokens_per_second: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return a share, 0 to 1, in per cent with as many digits as tell it from all, such as ``99.2 %``."""
+    """Return a share, 0 to 1, in per cent, with enough digits to differ from 100 %, such as ``99.2 %``."""
     if share >= 1:
         return "100 %"
     return f"{min(share * 100, 99.99):.1f} %" if share < 0.9995 else f"{min(share * 100, 99.99):.2f} %"

@@ -2,7 +2,7 @@
 
     python examples/python_api.py [MODEL DATASET.jsonl] [--memory-budget 2GiB]
 
-Without arguments it builds the small workload beside this file and uses that.
+Without arguments it builds the small workload next to this file and uses that.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from autotune.errors import WillNotFit
 
 @taking(CheckArguments)
 def check(asked: CheckArguments) -> Verdict:
-    """Check a configuration before it is trained by: read it, judge its keys, and say whether its worst batch fits.
+    """Check a configuration before training: read it, check its keys, and whether its worst batch fits.
 
     Returns:
         The verdict: it fits, or the answer is too close to call or unknown.
@@ -28,7 +28,7 @@ def check(asked: CheckArguments) -> Verdict:
 
 
 def stopped(found: Verdict) -> WillNotFit:
-    """Return the error that says why a training should not start, and what would help."""
+    """Return the error with the reason why a training should not start, and a remedy."""
     hints = [item.message for item in found.findings if item.severity is Severity.ERROR]
     if found.remedy is not None:
         hints.append(f"It would fit with {', '.join(f'{key}: {value}' for key, value in found.remedy.keys.items())}.")

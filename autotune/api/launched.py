@@ -23,7 +23,7 @@ _ON_A_MACHINE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
 
 
 def launching_of(args: transformers.TrainingArguments) -> Launching:
-    """Return how the processes of a training were started, as accelerate has it after all that may say so."""
+    """Return how the processes of a training were started, as accelerate resolved it."""
     from accelerate.state import AcceleratorState
 
     state = AcceleratorState()

@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 
 from autotune.api.check import stopped
 from autotune.api.launched import launching_of
-from autotune.api.ranks import ApartError, StoreRanks, ranks_of
+from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
@@ -85,48 +85,47 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         """
         try:
             found = self._agreed(args, kwargs, ranks_of(args))
-        except ApartError as error:
+        except RanksError as error:
             # Each process finds that out for itself, so all of them train, or none.
             found = error
-        speaks = args.process_index == 0
+        logs = args.process_index == 0
         if isinstance(found, AutotuneError):
             if self._when_unsure == "fail":
                 raise found
-            if speaks:
+            if logs:
                 _LOG.warning("autotune cannot check this training: %s", found)
             return
-        # The trainer is there already, so whatever a check says against its building is not so here.
+        # The trainer exists already, so a finding of the check that it cannot be built does not hold here.
         if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT]:
             raise stopped(found)
-        if speaks:
-            told = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
-            told("autotune: %s", found.headline)
+        if logs:
+            log = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning
+            log("autotune: %s", found.headline)
 
     def _agreed(self, args: Any, kwargs: dict[str, Any], ranks: StoreRanks) -> Verdict | AutotuneError:
         """Return the verdict of the first process, or why it has none; the same in every process.
 
         Raises:
-            ApartError: the processes cannot agree.
+            RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
         own = self._budget or _free(args)
         if ranks.rank > 0:
             ranks.gathered(own)
-            said = ranks.told(_Said())
-            return said.result()
-        said = _Said(ended="it was ended")
+            return ranks.broadcast(_Answer()).result()
+        answer = _Answer(ended="it was ended")
         try:
             budgets = ranks.gathered(own)
-            said = _Said(verdict=self._checked(args, kwargs, _least(budgets)))
+            answer = _Answer(verdict=self._checked(args, kwargs, _least(budgets)))
         except AutotuneError as error:
-            said = _Said(message=error.message, hint=error.hint)
+            answer = _Answer(message=error.message, hint=error.hint)
         except Exception as error:
-            said = _Said(ended=f"{type(error).__name__}: {error}")
+            answer = _Answer(ended=f"{type(error).__name__}: {error}")
             raise
         finally:
             # The others wait for this, whatever happened here.
-            ranks.told(said)
-        return said.result()
+            ranks.broadcast(answer)
+        return answer.result()
 
     def _checked(self, args: Any, kwargs: dict[str, Any], budget: str | int | None) -> Verdict:
         model, processor = kwargs["model"], kwargs["processing_class"]
@@ -149,12 +148,12 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
 
 
 @dataclass(frozen=True)
-class _Said:
-    """What the first process tells the others.
+class _Answer:
+    """The answer of the first process to the others.
 
     Attributes:
-        message, hint: why it cannot check the training, where there is no verdict.
-        ended: why it ended without saying either; empty otherwise.
+        message, hint: why it cannot check the training, if there is no verdict.
+        ended: why it ended without either; empty otherwise.
     """
 
     verdict: Verdict | None = None
@@ -174,7 +173,7 @@ class _Said:
 
 
 def _saved(model: Any, processor: Any, folder: Path) -> Any:
-    """Save the model's configuration and tokenizer; return its quantisation, which says how weights are loaded."""
+    """Save the model's configuration and tokenizer; return its quantisation, by which weights are loaded."""
     config = copy.deepcopy(model.config)
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:

@@ -16,7 +16,7 @@ from autotune.errors import AutotuneError
 if TYPE_CHECKING:
     import transformers
 
-_Told = TypeVar("_Told")
+_Value = TypeVar("_Value")
 # Processes come to the check at different times: each may have to build its part of the model first.
 _ARRIVAL_SECONDS = 1800.0
 # A check of the first process may take longer than a collective operation of the training may. One whose process has
@@ -26,15 +26,15 @@ _PAUSES_SECONDS = (0.02, 1.0)
 _MEETINGS = itertools.count()
 
 
-class ApartError(AutotuneError):
-    """The processes of a training cannot tell one another anything."""
+class RanksError(AutotuneError):
+    """The processes of a training cannot exchange messages."""
 
 
 class StoreRanks:
     """The processes of a training, as one of them sees them; all of them have to call the same methods.
 
-    They exchange what JSON has, or a dataclass of which each process has one, through the store by which the processes
-    of PyTorch's group found one another. Each method may raise an :class:`ApartError`.
+    They exchange JSON values, or dataclasses, one per process, through the store of PyTorch's group. Each method may
+    raise an :class:`RanksError`.
 
     A group of their own could wait as long, and would need connections between all processes that the training may
     not have: gloo's fail where a machine's name leads nowhere. The store is asked again and again, since a call that
@@ -54,8 +54,8 @@ class StoreRanks:
         self._name = f"autotune/{next(_MEETINGS)}"
         self._exchanges = itertools.count()
 
-    def gathered(self, own: _Told) -> list[_Told]:
-        """Return in the first process what each has, in the order of their numbers; in others, what they have."""
+    def gathered(self, own: _Value) -> list[_Value]:
+        """Return in the first process the values of all, in the order of their ranks; in others, their own value."""
         if self._store is None:
             return [own]
         name = self._next()
@@ -65,8 +65,8 @@ class StoreRanks:
             return [own]
         return self._taken(keys, _ARRIVAL_SECONDS)
 
-    def told(self, own: _Told) -> _Told:
-        """Return what the first process has."""
+    def broadcast(self, own: _Value) -> _Value:
+        """Return the value of the first process in every process."""
         if self._store is None:
             return own
         key = self._next()
@@ -77,14 +77,14 @@ class StoreRanks:
         try:
             return decode(type(own), found) if dataclasses.is_dataclass(own) else found
         except DecodeError as error:
-            raise ApartError(f"The processes of this training run different versions of autotune: {error}.") from error
+            raise RanksError(f"The processes of this training run different versions of autotune: {error}.") from error
 
     def _next(self) -> str:
         return f"{self._name}/{next(self._exchanges)}"
 
     def _put(self, key: str, value: object) -> None:
         try:
-            # As JSON: whoever reaches the store could write what runs code when it is unpickled.
+            # As JSON: any process that reaches the store could write a pickle that runs code.
             self._store.set(key, json.dumps(encode(value)).encode())
         except RuntimeError as error:
             raise _lost(error) from error
@@ -95,35 +95,35 @@ class StoreRanks:
         try:
             while not self._store.check(list(keys)):
                 if time.monotonic() > ends:
-                    raise ApartError(f"The other processes of this training said nothing for {seconds:,.0f} s.")
+                    raise RanksError(f"The other processes of this training sent nothing for {seconds:,.0f} s.")
                 time.sleep(pause)
                 pause = min(2 * pause, _PAUSES_SECONDS[1])
             return [read_json(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise _lost(error) from error
         except ValueError as error:
-            raise ApartError(f"What a process of this training told the others cannot be read: {error}.") from error
+            raise RanksError(f"A message from another process of this training cannot be read: {error}.") from error
 
 
 def ranks_of(args: transformers.TrainingArguments) -> StoreRanks:
     """Return the processes of a training that is about to start.
 
     Raises:
-        ApartError: they have no group, or it has no store.
+        RanksError: they have no group, or it has no store.
     """
     if args.world_size == 1:
         return StoreRanks(None, 0, 1)
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
-        raise ApartError(f"The {args.world_size} processes of this training have no group of PyTorch's.")
+        raise RanksError(f"The {args.world_size} processes of this training have no group of PyTorch's.")
     try:
         store = dist.group.WORLD.get_group_store()
     except (RuntimeError, AttributeError) as error:
-        raise ApartError(f"The group of this training's processes has no store: {error}") from error
+        raise RanksError(f"The group of this training's processes has no store: {error}") from error
     return StoreRanks(store, dist.get_rank(), dist.get_world_size())
 
 
-def _lost(error: RuntimeError) -> ApartError:
-    said = " ".join(str(error).split())
-    return ApartError(f"The processes of this training cannot reach the store of their group: {said}")
+def _lost(error: RuntimeError) -> RanksError:
+    message = " ".join(str(error).split())
+    return RanksError(f"The processes of this training cannot reach the store of their group: {message}")

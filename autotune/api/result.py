@@ -65,7 +65,7 @@ class ProbeResult:
         """
         plan, base = self._plan(), self.document.base
         if base is not None:
-            # What the user's own configuration says beside what was searched; as a file, it says nothing of these.
+            # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
             own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
             plan = replace(plan, args={**plan.args, **own})
         config: transformers.TrainingArguments = self._objects().config(plan)
@@ -142,7 +142,7 @@ class ProbeResult:
         """
         if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
             raise AutotuneError(
-                "TRL's command line cannot train by this recommendation.", hint="Run the bundle's train.py."
+                "TRL's command line cannot train this recommendation.", hint="Run the bundle's train.py."
             )
         directory = Path(self.document.output_directory)
         write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))

@@ -42,7 +42,7 @@ class CatalogueArguments:
 
     Args:
         trainer: TRL's trainer.
-        device: for which device; ``auto`` takes a GPU where there is one.
+        device: device to list it for; ``auto`` uses a GPU if there is one.
     """
 
     trainer: str = DEFAULT
@@ -57,24 +57,25 @@ class SearchArguments(Arguments):
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         trainer: TRL's trainer.
-        eval_dataset: rows that training is evaluated on, named like ``dataset``. None: a split of that, or none.
-        eval_split: split of ``eval_dataset``, or of ``dataset``, that training is evaluated on. None: no evaluation or,
-            with ``eval_dataset``, its ``test`` split, and all of a file.
+        eval_dataset: rows for evaluation during training: a hub id, or a local file or directory. None: those of
+            ``dataset`` if ``eval_split`` is given.
+        eval_split: split of ``eval_dataset``, or else of ``dataset``, for evaluation. None: the ``test`` split of
+            ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
         reward_funcs: for trainers that generate completions: reward functions, as dotted paths such as
-            ``my_rewards.length`` or in TRL's own names. None: one of TRL's that costs nothing.
-        completion_length: mean tokens of their completions, or the column of ``dataset`` that holds typical ones. None:
-            half of ``max_completion_length``.
-        prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
-            evaluation each: the longest are dropped, since these trainers cut none. None: 1.
-        num_processes: processes that train together, each on a GPU of its own.
+            ``my_rewards.length`` or TRL's names. None: one of TRL's that costs nothing.
+        completion_length: for these trainers: mean tokens of a completion, or the column of ``dataset`` with typical
+            completions. None: half of ``max_completion_length``.
+        prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
+            evaluation; the longest are dropped, since these trainers cut none. None: 1.
+        num_processes: processes that train together, one per GPU.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes.
-        global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed. None: 8
-            per process, as TRL's defaults give.
-        max_length: tokens to which rows are cut, or over which the trainer drops them. None: every choice of the space,
-            within the token coverage.
+        global_batch_size: documents (rows of the dataset) per optimizer step, over all processes. None: 8 per process,
+            TRL's default.
+        max_length: tokens to which rows are cut, or above which the trainer drops them. None: every choice of the space
+            that meets the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on. None: 0.99.
-        allow: knobs whose training-changing choices are considered too, such as ``lora``.
-        fix: by knob, the only choice to consider.
+        allow: knobs whose choices that change training are searched too, such as ``lora``.
+        fix: the only choice to search of a knob.
         exclude: knobs that stay at TRL's default.
         space: a space file instead of the one that ships with autotune.
     """
@@ -114,19 +115,19 @@ class ProbeArguments(SearchArguments):
 
     Args:
         trainer: TRL's trainer. None: the default one, or that of ``base``.
-        base: a configuration of TRL's in YAML to start from, which may name model and dataset: what it says stays, and
-            only what makes it faster or fit changes, comments and order kept; the recommendation is compared with it.
-            None: TRL's defaults.
-        device: ``auto`` takes a GPU where there is one.
-        num_processes: processes that train together, each on a GPU of its own. On a CPU, each has an equal share of the
-            memory. None: one on each visible GPU, or one on a CPU; with ``workers``: one.
-        workers: how many probe at the same time, from one study: each on ``num_processes`` GPUs of its own, or on an
-            equal part of a CPU's cores and memory, which is then what the recommendation is for. ``auto``: as many as
-            the GPUs are enough for, one on a CPU. None: one, on all visible GPUs together.
+        base: TRL configuration in YAML to start from, which may name model and dataset. Its values stay unless a change
+            makes training faster or fit; comments and order are kept; the recommendation is compared with it. None:
+            TRL's defaults.
+        device: ``auto`` uses a GPU if there is one.
+        num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
+            None: one on each visible GPU, or one on a CPU; with ``workers``: one.
+        workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
+            own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
+            ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes. None: what others leave free.
-        margin: share of the budget, 0 to 0.5, that is kept free while probing, so that the promise has room.
-        effort: how long to look: ``quick``, ``normal`` or ``thorough``.
-        trials: probes at the most. None: as the effort says.
+        margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
+        effort: how long to search: ``quick``, ``normal`` or ``thorough``.
+        trials: maximum number of probes. None: that of the effort.
         timeout: for the whole search, such as ``10m`` or in seconds. None: no limit.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
@@ -134,9 +135,9 @@ class ProbeArguments(SearchArguments):
             ``journal:///path`` for a journal on a file system, or ``grpc://host:port``. None: ``study.db`` in the
             output directory.
         study: name of the study in it. None: the output directory's name.
-        resume: continue the study that is there, or join the processes that search it.
+        resume: continue an interrupted study, or join the processes that search it.
         output: directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
-        plan: trace steps before the first probe, to spare probes; otherwise all is found out by probing.
+        plan: trace steps before the first probe, to save probes; otherwise only probes find out what fits.
     """
 
     base: str | Path | None = None
@@ -163,12 +164,12 @@ class PlannedArguments(SearchArguments):
     Args:
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet. None: rows of ``seq_len``
             tokens.
-        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all``, which is for
-            :func:`autotune.rent`, compares those of the catalogue. None: this machine's.
-        num_machines: machines that the processes are in, equally. None: as few as have eight each.
-        network: Gbit/s that each of several machines sends to the others in all, in one direction, such as 3200 for
-            eight links of 400. None: not known, and communication is timed as if all GPUs were in one machine.
-        seq_len: tokens of each row, where there is no dataset; the model needs no tokenizer then.
+        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all`` (in Python
+            with :func:`autotune.rent`) compares those of the catalogue. None: this machine's.
+        num_machines: machines, each with the same number of processes. None: one for every eight processes.
+        network: Gbit/s that each of several machines can send in total, in one direction, such as 3200 for eight links
+            of 400. None: not known, and communication is timed as if all GPUs were in one machine.
+        seq_len: tokens of each row, instead of a dataset; the model then needs no tokenizer.
         memory_budget: memory that training may need on each GPU, such as ``24GiB`` or in bytes. None: all of it.
     """
 
@@ -187,13 +188,13 @@ class PlanArguments(PlannedArguments):
     Args:
         num_processes: processes that train together, each on a GPU of its own. None: one, or one on each of this
             machine's GPUs.
-        top: how many of the best candidates are shown, each of which was traced.
-        explain: show how the estimate of one candidate came about: of the fastest that fits, or of the baseline where
-            nothing does. Fix knobs to choose the candidate.
-        output: directory of a bundle of the fastest that is predicted to fit, in which nothing is measured. None: no
+        top: number of the best candidates to show; each was traced.
+        explain: show how the estimate of one candidate is computed: the fastest that fits, or the baseline if nothing
+            fits. Fix knobs to choose the candidate.
+        output: directory for a bundle of the fastest candidate predicted to fit; nothing in it is measured. None: no
             files.
-        server_gpus: GPUs of ``num_processes`` on which a vLLM server generates; the others train. ``vllm=server`` is
-            fixed then, and has to be fixed or allowed by the user. None: such a server has further GPUs.
+        server_gpus: number of the ``num_processes`` GPUs on which a vLLM server generates; the others train. Needs
+            ``vllm=server``, fixed or allowed. None: such a server runs on further GPUs.
     """
 
     num_processes: int | None = None
@@ -208,10 +209,10 @@ class RentArguments(PlannedArguments):
     """Arguments of :func:`autotune.rent`.
 
     Args:
-        num_processes: GPUs that train together, in all; ``auto``: the fewest of 1, 2, 4, 8, 16, 32 and 64 with which
-            something fits, of those that divide the global batch, and more as long as each of them then trains more
-            tokens. None: one, or one on each of this machine's GPUs.
-        prices: of an hour of one GPU, by its name; or a YAML or CSV file of them. None: nothing is said of cost.
+        num_processes: total number of GPUs that train together; ``auto``: of 1, 2, 4, 8, 16, 32 and 64, if they divide
+            the global batch, the fewest with which something fits, and more as long as throughput per GPU rises. None:
+            one, or one on each of this machine's GPUs.
+        prices: price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
     gpu: str | None = ALL
@@ -226,18 +227,17 @@ class CheckArguments(Arguments):
     Args:
         config: a YAML file of TRL's; or the words of the command that is about to run; or a configuration of one of
             TRL's trainers, such as a ``trl.DPOConfig``, for which ``model`` and ``dataset`` have to be given.
-        trainer: TRL's trainer. None: as the command or the keys say.
-        model: hub id, local directory, or ``config.json``; no weights are needed. None: as the configuration says.
-        dataset: hub id, or a local file or directory. None: as the configuration says.
-        peft_config: what is trained, for a configuration object; LoRA alone is understood.
+        trainer: TRL's trainer. None: the one of the command or of the keys.
+        model: hub id, local directory, or ``config.json``; no weights are needed. None: that of the configuration.
+        dataset: hub id, or a local file or directory. None: that of the configuration.
+        peft_config: the adapter, for a configuration object; only LoRA is supported.
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this machine's device.
         memory_budget: memory that the training may need, such as ``24GiB`` or in bytes. None: all of the device.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
-        timeout: time after which that run is ended, such as ``10m`` or in seconds; the answer is not known then. None:
-            no limit.
-        imports: import the modules of the configuration's own reward functions, in processes of their own.
-        fits: say if it fits; otherwise the configuration is only read, and no device, model or dataset is needed.
-        when_unsure: what an answer that is too close to call, or not known, counts as.
+        timeout: time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no limit.
+        imports: import the modules of the configuration's own reward functions, in separate processes.
+        fits: check memory; otherwise the configuration is only read, and no device, model or dataset is needed.
+        when_unsure: whether an answer that is too close to call, or not known, passes or fails.
     """
 
     config: Any = field(kw_only=False)
@@ -292,10 +292,10 @@ class DryRunArguments(Arguments):
     Args:
         command: its words, such as ``["accelerate", "launch", "train.py"]``.
         gpu: name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
-        num_processes: how many GPUs there are. None: one for each process that the command says it starts.
-        steps: optimizer steps after which it ends.
-        as_shuffled: leave rows in the order of the script; otherwise each batch has the largest of them.
-        timeout: time after which it is ended, such as ``10m`` or in seconds. None: no limit.
+        num_processes: number of null GPUs. None: one for each process that the command starts.
+        steps: number of optimizer steps to run.
+        as_shuffled: keep the script's order of rows; otherwise each batch has the largest rows.
+        timeout: time limit, such as ``10m`` or in seconds. None: no limit.
     """
 
     command: Sequence[str] = field(kw_only=False)

@@ -38,7 +38,7 @@ class Start:
     Attributes:
         batch: documents per optimizer step: the base's, or those asked for.
         token_coverage: the share of tokens, 0 to 1, that every candidate keeps at least.
-        replaced: what the base says, by technique, where the user fixed another choice.
+        replaced: the base's value, by technique, where the user fixed another choice.
     """
 
     base: Base
@@ -61,7 +61,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     shared = plan.launch.processes // plan.data_ranks
     offloads = "deepspeed" in plan.args
     setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
-    known = _unsaid_left(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
+    known = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
     _check_known(base, own, trainer)
@@ -91,15 +91,15 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
 
 
 def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: Workload) -> int:
-    """Return the documents of an optimizer step of a base, in as many processes as it says.
+    """Return the documents of an optimizer step of a base, over its own number of processes.
 
     Raises:
         InputError: another number of processes was asked for, which cannot share them out.
     """
     here = plan.launch.processes
-    said = base.launching.processes if base.launching.counted else here
-    found = trainer.geometry(replace(plan, launch=Launch(said)), workload.dataset.documents).documents
-    if said == here:
+    processes = base.launching.processes if base.launching.counted else here
+    found = trainer.geometry(replace(plan, launch=Launch(processes)), workload.dataset.documents).documents
+    if processes == here:
         # Packed rows hold any number of documents on average.
         return max(1, round(found / plan.data_ranks)) * plan.data_ranks
     documents = max(1, round(found))
@@ -121,10 +121,10 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
-def _unsaid_left(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
-    """Return a base as a candidate in which what the file says nothing of is TRL's default."""
-    unsaid = [item for item in trainer.techniques if item.name not in known.exact and not _is_written(base, item)]
-    defaults = {item.name: item.default(setting) for item in unsaid}
+def _with_defaults(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
+    """Return a base as a candidate, with TRL's default for every technique that the file does not set."""
+    unset = [item for item in trainer.techniques if item.name not in known.exact and not _is_written(base, item)]
+    defaults = {item.name: item.default(setting) for item in unset}
     return AsCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
 
 
@@ -151,24 +151,23 @@ def _set(base: UserBase, path: str) -> bool:
     """Whether the file sets the field of a path such as ``args.FIELD`` to another value than the default."""
     head, _, name = path.partition(".")
     values = base.config.values if head == "args" else base.model.values
-    said = any(base.at(key) for key in base.keys(path))
-    return said and name in values and values[name] != base.defaults[name]
+    written = any(base.at(key) for key in base.keys(path))
+    return written and name in values and values[name] != base.defaults[name]
 
 
 def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
     for other, name in _OTHER_WORDS.items():
         if other in base.arguments and name not in base.arguments:
             raise InputError(
-                f"{base.name} says {name} by {other}, which would be another for other sizes of a micro-batch.",
-                hint=f"Write {name}: {base.config.values[name]} in its place.",
+                f"{base.name} sets {name} by {other}, so it would change with the size of a micro-batch.",
+                hint=f"Write {name}: {base.config.values[name]} instead.",
             )
     for technique in trainer.techniques:
         sizes = technique.impact.of_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
-                f"{base.name}: {_as_written(base, technique)} is none of the choices that autotune has of"
-                f" {technique.name}.",
-                hint=f"`autotune techniques` lists them; --fix {technique.name}=CHOICE takes another.",
+                f"{base.name}: {_as_written(base, technique)} is not a choice of {technique.name} that autotune knows.",
+                hint=f"`autotune techniques` lists the choices; --fix {technique.name}=CHOICE replaces the value.",
             )
 
 
@@ -181,15 +180,15 @@ def _held(
         name = technique.name
         if name in options.wishes.fixed or not technique.matters(setting):
             continue
-        said = _as_written(base, technique)
+        value = _as_written(base, technique)
         if name in own:
-            yield name, f"{base.name} says {said}, which is none of its choices and stays"
+            yield name, f"{base.name} has {value}, which is not a known choice and stays"
         elif name in options.allowed:
             continue
         elif not _is_replaceable(technique, candidate, setting):
-            yield name, f"{base.name} says {said}, and another choice would change training (--allow {name})"
+            yield name, f"{base.name} has {value}, and another choice would change training (--allow {name})"
         elif name == _LENGTH and not options.coverage_asked and _cuts(candidate, setting):
-            yield name, f"{base.name} cuts rows by {said}, and another would keep other tokens (--allow {name})"
+            yield name, f"{base.name} cuts rows by {value}, and another length would keep other tokens (--allow {name})"
 
 
 def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting) -> bool:
@@ -219,10 +218,10 @@ def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
 
 
 def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Iterator[tuple[str, object]]:
-    """Yield what every plan has beside the choices of techniques: what the file sets and a step depends on."""
+    """Yield the plan entries, other than technique choices, that the file sets and a step depends on."""
     chosen = {path for item in trainer.techniques if item.name not in own for path in item.writes}
     for name in sorted(traced_fields(trainer)):
-        # A field that is set to nothing has to be said too, since its default may be something.
+        # A field set to None is kept too, since its default may be another value.
         if f"args.{name}" not in chosen and _set(base, f"args.{name}"):
             yield f"args.{name}", base.config.values[name]
     for part, values in (("model", plan.model), ("env", plan.env)):
@@ -232,12 +231,12 @@ def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: T
 
 
 def _kept(plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Mapping[str, Mapping[str, object]]:
-    """Return what the documents of the base's engine say beside what is searched, by their path in a plan."""
+    """Return the entries of the base's engine documents that are not searched, by their path in a plan."""
     return documents_of(plan, (item for item in trainer.techniques if item.name not in own))
 
 
 def _as_written(base: UserBase, technique: Technique) -> str:
     """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
     keys = written_keys(base, technique)
-    said = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
-    return ", ".join(f"{name}: {value}" for name, value in said.items()) or f"{technique.name} as TRL has it"
+    values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
+    return ", ".join(f"{name}: {value}" for name, value in values.items()) or f"{technique.name} as TRL has it"

@@ -1,4 +1,4 @@
-"""The use case of a dry run: run a training command on null GPUs for a few steps, and say whether it fits them."""
+"""The use case of a dry run: run a training command on null GPUs for a few steps to check whether it fits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
 
     The command runs as it is, with the Python or launcher that it names, whose environment needs PyTorch's CUDA build.
     No GPU is needed. What it prints goes to stderr. It ends after the last step; what it does before is done for real.
-    The ``outcome`` of the result says whether it fits.
+    The ``outcome`` of the result is whether it fits.
 
     Raises:
         InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
@@ -73,7 +73,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
     count = asked.num_processes if asked.num_processes is not None else _started(command)
     if not 1 <= count <= _MOST_GPUS:
-        raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} of them.")
+        raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
     device = _device(asked.gpu)
     asked.listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
     with ScratchFolder() as folder:
@@ -180,7 +180,7 @@ def _all_stopped(using: Sequence[Followed], ranks: int) -> bool:
 
 
 def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
-    """Return the most that was held of a GPU, or would have been, and what is left of that GPU beside it."""
+    """Return the peak memory of the fullest GPU, with a failed request, and the memory left on that GPU; in bytes."""
     spans = [span for each in processes for span in each.spans]
     if failed is not None and failed.requested_bytes:
         total = max((span.total_bytes for span in spans), default=None)
@@ -220,7 +220,7 @@ def _notes(ran: Ran, found: Answer, steps: int) -> Iterator[str]:
 
 
 def _started(command: Sequence[str]) -> int:
-    """Return how many processes a command starts, as far as its words and files say it; else 1."""
+    """Return how many processes a command starts, if its words and files determine it; else 1."""
     try:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
@@ -237,7 +237,7 @@ def _device(gpu: str | None) -> NullDevice:
         hardware = planned_machine(None).hardware
     except InputError as error:
         raise InputError(
-            "There is no GPU here to be stood in for.", hint="Name the one that is meant, as in --gpu H100-80GB."
+            "This machine has no GPU to take as the model of a null GPU.", hint="Name one, as in --gpu H100-80GB."
         ) from error
     return null_device(hardware.name, hardware.memory_bytes)
 

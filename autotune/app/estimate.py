@@ -44,8 +44,8 @@ def estimate(
 
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
-        config: of one of TRL's trainers, such as a ``trl.DPOConfig``. What it says about a step is traced; where it
-            says something that autotune does not understand, that is an error.
+        config: of one of TRL's trainers, such as a ``trl.DPOConfig``. Its fields that change a step are traced; a
+            field that autotune does not know is an error.
         peft_config: as it would be given to the trainer; LoRA alone is understood.
         shape: rows of the largest micro-batch, and tokens of the longest; they stand for the configuration's own sizes.
             One of several rows is taken to be a token shorter, since padding brings an attention mask. With packing or
@@ -57,7 +57,7 @@ def estimate(
 
     Raises:
         InputError: something that was given cannot be used.
-        AutotuneError: the step cannot be traced; the message says which operator. A probe can tell, then.
+        AutotuneError: the step cannot be traced; the message names the operator. A probe can measure it.
     """
     for rows, tokens in (shape, eval_shape or shape):
         if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
@@ -94,7 +94,8 @@ def estimate(
             ) from error
         except VllmError as error:
             raise AutotuneError(
-                f"{model} cannot be trained like that: {error}.", hint="Raise vllm_gpu_memory_utilization."
+                f"{model} cannot be trained with this configuration: {error}.",
+                hint="Raise vllm_gpu_memory_utilization.",
             ) from error
         added_bytes = steps.varied_bytes(sized)
     engine = engine_of(plan, workload.model)
@@ -118,8 +119,8 @@ def _padded(tokens: int, args: Mapping[str, object]) -> int:
 def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:
     own_rows, length = args["per_device_train_batch_size"], args.get("max_length")
     if own_rows != rows:
-        yield f"{rows} rows, as the shape says, and not the configuration's per_device_train_batch_size={own_rows}"
+        yield f"{rows} rows, as in the shape, and not the configuration's per_device_train_batch_size={own_rows}"
     if isinstance(length, int) and length < tokens:
-        yield f"rows of {tokens} tokens, as the shape says, though the configuration's max_length={length} cuts them"
+        yield f"rows of {tokens} tokens, as in the shape, though the configuration's max_length={length} cuts them"
     if model.max_positions is not None and tokens > model.max_positions:
         yield f"rows of {tokens} tokens work, though the model was made for {model.max_positions} positions"

@@ -1,4 +1,4 @@
-"""Notes for the user on a run, beside its figures, in sentences."""
+"""Notes for the user on a run, in sentences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
         notes.append(f"Packing and padding-free were not tried: {not_separated}.")
     if model.has_weights is False:
         notes.append(
-            f"{model.name} holds no weights. They were not needed here; training needs them: put them beside "
-            "config.json, or name a model that has them in config.yaml."
+            f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
+            "to config.json, or name a model that has them in config.yaml."
         )
     if model.max_positions is not None and documents.longest > model.max_positions:
         notes.append(
@@ -70,17 +70,17 @@ def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
 
 
 def notes_on_workers(hardware: Hardware, further: int) -> tuple[str, ...]:
-    """Return a note where each worker had a part of a CPU, since training on all of it is another matter.
+    """Return a note if each worker had a share of a CPU: the figures do not hold for the whole CPU.
 
     Args:
         hardware: the device as each worker had it.
-        further: workers beside the first.
+        further: number of workers in addition to the first.
     """
     if hardware.kind != "cpu" or not further:
         return ()
     cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
     memory = format_bytes(hardware.memory_bytes * hardware.processes)
-    return (f"Each of the {further + 1} workers had {cores} and {memory}, which all figures are for.",)
+    return (f"Each of the {further + 1} workers had {cores} and {memory}; all figures are for such a share.",)
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:
@@ -114,9 +114,9 @@ def notes_on_processes(
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
-        yield f"A machine runs {each} processes: what is said of the host is what they hold there together, at most."
+        yield f"A machine runs {each} processes: host memory is the sum over them at its peak."
         if on_gpus:
-            yield "What NCCL holds on each GPU to communicate is not in these figures; probes on such GPUs measure it."
+            yield "NCCL's buffers on each GPU are not in these figures; probes on such GPUs measure them."
     if machines > 1 and network is None:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"
@@ -133,8 +133,8 @@ def notes_on_vllm(problem: TrainerProblem) -> Iterator[str]:
     """Yield what a plan does not know of candidates with vLLM."""
     choices = problem.choices.get(VLLM, ())
     if any(choice != OFF for choice in choices):
-        yield "How fast vLLM generates cannot be traced: nothing is said of the time of candidates with vllm."
+        yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."
     if SERVER in choices:
-        yield "With vllm=server, the server has GPUs beside those of the training, whose memory is planned here."
+        yield "With vllm=server, the server has GPUs of its own; memory is planned for the GPUs that train."
     if COLOCATED & set(choices):
         yield f"Assumed of vLLM: {'; '.join(assumed_beside(problem.setting.workload.model))}."

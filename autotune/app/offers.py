@@ -23,7 +23,7 @@ _SAVED = 0.05
 
 
 def offers(problem: TrainerProblem, evaluator: Evaluator, best: Estimate, *, fits: bool = True) -> tuple[str, ...]:
-    """Return all offers beside the candidate that is recommended.
+    """Return all offers in addition to the recommended candidate.
 
     Args:
         fits: whether it does, so that a faster one is of use.

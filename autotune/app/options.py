@@ -103,7 +103,7 @@ def probe_options(asked: ProbeArguments) -> Options:
     """Return the options of a search by probes.
 
     Raises:
-        InputError: as :func:`checked_options` says.
+        InputError: as in :func:`checked_options`.
     """
     if asked.device not in ("auto", "cuda", "cpu"):
         raise InputError(f"There is no device {asked.device!r}.", hint="It is auto, cuda or cpu.")
@@ -126,8 +126,8 @@ def probe_options(asked: ProbeArguments) -> Options:
 def plan_options(asked: PlannedArguments) -> Options:
     """Return the options of a plan, whose rows are those of a dataset or all of one length.
 
-    Raises:
-        InputError: as :func:`checked_options` says; or the rows are not given in exactly one way.
+        Raises:
+    InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
     length = asked.seq_len
     if (asked.dataset is None) == (length is None):
@@ -143,16 +143,16 @@ def plan_options(asked: PlannedArguments) -> Options:
         )
     if asked.token_coverage is not None:
         raise InputError(
-            "--token-coverage says nothing of rows that are all --seq-len long.", hint="Give --max-length to cut them."
+            "--token-coverage has no effect on rows that are all --seq-len long.", hint="Give --max-length to cut them."
         )
     if asked.prompt_coverage is not None:
         raise InputError(
-            "--prompt-coverage says nothing of prompts that are all --seq-len long.", hint="Give a DATASET."
+            "--prompt-coverage has no effect on prompts that are all --seq-len long.", hint="Give a DATASET."
         )
-    # Rows of equal length stay whole, unless the user says otherwise or the trainer cuts none.
+    # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
-    said = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
-    return checked_options(replace(asked, max_length=length) if cuts and not said else asked)
+    sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
+    return checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked)
 
 
 def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
@@ -162,7 +162,7 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     if given and not trainer.generates:
         takers = ", ".join(item.name for item in trainers().values() if item.generates)
         raise InputError(
-            f"{trainer.label} generates no completions, so {given[0]} means nothing.", hint=f"It is for {takers}."
+            f"{trainer.label} generates no completions, so it takes no {given[0]}.", hint=f"It is for {takers}."
         )
     if coverage is not None and not 0 < coverage <= 1:
         raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")

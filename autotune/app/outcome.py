@@ -135,7 +135,7 @@ def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
             measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
             notes.append(
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
-                f"{format_share(predicted.error)}, and ran with {measured}: a bug of the prediction, please report it."
+                f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
     return tuple(notes)
 

@@ -50,7 +50,7 @@ class Output:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the directory while the context is active; a run that is killed keeps nobody out.
+        """Keep other runs out of the directory while the context is active; the lock of a killed run is released.
 
         Raises:
             InputError: another run writes to it.
@@ -73,8 +73,8 @@ class Output:
         """Return the folder of a run: ``7``, ``7-confirmation``, ``7-comparison-1``, ``7-comparison-1-baseline``, …."""
         name = str(run.number)
         if run.turn is not None:
-            beside = "" if run.turn.number == run.turn.winner else "-baseline"
-            name = f"{run.turn.winner}-comparison-{run.turn.pair + 1}{beside}"
+            suffix = "" if run.turn.number == run.turn.winner else "-baseline"
+            name = f"{run.turn.winner}-comparison-{run.turn.pair + 1}{suffix}"
         elif run.purpose is Purpose.CONFIRMATION:
             name += "-confirmation"
         return self.directory / "probes" / name
@@ -139,7 +139,7 @@ def _opened(lock: Path) -> Iterator[int]:
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         hint = "Choose another --output, or remove the file if no run is going on."
-        raise InputError(f"{lock}, by which runs keep one another out, cannot be opened: {why}.", hint=hint) from error
+        raise InputError(f"The lock file {lock} cannot be opened: {why}.", hint=hint) from error
     try:
         yield file
     finally:

@@ -42,7 +42,7 @@ from autotune.probing.tracing import ServerTracer
 def plan(asked: PlanArguments) -> Plan:
     """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
 
-    Of a bundle, :attr:`Plan.bundle` says what was written, or :attr:`Plan.unwritten` why nothing was.
+    :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
     Raises:
         InputError: something that was given cannot be used.
@@ -67,7 +67,7 @@ def plan(asked: PlanArguments) -> Plan:
     batch = global_batch_of(options, planned)
     cache = user_cache()
     tracking = Tracking(listener)
-    with ServerTracer(planned.hardware.cores, tracking.hear) as tracer:
+    with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         workload = rows_of_length(workload, asked.seq_len, batch)
         problem = problem_of(options, workload, planned, batch)
@@ -87,7 +87,7 @@ def plan(asked: PlanArguments) -> Plan:
         chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
         explanation = explained(evaluator, chosen, subject) if asked.explain else None
         offered = offers(problem, evaluator, best[0], fits=best[0].fits) if best else ()
-        split = _beside(evaluator, best, asked.server_gpus)
+        split = _server_split(evaluator, best, asked.server_gpus)
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
@@ -132,8 +132,8 @@ def plan(asked: PlanArguments) -> Plan:
     return found
 
 
-def _beside(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
-    """Return the server beside the best candidate, or why vLLM does not start; None without a server."""
+def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
+    """Return the vLLM server for the best candidate, or why vLLM does not start; None without a server."""
     if server_gpus is None or not best:
         return None
     candidate = best[0].candidate
@@ -151,9 +151,9 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     yield from problem.trainer.peculiarities
     yield from notes_on_offloading(problem)
     if gpu is None:
-        yield "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."
+        yield "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."
     else:
-        yield "Nothing was measured, and no prediction has been held against this GPU yet."
+        yield "Nothing was measured, and no prediction has been compared with this GPU yet."
     traced = len(evaluator.candidates)
     if traced < problem.size:
         yield (
@@ -162,17 +162,17 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
         )
     if len(lengths.counts) == 1:
         yield (
-            f"All rows have {lengths.longest:,} tokens here. Shorter rows beside them bring padding and an attention"
+            f"All rows have {lengths.longest:,} tokens here. Rows of varied lengths bring padding and an attention"
             " mask, which needs more memory: give a DATASET for a plan of its lengths."
         )
     if evaluator.misaligned:
         yield (
-            f"Candidates whose traces differ in more than their layers: {evaluator.misaligned}. Their peaks alone were"
-            " followed from few layers to all."
+            f"Candidates whose traces cannot be aligned moment by moment: {evaluator.misaligned}. Only their peaks were"
+            " extrapolated from few layers to all."
         )
     if evaluator.assumptions:
         assumed = "; ".join(evaluator.assumptions)
-        yield f"Traces have no data. Where a step looks at it, they took for granted: {assumed}."
+        yield f"Traces have no data. Where a step reads it, they assumed: {assumed}."
     if model.max_positions is not None and lengths.longest > model.max_positions:
         yield (
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
@@ -180,7 +180,7 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     yield from notes_on_vllm(problem)
     yield from _notes_on(gpu)
     if cache.failure:
-        yield f"Traces are not kept for the next time: {cache.failure}."
+        yield f"Traces are not cached: {cache.failure}."
     hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 
@@ -189,13 +189,13 @@ def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:
     """Yield what the best estimate needs of the host; on a CPU that is what it needs of the device."""
     for memory in (estimate.memory for estimate in best):
         if memory is not None and planned.gpu is not None:
-            said = host_text(memory, planned.hardware.launch, planned.host_bytes)
-            yield from [] if said is None else [f"The best candidate: {said[0].lower()}{said[1:]}"]
+            text = host_text(memory, planned.hardware.launch, planned.host_bytes)
+            yield from [] if text is None else [f"The best candidate: {text[0].lower()}{text[1:]}"]
 
 
 def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
     if isinstance(split, str):
-        yield f"Beside the best candidate, the vLLM server does not start: {split}."
+        yield f"With the best candidate, the vLLM server does not start: {split}."
     elif split is not None:
         gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
         yield f"{gpus} in a vLLM server, which takes {server_text(split)}."
@@ -205,5 +205,5 @@ def _notes_on(gpu: Gpu | None) -> Iterator[str]:
     if gpu is None:
         return
     if gpu.speeds is None:
-        yield f"The speed of {gpu.name} is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."
+        yield f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
     yield from notes_on_gpu(gpu)

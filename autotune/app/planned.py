@@ -44,13 +44,13 @@ def machines_of(processes: int, asked: int | None) -> int:
             raise InputError(
                 f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be shared out equally"
                 f" among {fewest} machines.",
-                hint="Say with --num-machines how many there are; it has to divide --num-processes.",
+                hint="Give --num-machines; it has to divide --num-processes.",
             )
         return fewest
     if asked < 1 or processes % asked:
         raise InputError(
             f"{processes} processes cannot be shared out among {asked} machines.",
-            hint="--num-processes counts those of all machines together, and is a multiple of --num-machines.",
+            hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",
         )
     return asked
 
@@ -68,7 +68,7 @@ def check_network(network: float, planned: Sequence[Machine]) -> None:
     if not 0 < network < math.inf:
         raise InputError(
             f"A network of {network:g} Gbit/s is not possible.",
-            hint="--network is what one machine sends to others in all, such as 400, or 3200 for eight links of 400.",
+            hint="--network is the total rate of one machine's links, such as 400, or 3200 for eight links of 400.",
         )
     if all(each.device.speeds is None for each in planned):
         raise InputError(
@@ -77,8 +77,8 @@ def check_network(network: float, planned: Sequence[Machine]) -> None:
         )
     if all(each.hardware.machines == 1 for each in planned):
         raise InputError(
-            "--network is that between machines, and there is one machine.",
-            hint="Leave it out, or say with --num-machines, or more than 8 --num-processes, that there are several.",
+            "--network is the network between machines, and there is one machine.",
+            hint="Leave it out, or give --num-machines, or more than 8 --num-processes.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Writes the bundle of a plan, which says in each of its files that nothing of it was measured."""
+"""Writes the bundle of a plan; each of its files states that nothing was measured."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class PlanWriter:
 
         Args:
             best: the best estimate, if there is one.
-            split: the server beside it, or why vLLM does not start; None without a server.
+            split: the vLLM server, or why vLLM does not start; None without a server.
         """
         fastest = next((each for each in best if each.fits), None)
         try:

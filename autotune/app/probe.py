@@ -100,12 +100,12 @@ def probe(asked: ProbeArguments) -> Result:
             timelines = ahead.timelines(compared, traces=in_time)
             offered = _offers(problem, ahead, outcome) if in_time else ()
             untried = notes_on_untried(problem, outcome, options.file)
-        file, said = _handed_over(asked, base, start, outcome, problem, server, out)
+        file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
         margin=options.margin,
         notes=(
-            *said,
+            *file_notes,
             *notes_on(problem, options),
             *notes_on_workers(hardware, len(further)),
             *ahead.notes(),
@@ -192,13 +192,13 @@ def _handed_over(
         return None, ()
     trainer, setting = problem.trainer, problem.setting
     notes = [
-        f"--fix {knob}={problem.wishes.fixed[knob]} takes the place of {said} in {base.name}."
-        for knob, said in start.replaced.items()
+        f"--fix {knob}={problem.wishes.fixed[knob]} replaces {value} in {base.name}."
+        for knob, value in start.replaced.items()
     ]
-    notes += [f"{base.name}: {said}." for said in base.assumptions]
+    notes += [f"{base.name}: {assumption}." for assumption in base.assumptions]
     processes = setting.machine.hardware.processes
     if base.launching.counted and base.launching.processes != processes:
-        notes.append(f"--num-processes {processes} takes the place of {base.launching.processes} in {base.name}.")
+        notes.append(f"--num-processes {processes} replaces {base.launching.processes} in {base.name}.")
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
     plan = trainer.plan(outcome.winner.candidate, setting)

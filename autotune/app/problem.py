@@ -25,7 +25,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     ranks = max(1, processes // shared)
     asked = options.global_batch_size
     if asked is None:
-        # TRL accumulates over one micro-batch unless it is told otherwise.
+        # TRL accumulates over one micro-batch by default.
         return int(find("per_device_train_batch_size", options.trainer.techniques).trl_default) * ranks
     if asked % ranks:
         together = f"{processes} processes" if shared == 1 else f"{processes} processes, {shared} to a row"

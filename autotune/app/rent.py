@@ -49,7 +49,7 @@ SEARCHED = (
     "For each kind and number of GPUs, the best was searched for by changing one or two choices at a time: others may"
     " be faster, and fewer GPUs may be enough."
 )
-"""What a table stands on where not all of a space was traced."""
+"""Note on a table for which not all of a space was traced."""
 _MOST_TRACED = 40
 """Most candidates for a number of GPUs of one kind; each search starts from the best of those before."""
 

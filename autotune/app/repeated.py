@@ -35,8 +35,8 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     since the winner was selected for a high rate in its probe. For the baseline, they are those of its alternating runs
     with the winner, without a longer run of its own, so that the two are comparable.
     """
-    beside = runs_beside(winner) if winner is not None and winner.number != record.number else ()
-    rates = tuple(run.tokens_per_second for run in beside if run.ok and run.tokens_per_second)
+    alternating = runs_beside(winner) if winner is not None and winner.number != record.number else ()
+    rates = tuple(run.tokens_per_second for run in alternating if run.ok and run.tokens_per_second)
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
 
 
@@ -93,10 +93,10 @@ def _unfinished(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
         return ()
     speed = speed_up(winner, baseline)
     ours = sum(run.number == winner.number for run in winner.comparison)
-    told = f"The search ended after {ours} of {comparisons} short runs of the recommendation."
+    sentence = f"The search ended after {ours} of {comparisons} short runs of the recommendation."
     if speed is not None and speed.pairs == 0:
-        told += " The speed-up is the ratio of one probe of each."
-    return (told,)
+        sentence += " The speed-up is the ratio of one probe of each."
+    return (sentence,)
 
 
 def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
@@ -119,13 +119,13 @@ def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
     if not others:
         return ()
     count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
-    told = f"In speed, {count} cannot be told apart from the recommendation by one probe"
+    sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
     lightest = min(others, key=lambda record: _need_bytes((record.measurement,)))
     least, ours = _need_bytes((lightest.measurement,)), _need_bytes((winner.measurement, *winner.runs))
     if least >= ours:
-        return (f"{told}; none of them needs less memory.",)
+        return (f"{sentence}; none of them needs less memory.",)
     which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
-    return (f"{told}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
+    return (f"{sentence}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
 
 
 def _need_bytes(runs: Sequence[Measurement]) -> int:

@@ -1,4 +1,4 @@
-"""Writes what a run found: its bundle and page, or for ``autotune report`` a page from ``result.json``."""
+"""Writes the result of a run: its bundle and page, or for ``autotune report`` a page from ``result.json``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def report(
     output: str | Path | None = None,
     format: Literal["html", "markdown"] = "html",  # noqa: A002 the option's name
 ) -> Path:
-    """Write a page about what a run found or a plan predicts, and return its file.
+    """Write the result of a run, or a plan, as a page, and return its file.
 
     Args:
-        directory: what ``probe`` wrote, or its ``result.json``; or what ``plan`` returned.
-        output: where to write; by default ``report.html`` or ``report.md`` beside ``result.json``. A plan needs it.
+        directory: output directory of ``probe``, or its ``result.json``; or the ``Plan`` that ``plan`` returned.
+        output: file to write; by default ``report.html`` or ``report.md`` next to ``result.json``. A plan needs it.
         format: ``html``, one page that needs no network and no other file; or ``markdown``, for a pull request.
 
     Raises:

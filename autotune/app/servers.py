@@ -19,7 +19,7 @@ from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers.problem import TrainerProblem
 
 UTILIZATION = 0.9
-"""The share of its GPUs that the server takes unless it is told otherwise (``trl/scripts/vllm_serve.py``)."""
+"""The default share of its GPUs that the server takes (``trl/scripts/vllm_serve.py``)."""
 
 
 def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tuple[Machine, Options]:
@@ -38,7 +38,7 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
     fixed = options.wishes.fixed.get(NAME, SERVER)
     if technique is None or fixed != SERVER or NAME not in options.allowed - options.wishes.excluded:
         raise InputError(
-            "--server-gpus says how many GPUs a vLLM server gets, and there is none.",
+            "--server-gpus is the number of GPUs of a vLLM server, and there is none.",
             hint=f"It is for trainers that generate, with --fix {NAME}={SERVER} or --allow {NAME}.",
         )
     reason = technique.unavailable(SERVER, planned)
@@ -63,7 +63,7 @@ def set_aside(planned: Machine, options: Options, server_gpus: int | None) -> tu
 
 
 def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) -> ServerSplit | str:
-    """Return the server beside a training and its command, or why vLLM does not start, without a full stop.
+    """Return the vLLM server of a training and its command, or why vLLM does not start, without a full stop.
 
     Args:
         problem: of the training, without the server's GPUs.

@@ -32,7 +32,7 @@ class Tracking:
         self._evaluator: Evaluator | None = None
         self._to_come = 0
 
-    def hear(self, event: Event) -> None:
+    def pass_on(self, event: Event) -> None:
         """Pass an event of the tracer on, except the stages of its single calls."""
         match event:
             case Tracing():
@@ -46,7 +46,7 @@ class Tracking:
         """Search the space of an evaluator's problem.
 
         Args:
-            starts: what is traced first, beside the baseline; None: the recipes.
+            starts: candidates to trace first, after the baseline; None: the recipes.
             limit: most candidates that are traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()

@@ -51,9 +51,9 @@ class WorkloadReader:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
-        tokenized, beside = (str(self.directory / name) for name in ("tokenized", "evaluation"))
+        tokenized, evaluation_rows = (str(self.directory / name) for name in ("tokenized", "evaluation"))
         rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
-        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, beside, rollouts, adapter)
+        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, evaluation_rows, rollouts, adapter)
         reply = prepare(self.server, request, self.directory / "prepare", self.most_seconds)
         return Workload(
             trainer,

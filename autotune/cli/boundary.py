@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         code = _guarded(argv)
         if code != INTERRUPTED:
             return code
-        _tell_interrupted(argv)
+        _report_interrupt(argv)
         return INTERRUPTED if signals.received is None else 128 + signals.received
 
 
@@ -74,33 +74,33 @@ def _guarded(argv: Sequence[str]) -> int:
     # Read before parsing, since parsing can fail too.
     debug = "--debug" in argv
 
-    def say(message: str, *, trace: bool = debug) -> None:
+    def show(message: str, *, trace: bool = debug) -> None:
         # Libraries quote what they were given, in messages and in tracebacks.
         known = secrets_in(tuple(argv))
-        _say(hidden(message, known), hidden(traceback.format_exc(), known) if trace else "")
+        _print(hidden(message, known), hidden(traceback.format_exc(), known) if trace else "")
 
     try:
         return _read_and_run(argv)
     except AutotuneError as error:
-        say(str(error))
+        show(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         return _leave_quietly(debug)
     except MemoryError:
-        say("The memory of this machine ran out. Free some, or use a smaller dataset.")
+        show("The memory of this machine ran out. Free some, or use a smaller dataset.")
         return USAGE
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
         if isinstance(error, OSError) and error.errno in _OF_FILES:
             what, hint = _OF_FILES[error.errno]
-            say(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
+            show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
-        say("This is a bug of autotune; please report it with the lines above.", trace=True)
+        show("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG
 
 
-def _say(message: str, trace: str) -> None:
+def _print(message: str, trace: str) -> None:
     print(trace, end="", file=sys.stderr)
     name = "autotune:"
     if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
@@ -108,11 +108,11 @@ def _say(message: str, trace: str) -> None:
     print(name, message, file=sys.stderr)
 
 
-def _tell_interrupted(argv: Sequence[str]) -> None:
+def _report_interrupt(argv: Sequence[str]) -> None:
     command = resume_command(hidden_words(argv))
-    going_on = f" Nothing that ended is lost; this goes on:\n  {command}" if command else ""
+    going_on = f" Finished probes are kept; continue with:\n  {command}" if command else ""
     if MASK in going_on:
-        going_on += f"\nWrite what is secret in the place of {MASK}."
+        going_on += f"\nReplace {MASK} with the secret."
     # Users may press Ctrl-C twice.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     print(f"autotune: Interrupted.{going_on}", file=sys.stderr)

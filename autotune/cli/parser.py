@@ -25,7 +25,8 @@ examples:
   autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
   autotune techniques
 
-exit codes: 0 found, 1 nothing fits, 2 the input cannot be used, 130 interrupted (by SIGTERM 143, by SIGHUP 129)
+exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used, 3 not known (check, dry-run),
+130 interrupted (by SIGTERM 143, by SIGHUP 129)
 """
 
 
@@ -74,7 +75,7 @@ def build_parser() -> Parser:
     """Return the parser of the whole command line."""
     parser = Parser(prog="autotune", description=_DESCRIPTION, epilog=_EXAMPLES)
     parser.add_argument(
-        "--version", action="version", version=f"autotune {__version__}", help="show the version and end"
+        "--version", action="version", version=f"autotune {__version__}", help="show the version and exit"
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     for command in (probe, plan, check, dry_run, report, lengths, techniques):
@@ -83,7 +84,7 @@ def build_parser() -> Parser:
             name, help=command.SUMMARY, description=command.DESCRIPTION, epilog_source=command.epilog
         )
         command.add_arguments(subparser)
-        subparser.add_argument("--debug", action="store_true", help="show where in autotune an error arose")
+        subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
         subparser.set_defaults(run=command.run, parser=subparser)
     return parser
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 def program(name: str) -> str:
     """Return the command that starts a program installed with this Python: its name if that is on the path."""
-    beside = Path(sys.executable).with_name(name)
-    found = shutil.which(name)
-    if not beside.exists() or (found is not None and Path(found).samefile(beside)):
+    installed = Path(sys.executable).with_name(name)
+    on_path = shutil.which(name)
+    if not installed.exists() or (on_path is not None and Path(on_path).samefile(installed)):
         return name
-    return str(beside)
+    return str(installed)
 
 
 def resume_command(argv: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""How what a bundle says of its training came about, and the document of one that was only planned."""
+"""The basis of a bundle's figures, measured or planned, and the document of a planned bundle."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PlannedBundle:
         error: share of that by which it may be off, either way.
         spare_bytes: what it leaves of the budget.
         tokens_per_second: predicted; None where the device's speed is not known, or vLLM generates.
-        server: the GPUs that generate beside those that train; None without.
+        server: the split into GPUs that generate and GPUs that train; None without a server.
         environment: versions of the software that was traced, by package.
         settings: what was asked for and is no default, by the names of ``autotune.plan``'s parameters.
     """

@@ -61,7 +61,7 @@ def decode(kind: type[T], document: Any) -> T:
     """Return an instance of the dataclass ``kind`` from what :func:`encode` made of it.
 
     Raises:
-        DecodeError: a field is missing or has another type than its hint says.
+        DecodeError: a field is missing or has another type than its hint.
     """
     try:
         return cast(T, _decode(kind, document, kind.__name__))

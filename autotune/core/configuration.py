@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 MODEL_CONFIG = "ModelConfig"
-"""The class of TRL that says how the model is loaded and which adapter is trained."""
+"""The class of TRL that configures how the model is loaded and which adapter is trained."""
 SCRIPT_ARGUMENTS = "ScriptArguments"
 MIXTURE = "DatasetMixtureConfig"
 
@@ -74,7 +74,7 @@ class Built:
     """What a trainer's class did when it was built from a plan.
 
     Attributes:
-        refused: what TRL or a library of it said when it refused the plan; empty if none did.
+        refused: the error by which TRL or one of its libraries refused the plan; empty if none did.
         overrides: arguments that the class changed.
         warnings: what it warned of, or logged as a warning.
     """
@@ -94,7 +94,7 @@ class ReadCommand:
         overrides: fields whose values TRL's classes changed.
         launch: keys and values that ``trl`` hands on to ``accelerate launch``.
         names: every key that the classes and ``accelerate launch`` take.
-        refused: what the parser or a class said when it refused the command; empty if none did.
+        refused: the error by which the parser or a class refused the command; empty if none did.
         warnings: what the classes warned of.
     """
 

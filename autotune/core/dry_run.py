@@ -199,7 +199,7 @@ class DryRun:
         failed: the request for memory that ended the script; None if none did.
         processes: those that used a GPU, by rank.
         refused: what the script used and a null GPU cannot stand in for.
-        notes: what to know beside it, in sentences.
+        notes: limitations of the result, in sentences.
     """
 
     schema: int

@@ -38,7 +38,7 @@ class MemoryEstimate:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
         context_bytes: device memory that the process holds outside the allocator. CPU: what it is expected to hold
-            beside tensors, in a search; 0 elsewhere.
+            outside tensors, in a search; 0 elsewhere.
         breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors
             (``parameter``, ``gradient``, ``optimizer state``, ``activation``, ``temporary``, …), then
             ``rounding`` (with the workspaces of libraries), ``fragmentation`` (reserved and free) and ``context``
@@ -55,7 +55,7 @@ class MemoryEstimate:
         assumptions: what was assumed because neither the configuration nor the trace determines it, in sentences.
         generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
             if none are.
-        beside_bytes: what vLLM holds of the device beside the training at the moment when both hold the most.
+        beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
     """
 
     peak_bytes: int
@@ -79,7 +79,7 @@ class MemoryEstimate:
 
     @property
     def host_need_bytes(self) -> int:
-        """Host memory that a machine has to have; documents of earlier versions say that of one process alone."""
+        """Host memory that a machine has to have; documents of earlier versions have that of one process only."""
         return max(self.host_bytes, self.machine_bytes)
 
     @property
@@ -184,7 +184,7 @@ class Plan:
         counts: of all candidates, where ``estimates`` has the best alone; None where it has all.
         baseline: TRL's default at the same global batch, legal or not.
         changes: for those that do not fit and were asked about.
-        trace_count: traces that the estimates stand on.
+        trace_count: number of traces of the estimates.
         new_trace_count: of these, how many were run now; the others were kept from before.
         explanation: how the estimate of one candidate came about; None unless that was asked for.
         bundle: what was written for it; None where none was asked for, or there is nothing to write.

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a job's request and reply: versioned envelopes, written beside and then renamed.
+"""Reads and writes the files of a job's request and reply: versioned envelopes, written elsewhere and then renamed.
 
 ``request.json`` is ``{"version", "job", "sent_seconds", "body"}``; ``reply.json`` is ``{"version", "kind", "body"}``,
 where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.core.codec import decode, encode
-from autotune.core.files import written_beside
+from autotune.core.files import written_atomically
 from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, VERSION, Failure, InputProblem
 
 R = TypeVar("R")
 
 
 class ExchangeError(ValueError):
-    """A request or reply is absent, is not JSON, or has another version or structure; the message says which."""
+    """A request or reply is absent, is not JSON, or has another version or structure; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def write_document(file: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full, or the directory cannot be written.
     """
-    with written_beside(file) as part:
+    with written_atomically(file) as part:
         part.write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -99,7 +99,7 @@ class Explanation:
         documents: in the dataset.
         document_tokens: in all of them, before any cutting.
         longest_tokens: of the longest sequence.
-        geometry: the micro-batches that the plan makes of them.
+        geometry: the micro-batches of the plan on these documents.
         layers: of the whole model.
         traces: of the worst micro-batch; empty where nothing was traced.
         aligned: whether the moments of the traces are the same, so that each was followed; else the peaks alone were.

@@ -15,8 +15,8 @@ _LEFT_SECONDS = 86_400.0
 
 
 @contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
-    """Yield a path beside ``target`` to write a file or a directory to, and rename it to ``target`` on success.
+def written_atomically(target: Path) -> Iterator[Path]:
+    """Yield a path next to ``target`` to write a file or a directory to, and rename it to ``target`` on success.
 
     The directory of ``target`` has to exist. An earlier ``target`` stays until the new one is complete. Each call has a
     path of its own, so that several processes, on one machine or on several that share the folder, may write the same
@@ -38,7 +38,7 @@ def written_beside(target: Path) -> Iterator[Path]:
 
 
 def _remove_left(target: Path) -> None:
-    """Remove what processes that were killed have left; rows take much space, and nobody else looks for them."""
+    """Remove what processes that were killed have left; rows take much space, and nothing else removes them."""
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > _LEFT_SECONDS:

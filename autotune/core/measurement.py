@@ -59,8 +59,8 @@ class OutOfMemory:
         phase: phase of the step program, such as ``backward``.
         requested_bytes: size of the allocation that failed, or None if the allocator did not report it.
         held_bytes: the most that the process held above its baseline until then, or None.
-        limit_bytes: the limit that was exceeded, or None if the device itself was full. Of the host's memory beside a
-            GPU only the phase is known.
+        limit_bytes: the limit that was exceeded, or None if the device itself was full. If the host's memory runs out
+            in training on a GPU, only the phase is known.
     """
 
     phase: str

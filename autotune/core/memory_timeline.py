@@ -1,4 +1,4 @@
-"""The predicted memory of one optimizer step, moment by moment: what is live when, and how it adds up to the need."""
+"""The predicted memory of one optimizer step, moment by moment: live memory by category, and the parts of the need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_MOMENTS = 240
 """About how many moments a timeline keeps: as many as a chart of 700 pixels can show."""
 _FEWEST_IN_A_STRETCH = 12
 VLLM = "vLLM"
-"""What vLLM holds of the same device, as a category beside PyTorch's."""
+"""Category of vLLM's memory on the same device, in addition to PyTorch's categories."""
 BESIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
 """Parts of a breakdown that are no bytes of tensors."""
 

@@ -15,7 +15,7 @@ NO_EVALUATION = "no"
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a training are started; by which engine they share it, the trainer's arguments say.
+    """How the processes of a training are started; the trainer's arguments select the engine that shards it.
 
     Attributes:
         processes: the world size, over all machines.
@@ -79,7 +79,7 @@ class TrainingPlan:
             refuses ``max_length`` (padding-free without packing).
         launch: how its processes are started.
         env: environment variables of the training process.
-        peft: a configuration in PEFT's own JSON; empty where ``model`` says what is trained.
+        peft: a configuration in PEFT's own JSON; empty where ``model`` configures the adapter.
         rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.
         completions: lengths of typical completions; None for a trainer that generates none.
     """

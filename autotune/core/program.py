@@ -11,7 +11,7 @@ FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer step"
 AROUND_GENERATION = "tokenising and padding"
-"""What is timed with generations beside their phases; no phase of its own."""
+"""The rest of a generation's time outside its phases; not a phase itself."""
 EVALUATE = "evaluate"
 SAVE = "save"
 SAVE_ELSEWHERE = "save on another rank"
@@ -105,7 +105,7 @@ def program(
     leading: tuple[str, ...] = (),
     in_micro_batch: tuple[str, ...] = (),
 ) -> StepProgram:
-    """Return the program of a trainer with phases beside construction, micro-batches and optimizer steps.
+    """Return the program of a trainer with phases in addition to construction, micro-batches and optimizer steps.
 
     Example: DPO that computes its reference beforehand is ``program(before=("precompute",))``, and with a reference
     model ``program(in_micro_batch=("reference pass",))``.

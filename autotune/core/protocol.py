@@ -1,8 +1,8 @@
 """The protocol between autotune and its isolated processes: the jobs, and their requests and replies as files.
 
 A job has a folder. The parent writes ``request.json`` there and names the folder to the job server. The child writes
-``reply.json`` beside it, under another name first, then renamed, so that a reply is whole or absent. Standard output
-and error of the child go to ``log.txt``. ``version`` is checked by both sides.
+``reply.json`` in the same folder, under another name first, then renamed, so that a reply is whole or absent. Standard
+output and error of the child go to ``log.txt``. ``version`` is checked by both sides.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Rent:
         offers: those that fit, the cheapest first where there are prices, else the fastest; then those that do not fit.
         unit: what ``seconds`` and ``cost`` of the offers are of.
         priced: whether prices were given.
-        trace_count, new_trace_count: traces that the table stands on, and how many of them were run now.
+        trace_count, new_trace_count: number of traces of the table, and how many of them were run now.
         environment: versions of the software that was traced, by package.
     """
 

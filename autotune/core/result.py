@@ -163,7 +163,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class BaseFile:
-    """The user's own configuration that a run started from, and what the recommendation makes of it.
+    """The user's own configuration that a run started from, and the file edited by the recommendation.
 
     Attributes:
         file: as the user named it.

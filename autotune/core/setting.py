@@ -1,4 +1,4 @@
-"""The setting of a search: everything that a technique's rules may depend on, beside the candidate itself."""
+"""The setting of a search: everything that a technique's rules may depend on, except the candidate itself."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Setting:
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
         base: the user's configuration that candidates start from; None: TRL's defaults.
-        ranks_per_row: processes that share each row, where the user said so (``context_parallel``).
+        ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
         fixed: knobs whose only choice to consider the user named.
     """

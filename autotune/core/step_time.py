@@ -1,4 +1,4 @@
-"""The predicted time of a training step, and what it depends on beside the GPU."""
+"""The predicted time of a training step, and the factors that it depends on apart from the GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a training runs on a GPU beside the rates that the GPU achieves.
+    """Factors of a training's speed, apart from the rates that the GPU achieves.
 
     Attributes:
         launch_seconds: host time for one operator in eager mode, autograd's and the module's Python included. It

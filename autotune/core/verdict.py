@@ -17,9 +17,9 @@ class Outcome(StrEnum):
     """The answer of a check.
 
     ``FITS``, ``DOES_NOT_FIT``: the need is below or above the budget by more than the figures may be off, or a real
-    run showed it. ``TOO_CLOSE``: the budget lies within the error. ``UNKNOWN``: nothing can be said of the need; the
-    reason says why. ``CANNOT_RUN``: the configuration cannot be read, or TRL refuses it. ``READ``: it can be read, and
-    whether it fits was not asked.
+    run showed it. ``TOO_CLOSE``: the budget lies within the error. ``UNKNOWN``: the need is not known, with a reason.
+    ``CANNOT_RUN``: the configuration cannot be read, or TRL refuses it. ``READ``: it can be read, and whether it fits
+    was not asked.
     """
 
     FITS = "fits"
@@ -133,12 +133,12 @@ class Verdict:
     Attributes:
         outcome: the answer.
         headline: the answer in one line.
-        reason: why nothing can be said, or why it cannot run; empty otherwise.
+        reason: why the need is not known, or why it cannot run; empty otherwise.
         trainer: name of the trainer; empty where it could not be found out.
         model, dataset: as the configuration names them; empty where it names none.
         device: name of the device that it was checked for; empty without one.
         budget_bytes: memory that the training may need; 0 without a device.
-        need: None if nothing can be said of it.
+        need: None if it is not known.
         findings: what is wrong, silent, or worth knowing, in the order of the file.
         remedy: for what does not fit; None if no single change or pair of changes was found.
         plan: what was checked, as autotune understood it; None if it could not be read.
@@ -147,7 +147,7 @@ class Verdict:
         environment: versions of the software that the verdict holds for.
         settings: the options of the check.
         from_cache: whether an earlier check of the same files and versions gave this answer.
-        passes: for ``TOO_CLOSE`` and ``UNKNOWN``: what ``--when-unsure`` makes of it; None: nothing.
+        passes: for ``TOO_CLOSE`` and ``UNKNOWN``: what ``--when-unsure`` turns it into; None: unchanged.
         wall_seconds: time that the check took.
     """
 
@@ -194,7 +194,7 @@ class Fixed:
     Attributes:
         file: the file that was written, or the one that was read if nothing changed.
         diff: the change, as a unified diff; empty if there is none.
-        left: what nobody but the user can decide.
+        left: what only the user can decide.
     """
 
     file: str

@@ -45,7 +45,7 @@ class DatasetSource:
         data_files: absolute path of a single local file, or None.
         split: which split is trained on.
         mixture: entries of TRL's ``datasets``, each with the fields of ``trl.scripts.utils.DatasetConfig``, in place of
-            the others above but the name; empty for a dataset that those say.
+            the others above but the name; empty for a dataset that those describe.
         test_size: what ``datasets.Dataset.train_test_split`` is to keep from training, at random; None: nothing.
         reading: fields of the trainer's configuration by which it reads the rows, such as ``dataset_text_field``, where
             the user set them.
@@ -121,12 +121,12 @@ class ModelProfile:
         max_positions: largest number of positions that the model supports, or None if it has no limit.
         experts: number of experts per layer, or None for a dense model.
         linear_modules: last names of the linear modules inside the layers, such as ``q_proj``.
-        has_weights: whether loadable weights lie beside the configuration (None: on the hub, not looked up).
+        has_weights: whether loadable weights lie next to the configuration (None: on the hub, not looked up).
         fingerprint: hash of the configuration and the tokenizer.
         layer_kinds: a word for each layer; layers with equal words have the same structure.
         fused_experts: whether one parameter holds the weights of all experts of a layer.
-        cache: its key-value cache, as if every layer attended to all tokens; None if the configuration does not say.
-        attention_heads: heads of queries in a layer; None if the configuration does not say.
+        cache: its key-value cache, as if every layer attended to all tokens; None if the configuration lacks it.
+        attention_heads: heads of queries in a layer; None if the configuration lacks it.
         grouped_heads: whether several of these share a head of keys and values.
     """
 
@@ -175,7 +175,7 @@ class DatasetProfile:
         trainable_tokens: tokens that the loss counts (label not -100).
         tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
         fingerprint: hash of the tokenised rows.
-        completions: lengths of typical completions as the dataset's column says, in tokens; None without one.
+        completions: lengths of typical completions from the dataset's column, in tokens; None without one.
         several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
             order matters; None if each row is one sequence, for which ``lengths`` is enough.
         dropped: the rows of the user's dataset that are no part of all this; None if there are none.

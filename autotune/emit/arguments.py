@@ -9,7 +9,7 @@ from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
 
 PEFT_CONFIG = "peft_config.json"
-"""The file of the bundle that says what is trained, if that was given in PEFT's own JSON."""
+"""The file of the bundle with the adapter, if that was given in PEFT's own JSON."""
 
 BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
 """Arguments of a plan that accelerate's own file brings in their place (:mod:`autotune.emit.launch`)."""

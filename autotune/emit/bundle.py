@@ -99,7 +99,7 @@ def _write_training(given: Handover, directory: Path) -> None:
 
 
 def _write_server(given: Handover, directory: Path) -> None:
-    """Write the scripts of a server and of the training beside it, or remove those of an earlier bundle."""
+    """Write the scripts of a vLLM server and of its training, or remove those of an earlier bundle."""
     split, plan = given.server, given.plan
     if split is None:
         for name in SCRIPTS:

@@ -1,4 +1,4 @@
-"""Writes the files of a bundle atomically; errors say what to do about them."""
+"""Writes the files of a bundle atomically; errors have a hint for the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autotune.core.files import written_beside
+from autotune.core.files import written_atomically
 from autotune.errors import InputError
 
 
@@ -21,7 +21,7 @@ def written(file: Path) -> Iterator[Path]:
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with written_beside(file) as part:
+        with written_atomically(file) as part:
             yield part
     except OSError as error:
         raise _cannot_write(file, error) from error

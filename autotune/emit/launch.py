@@ -14,10 +14,10 @@ DEEPSPEED = "deepspeed.json"
 PARALLELISM = "parallelism_config_"
 """How keys of ``parallelism_config`` begin in accelerate's file."""
 FILES = (ACCELERATE, DEEPSPEED)
-"""The files of a bundle that say how its processes are started."""
+"""The files of a bundle that define how its processes are started."""
 
 PRECISION = "mixed_precision"
-"""The key by which ``accelerate launch`` is told the precision, which the trainer's arguments say."""
+"""The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
 AS_TOLD = "no"
 """Its value that leaves it to them."""
 # TRL's own file for a single process (`trl/accelerate_configs`), whose precision is bf16: its name is the same on every
@@ -28,8 +28,8 @@ _NOTHING: Mapping[str, object] = {}
 _DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # A plan has them in the trainer's arguments, or in DeepSpeed's document.
 _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
-# The trainer's arguments say it. Where they say float32, transformers takes accelerate's (`TrainingArguments`), and
-# beside DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
+# The trainer's arguments set it. Where they have float32, transformers takes accelerate's (`TrainingArguments`), and
+# with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _PRECISION = frozenset({PRECISION, "fp16"})
 _LAUNCHERS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
@@ -42,7 +42,7 @@ def launches(plan: TrainingPlan) -> bool:
 
 
 def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
-    """Return the keys of a configuration for ``trl`` that say how ``accelerate launch`` starts a plan.
+    """Return the keys of a configuration for ``trl`` by which ``accelerate launch`` starts a plan.
 
     Args:
         directory: where the files of :func:`launch_files` are.

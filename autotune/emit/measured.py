@@ -12,7 +12,7 @@ from autotune.units import format_bytes, format_rate
 def measured(result: Result, chosen: Choosable) -> Handover:
     """Return what a result recommends."""
     figures = (
-        _what(result),
+        _recommended_text(result),
         _where(result),
         _measured(chosen),
         headline(result, chosen),
@@ -31,7 +31,7 @@ def measured(result: Result, chosen: Choosable) -> Handover:
     )
 
 
-def _what(result: Result) -> str:
+def _recommended_text(result: Result) -> str:
     workload = result.workload
     return (
         f"Recommended by autotune for {workload.model.name} on {workload.dataset.name}, global batch "

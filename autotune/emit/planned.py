@@ -43,7 +43,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     plan, split, source = document.plan, document.server, workload.model_source
     yield (
         f"Planned by autotune for {document.model} on {document.dataset}, global batch {document.global_batch_size}, "
-        f"budget {format_bytes(document.budget_bytes)}; nothing of it has run, and nothing was measured."
+        f"budget {format_bytes(document.budget_bytes)}; it has not run, and nothing was measured."
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
     software = software_text(document.environment)
@@ -59,13 +59,13 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
     elif asks:
         yield (
             "A vLLM server on further GPUs has to run before the training starts, on as many as it needs: "
-            f"{serve_command(source.name, None, max_tokens, source.revision)}; vllm_server_host says where."
+            f"{serve_command(source.name, None, max_tokens, source.revision)}; vllm_server_host is its address."
         )
     if asks:
-        yield f"Server and training need {SUPPORTED} beside TRL. autotune probe starts no server."
+        yield f"Server and training need {SUPPORTED} in addition to TRL. autotune probe starts no server."
     if plan.launch.machines > 1:
         yield (
-            f"{ACCELERATE} is that of the first of {plan.launch.machines} machines: set main_process_ip in it, and"
+            f"{ACCELERATE} is for the first of {plan.launch.machines} machines: set main_process_ip in it, and"
             " machine_rank on each of the others."
         )
     measures = "" if asks else "; autotune probe measures on the device itself"
@@ -75,7 +75,7 @@ def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None
 
 def _of_split(split: ServerSplit) -> Iterator[str]:
     seconds = split.training_seconds
-    step = f" A step is predicted to take {format_seconds(seconds)} beside the generation." if seconds else ""
+    step = f" A step is predicted to take {format_seconds(seconds)}, without the generation." if seconds else ""
     yield (
         f"{_gpus(range(split.generation), 'generates', 'generate')} in vLLM's server ({SERVE}), and"
         f" {_gpus(training_gpus(split), 'trains', 'train')} ({TRAIN}). Start {SERVE} first: the training waits"

@@ -29,7 +29,7 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
         )
     trainer = find_trainer(plan.trainer)
     if not trainer.has_command:
-        sentences.append(f"TRL has no command for {trainer.trainer_class}, so there is no config.yaml beside train.py.")
+        sentences.append(f"TRL has no command for {trainer.trainer_class}, so the bundle has only train.py.")
     sentences += [
         f"{rows.place} has the rows of {profile.name} as they are, without {profile.dropped.rows} of "
         f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over {profile.dropped.longest_kept:,} "
@@ -41,10 +41,9 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
         sentences += _of_completions(given)
     if launches(plan):
         count = plan.launch.processes
-        moved = f" It says where {DEEPSPEED} is; change that if you move it." if plan.args.get("deepspeed") else ""
+        moved = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
         sentences.append(
-            f"{ACCELERATE} says how `accelerate launch` starts {'1 process' if count == 1 else f'{count} processes'}."
-            + moved
+            f"`accelerate launch` starts {'1 process' if count == 1 else f'{count} processes'} by {ACCELERATE}." + moved
         )
     if given.hardware.kind == "cpu" and plan.args.get("fsdp"):
         does = (
@@ -55,7 +54,7 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
         sentences.append(f"On a CPU, accelerate has no FSDP: trl {does}.")
     if plan.peft:
         sentences.append(
-            f"What is trained is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
+            f"The adapter is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
         )
     elif trainer.has_command and not trainer.runs_by_command(plan):
         sentences.append(
@@ -73,9 +72,9 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
 def _of_completions(given: Handover) -> tuple[str, str]:
     rollouts, completions, basis = given.workload.rollouts, given.plan.completions, given.basis.value
     assert completions is not None
-    said = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, since nothing else was said"
+    kind = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, the default"
     if rollouts.column is not None:
-        said = f"as in the column {rollouts.column}"
+        kind = f"as in the column {rollouts.column}"
     rewards = ", ".join(given.plan.rewards)
     scored = (
         f"They are rewarded by {rewards}; start training where Python finds its module."
@@ -84,5 +83,5 @@ def _of_completions(given: Handover) -> tuple[str, str]:
     )
     if not given.timed:
         return f"Memory was {basis} with completions as long as possible.", scored
-    assumed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({said}), memory with "
+    assumed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({kind}), memory with "
     return f"{assumed}completions as long as possible.", scored

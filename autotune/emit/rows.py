@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 COPIED_ROWS = "rows.parquet"
 BOTH_ROWS = "data"
 """Directory of the bundle that ``trl`` loads if it needs rows to train on and rows to evaluate on: it makes one call of
-``datasets.load_dataset`` for both. It holds either copied rows or a card that says where the files are."""
+``datasets.load_dataset`` for both. It holds either copied rows or a card with the paths of the files."""
 _TRAIN, _TEST = "train", "test"
 _BOTH_COPIED = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_TEST}.parquet"}
 _CARD = f"{BOTH_ROWS}/README.md"
@@ -30,7 +30,7 @@ ROWS = (
     "datasets", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming",
     "streaming", "test_split_size",
 )  # fmt: skip
-"""Arguments of ``trl`` that say which rows are trained on, and how they are loaded."""
+"""Arguments of ``trl`` that select the rows to train on, and how they are loaded."""
 
 
 @dataclass(frozen=True)

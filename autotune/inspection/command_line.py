@@ -38,7 +38,7 @@ class Command:
     """A command that trains.
 
     Attributes:
-        trainer: name of the trainer, or None if the command does not say it.
+        trainer: name of the trainer, or None if the command does not determine it.
         words: the words that TRL's parser reads: ``--config FILE`` and further arguments.
         launch: the words of the launcher before the script.
         env: variables that are set before the command.
@@ -82,7 +82,7 @@ def options_of(words: Sequence[str]) -> dict[str, object]:
 
 
 def read_command_line(words: Sequence[str]) -> Command:
-    """Return what a command says.
+    """Return the parsed command.
 
     Raises:
         InputError: it starts no training that is known.

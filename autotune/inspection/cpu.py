@@ -81,19 +81,19 @@ def _place(root: Path, number: int) -> tuple[int, int, int]:
 
 def openmp_threads() -> float:
     """Return the threads that OMP_NUM_THREADS leaves to a training (OpenMP 5.2, section 21.2.1), or infinity."""
-    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(said) if said.isdigit() and int(said) > 0 else math.inf
+    threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    return int(threads) if threads.isdigit() and int(threads) > 0 else math.inf
 
 
 def openmp_waiting() -> dict[str, str]:
     """Return the variables of OpenMP by which the threads of a training on a CPU wait for one another.
 
-    They sleep, unless the user's environment says otherwise. A thread that spins keeps the core from the one that it
+    They sleep, unless the user's environment sets another way. A thread that spins keeps the core from the one that it
     waits for where other programs run too. All runtimes know the standard's variable when they are loaded: GNU's, which
     torch's wheels for Linux bring, LLVM's and Intel's.
     """
-    said = {name: "".join(os.environ.get(name, "").split()) for name in _WAITING}
-    return {name: value for name, value in said.items() if value} or {"OMP_WAIT_POLICY": "PASSIVE"}
+    waiting = {name: "".join(os.environ.get(name, "").split()) for name in _WAITING}
+    return {name: value for name, value in waiting.items() if value} or {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 def control_group_limits(root: Path) -> Limits:

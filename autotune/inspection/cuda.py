@@ -9,7 +9,7 @@ from autotune.core.machine import Hardware
 
 
 class NoGpuError(Exception):
-    """There is no CUDA device to train on; the text says why."""
+    """There is no CUDA device to train on; the text has the reason."""
 
 
 def visible_gpus() -> tuple[Hardware, ...]:

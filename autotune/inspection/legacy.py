@@ -13,7 +13,7 @@ import yaml
 from autotune.inspection.yaml_text import written
 
 SHARED = ("model", "script", "transformers", "any")
-"""Sections of the table that hold for every trainer, beside its own."""
+"""Sections of the table that hold for every trainer, in addition to its own."""
 _PLACE = "<value>"
 _NONE: Mapping[str, Any] = {}
 
@@ -26,7 +26,7 @@ class Legacy:
 
     Attributes:
         key: the key.
-        library: ``TRL`` or ``transformers``, whose releases are meant.
+        library: ``TRL`` or ``transformers``, whose releases are counted.
         gone: the first release without the key, or without the value.
         since: it is still taken, and deprecated or without effect from this release on.
         no_effect: whether a key that is still taken has no effect.
@@ -102,7 +102,7 @@ def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:
 
 @cache
 def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Return the table: by section and key, what ``legacy.yaml`` says at its head."""
+    """Return the table by section and key; the head of ``legacy.yaml`` describes the entries."""
     text = files("autotune.inspection").joinpath("legacy.yaml").read_text(encoding="utf-8")
     sections = yaml.safe_load(text)
     return {section: rows or {} for section, rows in sections.items()}

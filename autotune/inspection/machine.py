@@ -37,11 +37,11 @@ def divided(
     """Return this machine as one worker has it, and the share of each of the workers among which it is divided.
 
     Args:
-        processes: how many train together; None: one if there are workers, else as :func:`machine` says.
+        processes: how many train together; None: one if there are workers, else as in :func:`machine`.
         workers: how many probe at the same time; None: a single one, which has all of the machine.
 
     Raises:
-        InputError: as :func:`machine` says; or it cannot be divided in that way, or the GPUs differ.
+        InputError: as in :func:`machine`; or it cannot be divided in that way, or the GPUs differ.
     """
     packages = installed_packages()
     check_required(packages)

@@ -51,7 +51,7 @@ def model_source(text: str, init: Init, *, tokenizes: bool = True) -> ModelSourc
     if tokenizes and not tokenizer:
         raise InputError(
             f"{directory} has no tokenizer.",
-            hint=f"Save one beside {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_WITHOUT}",
+            hint=f"Save one next to {CONFIG_FILE}; looked for {', '.join(TOKENIZER_FILES)}. {_WITHOUT}",
         )
     if init == "pretrained" and not any(any(directory.glob(pattern)) for pattern in _WEIGHT_FILES):
         raise InputError(

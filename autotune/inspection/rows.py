@@ -27,7 +27,7 @@ def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
         The number of rows, or None where not all of the file was read.
 
     Raises:
-        InputError: it is none of these; says which line is broken, and how.
+        InputError: it is none of these; the message names the broken line and the reason.
     """
     with file.open("rb") as stream:
         first = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()

@@ -28,7 +28,7 @@ class YamlFile:
     Attributes:
         path: where the file is; messages name it.
         text: what it holds, line ends as they are.
-        values: what PyYAML's ``safe_load`` makes of it, which is what TRL sees: YAML 1.1, so ``on`` is true and
+        values: result of PyYAML's ``safe_load``, as TRL reads it: YAML 1.1, so ``on`` is true and
             ``1e-5`` a string. All keys at the top are strings.
         root: the mapping at the top as a tree that knows its places in ``text``.
     """
@@ -68,7 +68,7 @@ def parsed(text: str, path: Path) -> YamlFile:
     """Return the configuration that a text is; ``path`` is for messages.
 
     Raises:
-        InputError: as :func:`read_yaml` says.
+        InputError: as in :func:`read_yaml`.
     """
     root, values = loaded(text, path)
     if root is None or not isinstance(values, dict):

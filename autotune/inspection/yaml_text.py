@@ -21,7 +21,7 @@ _NO_WRAPPING = 1 << 30
 
 
 class CannotEditError(Exception):
-    """An entry stands in the text in a way that cannot be edited; the message says why.
+    """An entry stands in the text in a way that cannot be edited; the message has the reason.
 
     Attributes:
         line: the line of the entry, from 1.

@@ -116,9 +116,9 @@ def tree(text: str) -> Node | None:
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ": ".join(part for part in (error.context, error.problem) if part)
-        raise TreeError(said, mark.line + 1 if mark is not None else None) from error
-    except RecursionError as error:  # the scanner and the parser do not recurse, but nothing says so
+        message = ": ".join(part for part in (error.context, error.problem) if part)
+        raise TreeError(message, mark.line + 1 if mark is not None else None) from error
+    except RecursionError as error:  # the scanner and the parser do not recurse, but that is undocumented
         raise TreeError("it is nested too deeply") from error
 
 
@@ -207,7 +207,7 @@ def _check_keys(entries: list[tuple[Node, Node]]) -> None:
 
 
 def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
-    """Return what the safe loader makes of a scalar, as far as it makes anything that can be a key."""
+    """Return the safe loader's value of a scalar, if that can be a key."""
     try:
         if found.tag in _NUMBERS and len(found.value) > _MAX_NUMBER:
             raise ValueError("too long")

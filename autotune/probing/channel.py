@@ -20,7 +20,7 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
-# Variables by which torchrun, accelerate and DeepSpeed tell a process its place in a group, and its engine
+# Variables by which torchrun, accelerate and DeepSpeed pass a process its rank in a group, and its engine
 # (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI and of what starts its
 # processes, by which accelerate takes a process on a CPU for one of a group (``state.py``).
 _OF_LAUNCHES = (
@@ -33,7 +33,7 @@ _OF_LAUNCHES_BEGINNINGS = (
 )  # fmt: skip
 
 
-class Gone(Exception):  # noqa: N818 an event, told by an exception
+class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exception
     """The process at the other end has ended."""
 
 
@@ -69,19 +69,19 @@ class Channel(ABC):
         """Send a command.
 
         Raises:
-            Gone: the server has ended.
+            ChannelClosed: the server has ended.
         """
         try:
             # Far less than a pipe holds, so that nothing is written in parts.
             os.write(self._commands, json.dumps(command).encode() + b"\n")
         except OSError as error:
-            raise Gone from error
+            raise ChannelClosed from error
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next event, or None when none came in time.
 
         Raises:
-            Gone: the server has ended.
+            ChannelClosed: the server has ended.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while b"\n" not in self._unread:
@@ -93,7 +93,7 @@ class Channel(ABC):
             except ConnectionError:
                 received = b""
             if not received:
-                raise Gone
+                raise ChannelClosed
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
@@ -104,7 +104,7 @@ class Channel(ABC):
 def environment_of(further: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that runs a module of this package: this one's, with further variables.
 
-    It has nothing of what a launcher says: this process may be a rank of it, and those that it starts are none.
+    It has no variables of a launcher: this process may be one of its ranks, those that it starts are not.
     """
     paths = [str(_PACKAGE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     outside = {
@@ -123,7 +123,7 @@ class Started(Channel):
 
         Args:
             arguments: of its command line.
-            environment: variables beside those of this process.
+            environment: variables in addition to those of this process.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         self._process = subprocess.Popen(

@@ -46,18 +46,18 @@ def classify(
     ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
     evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
     if evidence is not None and (ending.signal or ending.code) and not _of_device(evidence, device):
-        return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log says {evidence!r}")
+        return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log has {evidence!r}")
     if evidence is not None and (ending.signal or ending.code):
         limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
-        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log says {evidence!r}")
-    said = f"; its log ends with {log[-1]!r}" if log else ""
+        return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log has {evidence!r}")
+    log_end = f"; its log ends with {log[-1]!r}" if log else ""
     if ending.signal or ending.code:
-        return Measurement(ProbeStatus.CRASHED, f"{ended}{said}")
-    return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{said}")
+        return Measurement(ProbeStatus.CRASHED, f"{ended}{log_end}")
+    return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{log_end}")
 
 
 def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
-    """Whether a line of a log says that memory ran out; a CPU's without a limit may be a request out of all reason."""
+    """Whether a line of a log reports that memory ran out; on a CPU without a limit, a request may be absurdly big."""
     if _BAD_ALLOC in line and (device != "cpu" or limit_bytes is not None):
         return True
     return _DEVICE_OUT_OF_MEMORY in line.lower()

@@ -82,7 +82,7 @@ def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_second
 
     Raises:
         InputError: the model cannot be used.
-        AutotuneError: the step cannot be traced; the message says which operator or which combination.
+        AutotuneError: the step cannot be traced; the message names the operator or the combination.
     """
     replies, failure = trace_all(server, (request,), folder, timeout_seconds)
     if failure is not None:
@@ -225,8 +225,8 @@ def _failed_with(failure: Failure, folder: Path) -> AutotuneError:
 
 
 def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
-    said = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
-    return kind(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{said}")
+    log_lines = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
+    return kind(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{log_lines}")
 
 
 _READ_BYTES = 16_384

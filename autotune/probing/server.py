@@ -16,7 +16,7 @@ from autotune.core.exchange import write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import openmp_waiting
-from autotune.probing.channel import Channel, Gone, Started, signal_name
+from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
 
 # Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
@@ -50,7 +50,7 @@ class JobServer:
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
-            CPU, threads wait for one another as :func:`autotune.inspection.cpu.openmp_waiting` says.
+            CPU, threads wait for one another as set by :func:`autotune.inspection.cpu.openmp_waiting`.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
         processes: most processes of a job, each with a GPU of its own.
         share: the part of the machine that the server and its jobs see and run on.
@@ -118,11 +118,11 @@ class JobServer:
                 channel.send(start=str(folder.resolve()))
                 pid = self._started(channel)
                 break
-            except Gone:
+            except ChannelClosed:
                 # The server had died before and the job was not started, so the same job is sent to a new server.
                 self._count_death()
             except BaseException:
-                with contextlib.suppress(Gone):
+                with contextlib.suppress(ChannelClosed):
                     self._kill(channel)
                 raise
         try:
@@ -130,14 +130,14 @@ class JobServer:
             timed_out = ended is None
             if ended is None:
                 ended = self._kill(channel)
-        except Gone:
+        except ChannelClosed:
             # The kernel has ended the job's main process with the server; others of its group may be left.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
             self._count_death()
             return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
         except BaseException:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(ChannelClosed):
                 self._kill(channel)
             raise
         self._deaths = 0
@@ -168,7 +168,7 @@ class JobServer:
         while True:
             try:
                 self._ready_channel().send(fork=str(folder))
-            except Gone:
+            except ChannelClosed:
                 self._count_death()
             else:
                 return
@@ -183,7 +183,7 @@ class JobServer:
         channel = self._channel
         if channel is None:
             return
-        with contextlib.suppress(Gone, ProcessLookupError):
+        with contextlib.suppress(ChannelClosed, ProcessLookupError):
             if channel.ready:
                 channel.send(kill=True)
             elif channel.pid is not None:
@@ -196,7 +196,7 @@ class JobServer:
         try:
             while not self._channel.ready:
                 self._channel.receive()
-        except Gone as error:
+        except ChannelClosed as error:
             status = self._channel.status()
             if self._interrupted or (status is not None and status >= 0):
                 raise self._given_up("could not be started") from error
@@ -229,7 +229,7 @@ class JobServer:
         if event is None:
             # The server does not answer; ending it ends the job too.
             self.close()
-            raise Gone
+            raise ChannelClosed
         return event
 
     def _count_death(self, twice: str = "died twice") -> None:
@@ -240,8 +240,8 @@ class JobServer:
 
     def _given_up(self, what: str) -> ProbeServerError:
         channel, self._channel = self._channel, None
-        said = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
-        return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["It said:", *said]))
+        output = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
+        return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["Its output:", *output]))
 
 
 def send_request(job: str, request: object, folder: Path) -> float:

@@ -98,7 +98,7 @@ class ServerTracer:
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
-        """Tell nobody of the traces in this context, which are a stage of their caller's."""
+        """Report no progress in this context: its traces are a stage of the caller's."""
         listener, self._listener = self._listener, ignore
         try:
             yield
@@ -204,15 +204,15 @@ class ServerTracer:
                 worker.close()
 
     def _follow(self, running: Sequence[Future[None]], folders: Sequence[Path], count: int) -> None:
-        """Wait until all is traced, or for the first error, and tell the listener how far it is."""
-        started, told, left = time.monotonic(), -1, set(running)
+        """Wait until all is traced, or for the first error, and report progress to the listener."""
+        started, reported, left = time.monotonic(), -1, set(running)
         while True:
             # A trace that runs again in another process counts twice.
             done = min(count, sum(map(_traced_in, tuple(folders)))) if left else count
-            if done != told:
+            if done != reported:
                 remaining = (time.monotonic() - started) * (count - done) / done if done else None
                 self._listener(Tracing(done, count, remaining))
-                told = done
+                reported = done
             if not left:
                 return
             ended, left = wait(left, _INTERVAL_SECONDS)

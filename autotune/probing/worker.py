@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
-from autotune.probing.channel import Channel, Gone
+from autotune.probing.channel import Channel, ChannelClosed
 from autotune.probing.server import JobExit, JobServer, send_request
 
 # Between two looks whether the server that is to fork the process has ended.
@@ -18,7 +18,7 @@ _INTERVAL_SECONDS = 0.25
 
 
 class Worker:
-    """A process forked from a job server, beside the server's own jobs. It ends with the server.
+    """A process forked from a job server, for jobs in parallel to the server's own. It ends with the server.
 
     A job that fails may leave it in a bad state, and it is up to the caller to close it then. After a time-out, or if
     its process has ended, it runs no further job.
@@ -62,7 +62,7 @@ class Worker:
                     self._require_server()
             self._channel.send(start=str(folder.resolve()))
             ended = self._channel.receive(timeout_seconds)
-        except Gone:
+        except ChannelClosed:
             self._channel.close()
             return JobExit(time.monotonic() - sent_seconds, server_died=True)
         self.jobs += 1
@@ -75,10 +75,10 @@ class Worker:
         """Have a new server fork the process if the former one ended before it did.
 
         Raises:
-            Gone: this worker was interrupted, or the server closed.
+            ChannelClosed: this worker was interrupted, or the server closed.
         """
         if self._interrupted or self._server.pid is None:
-            raise Gone
+            raise ChannelClosed
         if not self._server.is_running:
             self._server.fork(self._folder)
 
@@ -99,7 +99,7 @@ class _Pipes(Channel):
     """The named pipes in a folder, opened before the process that uses their other ends exists."""
 
     def __init__(self, folder: Path) -> None:
-        # For reading, too, as a pipe that nobody reads cannot be opened for writing without waiting.
+        # For reading too: a pipe without a reader cannot be opened for writing without waiting.
         commands = os.open(folder / COMMANDS_FIFO, os.O_RDWR | os.O_CLOEXEC)
         events = os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         super().__init__(commands, events)
@@ -115,10 +115,10 @@ class _Pipes(Channel):
         """Return the next event, or None when none came in time.
 
         Raises:
-            Gone: the process has ended.
+            ChannelClosed: the process has ended.
         """
         if not self._open:
-            raise Gone
+            raise ChannelClosed
         event = super().receive(timeout_seconds)
         if event is not None and event["event"] == "ready":
             self._pid = event["pid"]

@@ -85,7 +85,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
         yield "--probe runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:
-        yield "Nothing has changed since an earlier check, whose verdict this is."
+        yield "The verdict of an earlier check: nothing has changed since."
 
 
 def _error(need: Need) -> str:
@@ -113,5 +113,5 @@ def fixed_report(fixed: Fixed) -> doc.Document:
     )
     blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
     return doc.Document(
-        None, (doc.Section("Changes", blocks), *_findings("To be done by hand", fixed.left, doc.Tone.UNSURE))
+        None, (doc.Section("Changes", blocks), *_findings("To do by hand", fixed.left, doc.Tone.UNSURE))
     )

@@ -1,4 +1,4 @@
-"""The recommendation beside the baseline, as values."""
+"""Compares the recommendation with the baseline, as values."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from autotune.units import format_bytes, format_duration
 
 
 class Speeds(StrEnum):
-    """What a run showed of the recommendation's speed beside the baseline's.
+    """Result of comparing the recommendation's speed with the baseline's.
 
     Attributes:
-        OWN: the baseline is what is recommended.
+        OWN: the baseline itself is recommended.
         UNKNOWN: one of the two was not measured.
         EQUAL: both show the same to two digits, and nothing shows the spread between runs.
         NOT_TOLD_APART: either may be the faster one: the interval of the ratio includes 1, or, without an interval, the
@@ -116,12 +116,12 @@ def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...]
     fastest = max((rate for rate in rates if rate is not None), default=None)
 
     def row(
-        label: str, say: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
+        label: str, text: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
     ) -> tuple[Cell, ...]:
         return compared_row(
             label,
-            say(recommended),
-            MISSING if baseline is None else say(baseline),
+            text(recommended),
+            MISSING if baseline is None else text(baseline),
             share(recommended) if share else None,
             share(baseline) if share and baseline is not None else None,
         )
@@ -198,7 +198,7 @@ def confirmed_text(result: Result) -> str:
 def runs_text(result: Result, recommended: Choosable) -> str:
     """Return how many runs the speed figures are based on, and what their range means."""
     if recommended.tokens_per_second_low is None:
-        return "The speed is that of one run, which says nothing of the spread between runs."
+        return "The speed is that of one run, so the spread between runs is not known."
     turns = f", {result.pairs} of them in turn with {_name(result)}" if result.pairs else ""
     return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
 

@@ -256,7 +256,7 @@ class Charts:
         steps: memory through one step of the compared candidates.
         untraced: why it is not known of one of them, in a sentence; empty where it is.
         phases: most bytes that the recommendation held in each phase.
-        memory, speed: predictions beside measurements.
+        memory, speed: pairs of prediction and measurement.
     """
 
     plane: Plane
@@ -278,7 +278,7 @@ class Section:
     """Blocks under a title.
 
     Attributes:
-        heading: whether a terminal shows the title, where the blocks do not speak for themselves.
+        heading: whether a terminal shows the title, for blocks that are not clear without it.
     """
 
     title: str

@@ -29,7 +29,7 @@ def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
     return doc.Document(
         subject=target_text(plan),
         verdict=doc.Verdict(
-            f"How the estimate of {_SUBJECTS[explanation.subject]} came about",
+            f"How the estimate of {_SUBJECTS[explanation.subject]} is computed",
             doc.Tone.PLAIN,
             choices_text(explanation.candidate, plan),
         ),
@@ -90,7 +90,7 @@ def _traces(explanation: Explanation) -> Iterator[doc.Block]:
     )
     yield _points(points)
     if not explanation.aligned:
-        yield doc.Paragraph("Moments differ between the traces, so that only their peaks were followed.")
+        yield doc.Paragraph("The traces cannot be aligned moment by moment: only their peaks were extrapolated.")
     assumed = Counter(what for point in points for what in point.assumptions)
     yield doc.Listing(
         tuple(f"Assumed in {traces} of {len(points)}: {what}" for what, traces in sorted(assumed.items()))
@@ -141,7 +141,7 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
     yield "  to spare", bytes_or_dash(estimate.spare_bytes)
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)
     yield "  varied lengths may add", varied
-    yield "  host memory beside it", format_bytes(memory.host_bytes)
+    yield "  host memory", format_bytes(memory.host_bytes)
     if memory.host_need_bytes != memory.host_bytes:
         yield "  host memory of a machine", format_bytes(memory.host_need_bytes)
 
@@ -172,9 +172,9 @@ def _part_text(part: Part) -> str:
 
 
 def _shape_text(shape: Shape) -> str:
-    beside = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
+    mismatched = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
     filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
-    return f"{_count_text(shape.rows, 'row', 'rows')} of {_tokens_text(shape.tokens)}{beside}{filled}"
+    return f"{_count_text(shape.rows, 'row', 'rows')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
 
 
 def _share_text(size: Typical, sizes: int) -> str:

@@ -12,13 +12,12 @@ from autotune.units import GIB
 _WIDE = 72
 _LINKS = ("PCIe", "NVLink")
 _MEANINGS = (
-    "Memory and context in GiB: what CUDA says can be allocated, and what a process with PyTorch holds beside its "
-    "allocator. GB/s of the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per "
-    "second."
+    "GiB: memory that CUDA can allocate. context, in GiB: memory of a PyTorch process outside its allocator. GB/s of "
+    "the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per second."
 )
 _KINDS = {
-    "total": "memory is what the driver says, of which it keeps some",
-    "nominal": "memory is what the card is sold with, of which somewhat less can be allocated",
+    "total": "memory is the driver's total, part of which cannot be allocated",
+    "nominal": "memory is the nominal size, part of which cannot be allocated",
 }
 _UNVERIFIED = "whether autotune's rules hold for it is not known"
 _SOURCES = "The source of every figure: autotune plan --gpu list --json"

@@ -72,7 +72,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             doc.Section("Candidates", (_candidates(plan, top),)),
             *_breakdown(plan, best),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
-            *doc.listing("Not looked at, since it changes training", allow_lines(plan.unlockable) if fits else ()),
+            *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
             closing("Predicted with", _facts(plan), "Plan again with", command_again("plan", plan.settings)),
         ),

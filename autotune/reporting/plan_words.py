@@ -28,7 +28,7 @@ def subject_text(found: Plan | Rent, target: str) -> str:
 
 
 def traces_text(found: Plan | Rent) -> str:
-    """Return how many traces a plan stands on, and how long it took."""
+    """Return the number of traces of a plan, and how long it took."""
     return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
 
 
@@ -46,7 +46,7 @@ def choices_text(candidate: Candidate, plan: Plan) -> str:
     """Return a candidate's differences from TRL's default, without the fixed choices."""
     return (
         written(candidate.differences(plan.baseline.candidate))
-        or f"{BASELINE_NAME}{' beside that' if plan.settings.get('fix') else ''}"
+        or f"{BASELINE_NAME}{' otherwise' if plan.settings.get('fix') else ''}"
     )
 
 
@@ -87,7 +87,7 @@ def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
     off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
     varied_bytes = memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
-    doubt = f"That is less than the estimate may be off by ({off}{more}), so that it may not fit."
+    doubt = f"That is less than the error of the estimate ({off}{more}), so it may not fit."
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."

@@ -199,7 +199,7 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
 
 def _measured(one: Choosable) -> str:
     if one.reserved_bytes is not None:
-        return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, and the context beside it."
+        return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, without the context."
     if one.peak_bytes is not None:
         peak = format_bytes(one.peak_bytes)
         return f"Probes measured {peak}: on a CPU, memory that is never written to is not counted."

@@ -144,7 +144,7 @@ class Progress:
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
     def finished_text(self, event: ProbeFinished) -> str:
-        """Return what a probe ran, for a line with its number; what ran before under that number is not told again."""
+        """Return what a probe ran, for a line with its number, without earlier runs under that number."""
         if event.purpose in ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.candidate_text(event.candidate, event.purpose)
@@ -153,8 +153,8 @@ class Progress:
 def tracing_text(tracing: Tracing) -> str:
     """Return how far traces are."""
     left = tracing.remaining_seconds
-    beside = "" if left is None else f", about {format_duration(left)} left"
-    return f"{tracing.done:,} of about {tracing.expected:,} traces{beside}"
+    remaining = "" if left is None else f", about {format_duration(left)} left"
+    return f"{tracing.done:,} of about {tracing.expected:,} traces{remaining}"
 
 
 def ranked_text(ranked: Ranked) -> str:

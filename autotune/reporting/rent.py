@@ -42,7 +42,7 @@ def target_text(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
-    more = ", and for more while each trains more" if number == "auto" else ""
+    more = ", and for more while throughput per GPU rises" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
     return subject_text(found, kinds)

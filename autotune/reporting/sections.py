@@ -17,7 +17,7 @@ def compared_section(
 ) -> Iterator[Section]:
     """Yield the chosen candidate and the baseline, by their names, in one table with bars; nothing without rows."""
     if rows:
-        yield Section(f"Beside {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
+        yield Section(f"Compared with {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
 
 
 def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: str) -> Section:

@@ -39,7 +39,7 @@ class Stretch:
 
     Attributes:
         moments: of the timeline.
-        most_bytes: that tensors, and vLLM beside them, hold in it.
+        most_bytes: peak memory of tensors, and of vLLM, in it.
     """
 
     name: str
@@ -62,7 +62,7 @@ def stretches(timeline: MemoryTimeline) -> tuple[Stretch, ...]:
 
 
 def _named(mark: Mark, micro_batches: int, *, both: bool) -> str:
-    """Return the name of a stretch; a part of each micro-batch says of which."""
+    """Return the name of a stretch; a part of a micro-batch includes which micro-batch."""
     part = mark.part
     # Construction and the first step, which makes the optimizer's state; a longer name has no room below a chart.
     words = "before the step" if part == Part(CONSTRUCTION, Occurrence.BEFORE) else part.phase
@@ -82,14 +82,14 @@ def shown_parts(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
-    """Return the bytes at each moment by part; what lies beside tensors is as large all the time as at the peak."""
+    """Return the bytes at each moment by part; parts outside tensors are constant, as at the peak."""
     at_each = [shown_parts(timeline.at(moment)) for moment in range(timeline.moments)]
-    beside = {name: timeline.breakdown[name] for name in BESIDE_TENSORS if timeline.breakdown.get(name)}
+    fixed = {name: timeline.breakdown[name] for name in BESIDE_TENSORS if timeline.breakdown.get(name)}
     known = {name for parts in at_each for name in parts}
     return {
-        name: (beside[name],) * timeline.moments if name in beside else tuple([parts.get(name, 0) for parts in at_each])
+        name: (fixed[name],) * timeline.moments if name in fixed else tuple([parts.get(name, 0) for parts in at_each])
         for name in PARTS
-        if name in beside or name in known
+        if name in fixed or name in known
     }
 
 
@@ -99,4 +99,4 @@ def untraced_text(names: Iterable[str], *, predicted: bool) -> str:
     if not missing:
         return ""
     why = "its step was not traced" if predicted else "predictions were turned off, and with them traces"
-    return f"What is live when in a step of {missing} is not known: {why}."
+    return f"The memory of a step of {missing} over time is not known: {why}."

@@ -28,7 +28,7 @@ _FIGURES = 10
 """Characters of a figure of a candidate, with the space behind it."""
 _CHOICES_INDENT = 5
 _BESIDE = 40
-"""Least characters for the choices of a candidate beside its figures; in fewer, they are below them."""
+"""Least width, in characters, to show a candidate's choices to the right of its figures; else they are below."""
 MARKS = {"other": "·", "default": "○", "recommended": "●"}
 """The mark of each role; where points coincide, the later one is seen."""
 WIDEST = 100
@@ -191,7 +191,7 @@ def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
 
 
 def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
-    """Yield a line of figures for each candidate, with its choices beside or below it."""
+    """Yield a line of figures for each candidate, with its choices to the right or below."""
     head = _figures("", (*block.columns[:-1], ""))
     rows = [(Text(head, style="bold"), Text(block.last, style="bold"))]
     rows += [(Text(_figures(row.number, row.cells), style=_COLOURS[row.tone]), _choices(row)) for row in block.rows]

@@ -58,7 +58,7 @@ def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
     ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {status_text(later.status)}"
-    again = "as it ran again for longer" if later.longer else "as it ran again"
+    again = "in the longer run" if later.longer else "in a further run"
     held = f"{bytes_or_dash(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
 

@@ -56,7 +56,7 @@ def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
 
 
 def printable(text: str) -> str:
-    """Return text from outside in which control characters, which a terminal would obey, are written as codes."""
+    """Return text from outside with control characters, which a terminal would execute, written as codes."""
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 
@@ -79,8 +79,8 @@ def share_text(share: float) -> str:
 def kept_text(documents: Documents, max_length: int) -> str:
     """Return what a maximum length keeps of a dataset, such as ``90.0 % of the tokens and 97.0 % of the rows``."""
     rows = documents.row_coverage(max_length)
-    beside = f" and {share_text(rows)} of the rows" if rows < 1 else ""
-    return f"{share_text(documents.coverage(max_length))} of the tokens{beside}"
+    kept_rows = f" and {share_text(rows)} of the rows" if rows < 1 else ""
+    return f"{share_text(documents.coverage(max_length))} of the tokens{kept_rows}"
 
 
 def short_path(path: Path) -> str:

@@ -7,7 +7,7 @@ output when it started (anything printed later goes to standard error).
                                  {"event": "exited", "code": N or null, "signal": N or null}
     {"kill": true}           ->  the running job's process group is killed and its "exited" follows;
                                  {"event": "idle"} when none is running
-    {"fork": FOLDER}         ->  a copy of the server runs jobs in itself, one after another, beside those of the server
+    {"fork": FOLDER}         ->  a copy of the server runs jobs in itself, one after another, parallel to the server's
 
 The first line out is {"event": "ready", "pid": N}. At the end of its input the server kills the running job and exits.
 A copy reads its commands from the named pipe ``commands`` in its folder, and writes its events to the pipe ``events``:

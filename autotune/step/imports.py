@@ -126,7 +126,7 @@ def _import_for_traces() -> None:
     from autotune.techniques import catalogue
 
     _import(_VIRTUAL)
-    # If it is broken, so is every training: the job that needs it says why.
+    # If it is broken, so is every training: the job that needs it reports the reason.
     with suppress(Exception):
         importlib.import_module(_ENGINE)
     adapters()

@@ -48,7 +48,7 @@ def words_of_one_job(arguments: list[str], folder: Path) -> list[str]:
     """Return the command that runs the job in a folder in an interpreter of its own, which ends with this process.
 
     Args:
-        arguments: of ``python -m autotune.step``, beside the folder.
+        arguments: of ``python -m autotune.step``, in addition to the folder.
     """
     words = [sys.executable, "-P", "-m", "autotune.step", *arguments]
     return [*words, "--parent", str(os.getpid()), "--once", str(folder)]

@@ -81,7 +81,7 @@ def spawned(arguments: list[str]) -> Start:
     """Return a function that starts a rank in a new interpreter, for where CUDA is initialised in this one.
 
     Args:
-        arguments: of ``python -m autotune.step``, beside the folder.
+        arguments: of ``python -m autotune.step``, in addition to the folder.
     """
 
     def start(folder: Path, variables: Mapping[str, str]) -> int:

@@ -63,8 +63,8 @@ class Server:
         # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
         self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
         try:
-            self._be_woken()
-            self._tell(event="ready", pid=os.getpid())
+            self._open_wakeup_pipe()
+            self._send_event(event="ready", pid=os.getpid())
             self._listen(jobs)
         except BrokenPipeError:
             return 1
@@ -80,12 +80,12 @@ class Server:
             preload(self._device)
         self._whole = True
 
-    def _be_woken(self) -> None:
+    def _open_wakeup_pipe(self) -> None:
         """Make ``self._woken`` readable at the end of a child process."""
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, _wake)
+        signal.signal(signal.SIGCHLD, _handle_signal)
         self._awaited = selectors.PollSelector()
         for file in (0, self._woken):
             self._awaited.register(file, selectors.EVENT_READ)
@@ -105,22 +105,22 @@ class Server:
                     return
                 *lines, unread = (unread + received).split(b"\n")
                 for line in lines:
-                    self._obey(json.loads(line), jobs)
+                    self._handle(json.loads(line), jobs)
             if not self._whole and (self._running is not None or not readable):
                 self._complete()
 
-    def _obey(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
+    def _handle(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
         if "start" in command:
             folder = Path(command["start"])
             self._running = self._spawned(folder) if self._spawn else self._forked(folder, jobs)
-            self._tell(event="started", pid=self._running)
+            self._send_event(event="started", pid=self._running)
         elif "fork" in command:
             self._complete()
             self._copies.add(self._detached(partial(self._run_all, Path(command["fork"]), jobs)))
         elif self._running is not None:
             kill_group(self._running)
         else:
-            self._tell(event="idle")
+            self._send_event(event="idle")
 
     def _forked(self, folder: Path, jobs: Mapping[str, JobType]) -> int:
         def run() -> int:
@@ -135,12 +135,12 @@ class Server:
         commands = os.open(pipes / COMMANDS_FIFO, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(commands, True)
         self._events = os.open(pipes / EVENTS_FIFO, os.O_WRONLY | os.O_NONBLOCK)
-        self._tell(event="ready", pid=os.getpid())
+        self._send_event(event="ready", pid=os.getpid())
         with os.fdopen(commands, encoding="utf-8") as lines:
             for line in lines:
                 folder = Path(json.loads(line)["start"])
                 redirect_output(folder)
-                self._tell(event="exited", code=execute(folder, jobs, self._arguments))
+                self._send_event(event="exited", code=execute(folder, jobs, self._arguments))
         return 0
 
     def _detached(self, run: Callable[[], int]) -> int:
@@ -174,9 +174,9 @@ class Server:
         _, status = os.waitpid(self._running, 0)
         self._running = None
         code = os.waitstatus_to_exitcode(status)
-        self._tell(event="exited", code=code if code >= 0 else None, signal=-code if code < 0 else None)
+        self._send_event(event="exited", code=code if code >= 0 else None, signal=-code if code < 0 else None)
 
-    def _tell(self, **event: object) -> None:
+    def _send_event(self, **event: object) -> None:
         os.write(self._events, json.dumps(event).encode() + b"\n")
 
 
@@ -184,5 +184,5 @@ def _has_ended(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _wake(*_: object) -> None:
+def _handle_signal(*_: object) -> None:
     """Handle a signal, so that Python writes it to the wake-up pipe."""

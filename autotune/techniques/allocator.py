@@ -32,7 +32,7 @@ class Allocator(Equipped):
     impact = TraceImpact(Scope.ALLOCATOR)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason beside vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
+        """Return a reason with vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
         if choice != DEFAULT and candidate.get(VLLM) == SLEEPING:
             return "vLLM's sleep mode has a memory pool of its own, which does not go with expandable segments"
         return None

@@ -101,7 +101,7 @@ class Technique:
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
-            others are settings beside the choice, of which a user's own are kept.
+            others are further settings, of which a user's own are kept.
         by_trainer: what differs with a trainer, by its name.
         impact: what its choices change of a trace.
     """
@@ -161,7 +161,7 @@ class Technique:
         return option.effect if option else Effect.EXACT
 
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return choices, beside those of a space, that may have the entries of a user's configuration.
+        """Return choices, in addition to those of a space, that may have the entries of a user's configuration.
 
         Args:
             entries: by path, of :attr:`writes`.

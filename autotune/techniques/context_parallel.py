@@ -79,7 +79,7 @@ class ContextParallel(Equipped):
         return None
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return 1 where rows cannot be split, unless the user asked for it and is to be told why."""
+        """Return 1 where rows cannot be split, unless the user asked for it: then the conflict is reported."""
         asked = setting.ranks_per_row != 1
         return choice if asked or self.conflict(choice, candidate, setting) is None else 1
 

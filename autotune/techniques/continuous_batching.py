@@ -39,7 +39,7 @@ class ContinuousBatching(Equipped):
         return super().effect(choice, candidate, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason beside vLLM, which generates then (``GRPOTrainer._generate_single_turn``)."""
+        """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``)."""
         if choice == ON and candidate.get(VLLM, OFF) != OFF:
             return f"vllm={candidate[VLLM]} generates the completions, and continuous batching does not run"
         return None

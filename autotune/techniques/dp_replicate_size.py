@@ -41,7 +41,7 @@ class DpReplicateSize(Distributed):
         return None
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Return 1 where FSDP2 is not used, unless the user asked for groups and is to be told why not."""
+        """Return 1 where FSDP2 is not used, unless the user asked for groups: then the conflict is reported."""
         return choice if NAME in setting.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

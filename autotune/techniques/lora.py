@@ -1,4 +1,4 @@
-"""``lora``: small trained adapters beside a frozen model."""
+"""``lora``: small trained adapters on a frozen model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ALPHA_PER_RANK = 2
 
 
 def has_adapters(candidate: Candidate) -> bool:
-    """Return whether a candidate trains adapters beside a frozen model, whichever technique says so."""
+    """Return whether a candidate trains adapters on a frozen model, by ``lora`` or by ``peft_config``."""
     return candidate["lora"] != NONE or candidate.get("peft_config", NONE) != NONE
 
 
@@ -32,7 +32,7 @@ class Lora(Technique):
     """LoRA by PEFT, set through the fields of ``trl.ModelConfig``."""
 
     name = "lora"
-    summary = "Trains small adapters beside a frozen model: gradients and optimizer state shrink to theirs."
+    summary = "Trains small adapters on a frozen model: only they have gradients and optimizer state."
     options = (
         Option(NONE, "all weights are trained"),
         Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING, family=_GRAMMAR),

@@ -133,9 +133,9 @@ class MaxLength(Technique):
                     f"{documents.first_kept} on, some are kept"
                 )
             if kept < setting.token_coverage:
-                beside = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
+                of_rows = f" and {format_share(rows)} of its rows" if rows < 1.0 else ""
                 return (
-                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{beside}, "
+                    f"max_length={choice} keeps {format_share(kept)} of the {whose}'s tokens{of_rows}, "
                     f"and {format_share(setting.token_coverage)} of the tokens were asked for"
                 )
         return None

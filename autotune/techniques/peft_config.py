@@ -1,4 +1,4 @@
-"""``peft_config``: any method of PEFT, as a file with PEFT's own JSON says."""
+"""``peft_config``: any method of PEFT, by a file with PEFT's own JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = lora.NONE
-# The file of a saved adapter says that the adapter is not trained.
+# The file of a saved adapter marks it as not trained (inference_mode).
 _OF_SAVED_ADAPTERS = ("inference_mode",)
 
 _JSON = re.compile(r"\{.*\}", re.DOTALL)
@@ -30,9 +30,9 @@ class PeftConfig(Technique):
     """
 
     name = "peft_config"
-    summary = "Trains what a file with PEFT's JSON says: any method of PEFT, with all of its keys."
+    summary = "Trains an adapter described by a file with PEFT's JSON: any method of PEFT, with all of its keys."
     options = (
-        Option(NONE, "what lora says"),
+        Option(NONE, "the adapter that lora chooses, or none"),
         Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING, _JSON),
     )
     trl_default = NONE
@@ -69,7 +69,7 @@ class PeftConfig(Technique):
         )
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason beside lora, which is another adapter."""
+        """Return a reason with lora, which is another adapter."""
         if choice != NONE and candidate["lora"] != NONE:
             return "lora is another adapter than that of peft_config"
         return None

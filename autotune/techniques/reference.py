@@ -16,7 +16,9 @@ class Reference(Technique):
     """``precompute_ref_log_probs``. With adapters, the model without them is the reference, at no extra memory."""
 
     name = "reference"
-    summary = "Asks the reference model beside each micro-batch, or once about all rows before training."
+    summary = (
+        "Computes the reference model's log-probabilities in each micro-batch, or once for all rows before training."
+    )
     options = (
         Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
         Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over an epoch"),

@@ -12,7 +12,7 @@ from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
-"""Fields of ``transformers.TrainingArguments`` that say which engine shards a training, and how."""
+"""Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
 DDP = "ddp"
 FSDP2 = "fsdp2"
 ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -55,7 +55,7 @@ _FSDP2: Mapping[str, object] = {
 
 
 def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
-    """Return what a plan's DeepSpeed document says of ZeRO; nothing if there is none."""
+    """Return the ZeRO section of a plan's DeepSpeed document; empty if there is none."""
     document = plan.args.get("deepspeed")
     zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
     return zero if isinstance(zero, Mapping) else {}
@@ -111,7 +111,7 @@ class Sharding(Technique):
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where DeepSpeed is missing, or where there is nobody to share with and nowhere to offload."""
+        """Return a reason where DeepSpeed is missing, or where a single process has no device to offload from."""
         if choice == DDP:
             return None
         if choice in ZERO_STAGES and "deepspeed" not in machine.packages:
@@ -137,7 +137,7 @@ class Sharding(Technique):
             shared, groups = int(candidate.get("context_parallel", 1)), int(candidate.get("dp_replicate_size", 1))
             if shared == groups == 1:
                 return _FSDP2
-            # accelerate wants all sizes where it is told one.
+            # accelerate needs all sizes as soon as one is given.
             return {**_FSDP2, _SHARDS: max(1, setting.machine.hardware.processes // (shared * groups))}
         if choice in ZERO_STAGES:
             ahead = _NOT_AHEAD if candidate.get("ds3_gather_for_generation", ON) == OFF else {}

@@ -63,7 +63,7 @@ class TraceImpact:
 
     Attributes:
         scope: the part of a trace that depends on the choice.
-        sizes: whether the batch geometry depends on it, beside what else its scope has.
+        sizes: whether the batch geometry depends on it, in addition to its scope.
         phase: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
         monotonic: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes

@@ -1,4 +1,4 @@
-"""``vllm_gpu_memory_utilization``: the share of the GPU's memory that vLLM takes beside the training."""
+"""``vllm_gpu_memory_utilization``: the share of the GPU's memory that vLLM reserves."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class VllmMaxModelLength(SizeOfVllm):
     summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
-        Option(MODEL, "what the model's configuration says: TRL's default"),
+        Option(MODEL, "that of the model's configuration: TRL's default"),
         Option(4096, "any number of tokens"),
     )
     trl_default = MODEL

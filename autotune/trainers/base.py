@@ -45,7 +45,7 @@ class DatasetFormat:
         tokenized: whether the rows are tokens already.
         text: whether the columns may hold text; else they hold messages.
         flags: those of the columns that hold true or false.
-        documents: documents that the trainer makes of each row.
+        documents: number of documents that the trainer creates from each row.
         named_by: the field of the trainer's configuration that may give its only column another name.
     """
 
@@ -60,7 +60,7 @@ class DatasetFormat:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """What the fields of a trainer's own configuration mean to a trace, beside those that techniques write.
+    """What the fields of a trainer's own configuration mean to a trace, except those that techniques write.
 
     A field that is in none of these has to be at its default if a user's configuration is traced.
 
@@ -91,9 +91,9 @@ class Trainer(ABC):
         title: what it does, as the first words of a script.
         config_class, trainer_class: names of TRL's classes.
         formats: dataset formats, in the order in which the trainer looks for them.
-        optional_columns: columns that the trainer uses beside those of any format, where a dataset has them.
+        optional_columns: columns that the trainer uses in any format if a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
-        fields: fields of the trainer's configuration beside those of ``transformers.TrainingArguments``. They determine
+        fields: fields of the trainer's configuration that ``transformers.TrainingArguments`` lacks. They determine
             which techniques it has; a contract test compares them with the installed TRL.
         config_fields: what these mean to a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
@@ -130,7 +130,7 @@ class Trainer(ABC):
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"
     peculiarities: ClassVar[tuple[str, ...]] = ()
-    # transformers refuses bf16 without a GPU unless it is told that the CPU is meant (TrainingArguments).
+    # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
     cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
@@ -161,7 +161,7 @@ class Trainer(ABC):
         """Return a row whose longest sequence has ``tokens``: the lengths of its parts, and its trainable tokens."""
 
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the micro-batches and steps that a plan makes of a dataset.
+        """Return the micro-batches and steps of a plan on a dataset.
 
         By default, rows are padded to the longest sequence of their micro-batch.
         """
@@ -169,7 +169,7 @@ class Trainer(ABC):
         return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the micro-batches of ``rows`` rows that an evaluation of a plan makes of a dataset.
+        """Return the micro-batches of ``rows`` rows of a plan's evaluation on a dataset.
 
         TRL truncates, packs and pads these rows as it does those to train on; no gradients accumulate.
         """
@@ -236,7 +236,7 @@ class Trainer(ABC):
         raise NotImplementedError(f"no rows are dropped before {self.trainer_class} sees them")
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why this trainer does not support a candidate, in words, or None; beside the techniques' own rules."""
+        """Return why this trainer does not support a candidate, in words, or None; the techniques' rules come first."""
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
@@ -305,7 +305,7 @@ class Trainer(ABC):
         return None
 
     def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why this trainer supports no candidate with all these choices, or what they would spoil, or None."""
+        """Return why this trainer does not support the combination of these choices, or None."""
         return self.rule(candidate, setting) or self.unintended(candidate, setting)
 
     def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
@@ -344,5 +344,5 @@ class Trainer(ABC):
         return self.completed(plan, setting.workload)
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return a plan with what follows from the workload beside its arguments."""
+        """Return a plan with the entries that follow from the workload."""
         return plan

@@ -74,7 +74,7 @@ class PreferenceOptimization(FusedHead):
         return (*(pair,) * (shape.rows - 1), (tokens - answer, answer, answer - 1))
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
-        """Return phases with the reference's passes: over the dataset beforehand, or beside each micro-batch."""
+        """Return phases with the reference's passes: over the dataset beforehand, or in each micro-batch."""
         if plan.args.get("precompute_ref_log_probs"):
             return program(before=(PRECOMPUTE,))
         return program(in_micro_batch=(REFERENCE_PASS,))

@@ -12,7 +12,7 @@ from autotune.trainers.geometry import evaluated_rows_of
 
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
-    """Return the micro-batches and steps that a plan makes of a workload, those of evaluation included."""
+    """Return the micro-batches and steps of a plan on a workload, those of evaluation included."""
     geometry = trainer.geometry(plan, workload.dataset.documents)
     if workload.evaluation is None or not plan.evaluates:
         return geometry

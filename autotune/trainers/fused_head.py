@@ -20,7 +20,7 @@ class FusedHead(Trainer):
     """A trainer that calls its model with TRL's fused head (``add_fused_lm_head`` of ``trl/trainer/utils.py``)."""
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot train by the plan of a candidate, which is built only where its activations say so."""
+        """Return why TRL cannot train by the plan of a candidate; the plan is built only if it offloads activations."""
         if candidate.get(_OFFLOADING) != ON:
             return None
         return self.refused(self.plan(candidate, setting), setting.workload)

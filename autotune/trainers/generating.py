@@ -40,7 +40,7 @@ FIELDS = frozenset({
     "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url", "vllm_server_host",
     "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
 })  # fmt: skip
-"""Fields of the configurations of all such trainers, beside those of ``transformers.TrainingArguments``."""
+"""Fields of the configurations of all such trainers that ``transformers.TrainingArguments`` lacks."""
 TRACED = frozenset({
     "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
     "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
@@ -78,7 +78,7 @@ class Generating(Prompted):
         """
 
     def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return what the plan says, and the completions of a generation batch (``max_num_seqs``)."""
+        """Return the plan's value, and the completions of a generation batch (``max_num_seqs``)."""
         return number(plan, "vllm_max_model_length"), rows_of(plan) * steps_per_generation(plan)
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
@@ -193,7 +193,7 @@ class Generating(Prompted):
             return refused
         alone = _broken_groups(plan, ranks=1)
         if setting.base is not None and alone is not None:
-            return f"`trl {self.name}` reads what becomes of {setting.base.file} in one process, and in that {alone}"
+            return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
         if micro_batches % uses and uses % micro_batches:
             return (
@@ -215,7 +215,7 @@ class Generating(Prompted):
 
 
 def steps_per_generation(plan: TrainingPlan) -> int:
-    """Return the micro-batches of a generation batch; TRL takes those of an optimizer step if it is told nothing."""
+    """Return the micro-batches of a generation batch; TRL's default is those of an optimizer step."""
     return number(plan, "steps_per_generation") or micro_batches_of(plan)
 
 

@@ -62,11 +62,11 @@ def padded(
     kept = _kept(documents, length)
     by_width, shortest, total = kept.by_width, kept.shortest, kept.rows
     longest_first = _longest_first(by_width, rows)
-    beside = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
-    worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=beside)[0]
-    lengths = [known[position] for known in (longest_first, beside or ()) if known for position in worst]
+    shortest_of_each = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
+    worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=shortest_of_each)[0]
+    lengths = [known[position] for known in (longest_first, shortest_of_each or ()) if known for position in worst]
     width = rounded_up(longest_first[0], multiple)
-    # Rows of several sequences have unknown lengths beside the widest.
+    # Of rows of several sequences only the widest sequence's length is known.
     filled = _filled(longest_first, rows, width) if documents.sequences == 1 else 1.0
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,

@@ -77,7 +77,7 @@ class UnpairedPreference(FusedHead):
             "model_init_kwargs", "ref_model_mixup_alpha", "ref_model_sync_steps", "trust_remote_code",
         }),
         assumed={
-            "dataset_num_proc": "mismatched pairs are as one process makes them, whatever dataset_num_proc says",
+            "dataset_num_proc": "mismatched pairs are as with one process, whatever dataset_num_proc is",
             "sync_ref_model": "the reference model is not synchronised in the traced steps",
         },
     )  # fmt: skip
@@ -132,7 +132,7 @@ class UnpairedPreference(FusedHead):
         return {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return a block whose rows, and whose mismatched pairs, are as wide as the shape says.
+        """Return a block whose rows, and whose mismatched pairs, are as wide as in the shape.
 
         The first prompt with the last answer, which is its mismatched one, makes the widest mismatched pair; or, where
         that is to be narrower, the first row is the widest row. A row is a token shorter where rows are padded.
@@ -233,7 +233,7 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
 def _mismatched(kept: Numbers, rows: int, limit: int) -> Numbers:
     """Return the tokens of each prompt with the answer of the row before it; the first of a block has the last one's.
 
-    A document says how long its prompt is: it is dropped up to that length.
+    A document has the length of its prompt: it is dropped up to that length.
     """
     import numpy as np
 

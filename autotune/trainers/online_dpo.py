@@ -33,7 +33,7 @@ COMPLETIONS = 2
 
 
 class OnlineDirectPreferenceOptimization(Prompted):
-    """Each micro-batch generates its own completions, and a reference scores them beside the trained model.
+    """Each micro-batch generates its own completions, which the reference and the trained model score.
 
     Generation sees whole prompts. For the loss, prompt and completion together are cut to ``max_length`` by leaving out
     the beginning of the prompt; no row is dropped. TRL has no command for this trainer, and its class is experimental.
@@ -79,7 +79,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     )  # fmt: skip
 
     def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return what TRL adds up: ``max_length``, with a completion beside it, and the prompts of a micro-batch."""
+        """Return TRL's sum: ``max_length`` plus a completion, and the prompts of a micro-batch."""
         return required(plan, "max_length") + required(plan, self.most_field), rows_of(plan)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:

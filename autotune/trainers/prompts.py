@@ -59,7 +59,7 @@ class Prompted(Trainer):
 
     @abstractmethod
     def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return the longest sequence that TRL tells vLLM of, or None if it tells nothing, and how many at once.
+        """Return the longest sequence that TRL passes to vLLM, or None if it passes none, and how many at once.
 
         The second is for each of the GPUs that share an engine.
         """
@@ -113,7 +113,7 @@ def prompt_counts(documents: Documents) -> Mapping[int, int]:
 
 
 def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:
-    """Return the lengths of typical completions: as the dataset says, as asked for, or half of the maximum.
+    """Return the lengths of typical completions: the dataset's, those asked for, or half of the maximum.
 
     Args:
         most: the maximum, to which all are cut.

@@ -46,7 +46,7 @@ class RewardModelling(Trainer):
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {
-        # PEFT then trains the new head beside the adapters, and puts no adapter on it.
+        # PEFT then trains the new head in addition to the adapters, and puts no adapter on it.
         "model.use_peft": {"model.lora_task_type": "SEQ_CLS"},
         "peft": {"peft.task_type": "SEQ_CLS"},
         # Liger's fused loss replaces the model's forward by that of a language model. Other trainers turn it off.

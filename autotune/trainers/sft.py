@@ -86,7 +86,7 @@ class SupervisedFineTuning(FusedHead):
         length, multiple = plan.truncate_to or number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
         flat = self.layout(plan, rows) is Layout.FLAT
         if strategy is not None:
-            # TRL packs into rows of 1,024 tokens where it is told no length (SFTConfig.max_length).
+            # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).
             return packed(*step, length or 1024, multiple, strategy, flat=flat)
         return end_to_end(*step, length, multiple) if flat else padded(*step, length, multiple)
 

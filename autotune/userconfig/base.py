@@ -26,7 +26,7 @@ from autotune.userconfig.rewards import named_rewards
 from autotune.userconfig.sources import Sources, sources
 from autotune.userconfig.written import Written
 
-_INSTEAD = "Give MODEL and DATASET beside --base."
+_INSTEAD = "Give MODEL and DATASET in addition to --base."
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class UserBase:
         config: the values of the trainer's class.
         plan: its training plan, with every field that matters to a step, those at their defaults included.
         launching: how its processes are started.
-        assumptions: what was assumed where the file alone does not say, in sentences.
+        assumptions: assumptions where the file does not determine a value, in sentences.
     """
 
     written: Written
@@ -83,7 +83,7 @@ class UserBase:
 
 
 def read_base(written: Written, hardware: Hardware, server: JobServer, folder: Path) -> UserBase:
-    """Return what TRL's parser makes of a base, for a device.
+    """Return a base as read by TRL's parser, for a device.
 
     Raises:
         InputError: keys of it are wrong, which the message names all at once; or it asks for what a probe does not do.
@@ -93,18 +93,18 @@ def read_base(written: Written, hardware: Hardware, server: JobServer, folder: P
 
 
 def on_device(written: Written, hardware: Hardware) -> Written:
-    """Return a base as it is read for a device: TRL refuses most files on a CPU that do not say that it is meant."""
+    """Return a base as read for a device: on a CPU, TRL refuses most files unless they set ``use_cpu``."""
     args = find_trainer(written.trainer).cpu_args if hardware.kind == "cpu" else {}
-    said = [word for name, value in args.items() if name not in written.values for word in (f"--{name}", str(value))]
+    added = [word for name, value in args.items() if name not in written.values for word in (f"--{name}", str(value))]
     command = written.command
-    return replace(written, command=replace(command, words=(*command.words, *said)))
+    return replace(written, command=replace(command, words=(*command.words, *added)))
 
 
 def understood(written: Written, known: ReadCommand) -> UserBase:
     """Return a base of which TRL's parser has made something.
 
     Raises:
-        InputError: as :func:`read_base` says.
+        InputError: as in :func:`read_base`.
     """
     found, trainer = problems(written, known), find_trainer(written.trainer)
     config = known.configurations.get(trainer.config_class)
@@ -155,7 +155,7 @@ def _wrong(written: Written, found: Iterable[Finding]) -> InputError:
     things = "1 thing is wrong" if len(lines) == 1 else f"{len(lines)} things are wrong"
     return InputError(
         "\n  ".join([f"{written.place} cannot be a base: {things}.", *lines]),
-        hint=f"`autotune check {written.place} --no-fit` says more; with --fix-legacy it rewrites old keys.",
+        hint=f"`autotune check {written.place} --no-fit` has the details; with --fix-legacy it rewrites old keys.",
     )
 
 

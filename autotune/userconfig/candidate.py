@@ -50,7 +50,7 @@ def _nearest(
     found: list[tuple[tuple[bool, float, bool], Choice]] = []
     default = technique.plan(technique.default(setting), candidate, setting)
     # A plan has all arguments of the trainer, and of the model's only those that are not TRL's default.
-    unsaid = {path: value for path, value in default.items() if path.startswith("model.")}
+    omitted = {path: value for path, value in default.items() if path.startswith("model.")}
     own = {path: plan.entry(path) for path in technique.writes}
     further = technique.spellings(own, candidate, setting)
     for spelling in (*_numbers(technique, plan), *further, technique.default(setting), *listed, *_spellings(technique)):
@@ -58,12 +58,12 @@ def _nearest(
             choice = technique.parse(spelling, setting)
         except InputError:
             continue
-        beside = candidate.but(**{technique.name: choice})
-        entries = _identifying(technique, technique.plan(choice, beside, setting))
-        agreeing = sum(_agrees(value, plan.entry(path), unsaid.get(path)) for path, value in entries.items())
+        changed = candidate.but(**{technique.name: choice})
+        entries = _identifying(technique, technique.plan(choice, changed, setting))
+        agreeing = sum(_agrees(value, plan.entry(path), omitted.get(path)) for path, value in entries.items())
         whole = agreeing == len(entries)
-        # Of choices with the same entries, one that is possible beside the others is meant.
-        possible = technique.conflict(choice, beside, setting) is None
+        # Of choices with the same entries, one that goes with the other techniques' choices is preferred.
+        possible = technique.conflict(choice, changed, setting) is None
         found.append(((whole, agreeing if whole else agreeing / len(entries), possible), choice))
     (whole, agreed, _), choice = max(found, key=lambda item: item[0])
     # A choice without entries agrees with everything; another one's switch may be on.

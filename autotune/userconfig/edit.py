@@ -27,13 +27,13 @@ from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the file has to say afterwards.
+    """The values that the file has to have afterwards.
 
     Attributes:
         plan: the recommended one.
-        fixed: techniques that the user fixed in place of what the file says.
-        model: the model, if it was not the file's; None: as the file says.
-        rows: the rows, if they are not the file's; None: as the file says.
+        fixed: techniques that the user fixed in place of the file's values.
+        model: the model, if it was not the file's; None: the file's.
+        rows: the rows, if they are not the file's; None: the file's.
         evaluates: whether the rows to evaluate on are not the file's.
         bundle: the directory of the files by which processes are started.
     """
@@ -50,7 +50,7 @@ def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
     """Return the text of the file with keys as they should be, and without those that are secret.
 
     Raises:
-        InputError: the file cannot be edited; the message says why.
+        InputError: the file cannot be edited; the message has the reason.
     """
     secret = (path for path in secret_keys(base.file.values) if not any(path[: len(edit)] == edit for edit in edits))
     written = [Edit(path, {path[-1]: value}) for path, value in edits.items()]

@@ -27,13 +27,13 @@ _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_pa
 # Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 AUTO = "auto"
-"""What DeepSpeed's document says of a number that follows from the trainer's own arguments."""
+"""DeepSpeed's word for a number that follows from the trainer's own arguments."""
 _ACCUMULATION = "gradient_accumulation_steps"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
 """Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
 _DEFAULT_STAGE = 2
-# Keys of accelerate's own that it refuses beside DeepSpeed's document, whatever they say (accelerate 1.15).
-_REFUSED_BESIDE = frozenset({
+# Keys of accelerate's own that it refuses together with a DeepSpeed document, with any value (accelerate 1.15).
+_REFUSED_WITH_FILE = frozenset({
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 })  # fmt: skip
@@ -54,7 +54,7 @@ def without_engine(config: Configuration) -> Configuration:
 
 
 def with_precision(config: Configuration, started: Launching) -> Configuration:
-    """Return a configuration that says the precision which accelerate's launcher hands on, where that one counts.
+    """Return a configuration with the precision that accelerate's launcher passes on, where that one applies.
 
     transformers begins with the launcher's, and takes another only where ``bf16`` or ``fp16`` is true (transformers
     5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own.
@@ -87,18 +87,18 @@ def engine_args(
 ) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
 
-    What the trainer's own configuration says comes before what accelerate's says, as in transformers.
+    The trainer's own configuration has precedence over accelerate's, as in transformers.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in the documents lead.
         processes: how many are started; None where that is not known.
-        accumulation: what is taken where a document of DeepSpeed that accelerate names does not say it; accelerate
+        accumulation: default for a document of DeepSpeed that accelerate names and that does not set it; accelerate
             takes 1 (DeepSpeedPlugin).
 
     Raises:
         InputError: a file that is named cannot be read, accelerate refuses the groups of processes, or transformers
-            refuses what DeepSpeed's document says beside the trainer's arguments.
+            refuses the combination of DeepSpeed's document and the trainer's arguments.
         UnreadError: the documents ask for what cannot be traced.
     """
     own, kind = config.values, str(document.get("distributed_type", "NO"))
@@ -116,29 +116,29 @@ def engine_args(
         found |= _fsdp(_fsdp_keys(document, config), default_version=1)
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine == "deepspeed":
-        # A single process may be one of which nothing says how many there are.
+        # A single process may also mean that the number of processes is not set.
         found[engine] = _agreeing(mapping(found[engine]), config, processes if processes != 1 else None)
     parallel = started_by(groups_of(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
 
 def check_documents(started: Launching, config: Configuration) -> None:
-    """Check that what says how a training is sharded goes together, and is read.
+    """Check that the sharding settings of a training are consistent and supported.
 
     Raises:
-        InputError: accelerate refuses DeepSpeed's document beside its own keys (``_deepspeed_config_checks``).
+        InputError: accelerate refuses DeepSpeed's document together with its own keys (``_deepspeed_config_checks``).
         UnreadError: words for accelerate choose an engine, or set it.
     """
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
-    beside = [name for name in keys if name.lower() in _REFUSED_BESIDE]
-    beside += [_PRECISION] if document.get(_PRECISION) is not None and not started.precise else []
-    if document.get("distributed_type") == "DEEPSPEED" and beside and (own or keys.get(_NAMED)):
+    refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
+    refused += [_PRECISION] if document.get(_PRECISION) is not None and not started.precise else []
+    if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(_NAMED)):
         named = "deepspeed" if own else _NAMED
         raise InputError(
-            f"{named} and accelerate's own {', '.join(beside)} both set DeepSpeed, which accelerate refuses.",
-            hint="Leave these keys out of accelerate's file; DeepSpeed's document says such things, or the trainer.",
+            f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
+            hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
     words = [name for name in started.flags if name not in _OF_LAUNCHERS]
     if words:
@@ -177,12 +177,12 @@ def _agreeing(document: Mapping[str, object], config: Configuration, processes: 
     """
     found = {**dict.fromkeys(SIZES, AUTO), **document}
     for path, expected in _following(config, processes):
-        for said in at(found, path):
-            if said not in (AUTO, expected) and expected is not None:
+        for value in at(found, path):
+            if value not in (AUTO, expected) and expected is not None:
                 raise InputError(
-                    f"DeepSpeed's document says {'.'.join(path)}: {said}, and by the trainer's own arguments it is"
+                    f"DeepSpeed's document has {'.'.join(path)}: {value}, and the trainer's own arguments give"
                     f" {expected}: transformers ends the run.",
-                    hint=f"Write {AUTO} in its place.",
+                    hint=f"Write {AUTO} instead.",
                 )
             put(found, path, AUTO)
     return found
@@ -223,7 +223,7 @@ def loading_text(document: Mapping[str, object], config: Configuration) -> str |
     if str(_fsdp_keys(document, config).get("cpu_ram_efficient_loading")).lower() != "true":
         return None
     return (
-        f"{_FSDP}cpu_ram_efficient_loading takes no host memory away: transformers 5 reads the whole model in every"
+        f"{_FSDP}cpu_ram_efficient_loading saves no host memory: transformers 5 reads the whole model in every"
         " process, and accelerate then drops what all but the first have read."
     )
 

@@ -79,7 +79,7 @@ class UserPlan:
 
     Attributes:
         plan: what is traced; its ``args`` hold the sizes of the configuration.
-        assumptions: what was assumed where the configuration alone does not say, in sentences.
+        assumptions: assumptions where the configuration does not determine a value, in sentences.
     """
 
     plan: TrainingPlan
@@ -217,7 +217,7 @@ def _config_assumptions(
     config: Configuration, trainer: Trainer, known: Collection[str], *, evaluates: bool
 ) -> Iterator[str]:
     assumed = trainer.config_fields.assumed
-    yield from (said for name, said in assumed.items() if config.values.get(name) and name not in known)
+    yield from (assumption for name, assumption in assumed.items() if config.values.get(name) and name not in known)
     if config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION and not evaluates:
         yield "evaluation is left out"
 
@@ -266,7 +266,7 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
 
 
 def peft_words(peft_config: object | None) -> dict[str, object]:
-    """Return the fields of ``trl.ModelConfig`` that say what a PEFT configuration says.
+    """Return the fields of ``trl.ModelConfig`` that are equivalent to a PEFT configuration.
 
     Raises:
         InputError: it is of another kind than LoRA, or sets something that a trace does not support.

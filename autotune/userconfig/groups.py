@@ -42,7 +42,9 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     for name in given:
         if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in _READ:
             known = ", ".join(PARALLELISM + size for size in _SIZES)
-            raise InputError(f"{name} under {FIELD} is a key that accelerate never reads.", hint=f"Sizes are {known}.")
+            raise InputError(
+                f"{name} under {FIELD} is a key that accelerate does not read.", hint=f"Sizes are {known}."
+            )
     sizes = {name: keys[name] for name in _SIZES if keys.get(name) is not None}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -71,11 +73,11 @@ def started_by(
     """
     replicas, shards, shared = (int(str(groups.get(name, 1))) for name in (_REPLICAS, _SHARDS, _SHARED))
     made, named = prod((replicas, shards, shared)), [name for name in (_REPLICAS, _SHARDS, _SHARED) if name in groups]
-    said = " x ".join(f"{name}={groups[name]}" for name in named)
+    product = " x ".join(f"{name}={groups[name]}" for name in named)
     if made > 1 and processes is not None and made != processes:
         started = "1 process is" if processes == 1 else f"{processes} processes are"
         raise InputError(
-            f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({said}), and {started} started, which"
+            f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({product}), and {started} started, which"
             " accelerate refuses.",
             hint=f"The product of {_REPLICAS}, {_SHARDS} and {_SHARED} is num_processes; one that is absent is 1.",
         )
@@ -91,8 +93,8 @@ def started_by(
         )
     if shared > 1 and replicas > 1 and shards == 1:
         raise InputError(
-            f"{said} leaves each group one process for each part of a row, and none to shard among: accelerate refuses"
-            " that.",
+            f"{product} leaves each group one process for each part of a row, and none to shard among, which accelerate"
+            " refuses.",
             hint=f"{PARALLELISM}{_SHARDS} has to be 2 or more.",
         )
     if shards > 1 and not engine:

@@ -24,7 +24,7 @@ from autotune.userconfig.edit import Wanted, edits_of, plan_before, rewritten, v
 from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.written import written
 
-# Evaluation and the placing of layers are set for a probe, whatever the file says of them.
+# A probe sets evaluation and the placement of layers itself.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
 
 
@@ -39,7 +39,7 @@ def handed_over(
         folder: where the configuration is written to be read again; it need not exist.
     """
     edits, note = edits_of(base, wanted, trainer, setting), ""
-    # What it names is in the bundle when that is written, and beside it here.
+    # The files that it names are in the bundle later, and next to it here.
     again = edits_of(base, replace(wanted, bundle=folder), trainer, setting)
     try:
         text, here = rewritten(base, edits), rewritten(base, again)
@@ -50,7 +50,7 @@ def handed_over(
     for name, content in {file.name: here, **launch_files(wanted.plan, folder, base.launching.document)}.items():
         write_text(folder / name, content)
     read = read_base(written(str(file), trainer.name), setting.machine.hardware, server, folder / "read")
-    # What the plan of the base does not say as the file does is left as the file has it.
+    # Entries in which the base's plan differs from the file stay as in the file.
     idle = {path for item in trainer.techniques if not item.matters(setting) for path in item.writes}
     differing = _other(read, wanted.plan) - _other(base, plan_before(trainer, setting)) - idle
     other = ", ".join(sorted(path.partition(".")[2] for path in differing))

@@ -21,7 +21,7 @@ _OLDER_KWARGS = {"dtype": "torch_dtype"}
 
 
 def of_engine(path: str) -> bool:
-    """Return whether an entry of a plan says what shards a training, which files of their own may say as well."""
+    """Return whether an entry of a plan configures the sharding, which separate files may configure as well."""
     return path.split(".")[1:2] in ([name] for name in ENGINE_FIELDS)
 
 

@@ -18,14 +18,14 @@ from autotune.userconfig.launchers import Started, counted, number
 from autotune.userconfig.written import Written
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
-"""Keys that say how many processes are started."""
+"""Keys for the number of processes to start."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
 """Keys of a file that name the one which ``accelerate launch`` reads."""
 _PRECISION = "mixed_precision"
 NO_PRECISION = "no"
-"""``mixed_precision`` of accelerate where nothing says another."""
+"""Default of accelerate's ``mixed_precision``."""
 _DEFAULT_FILE = Path("accelerate", "default_config.yaml")
-# With this ``distributed_type``, accelerate starts one process whatever the number is, unless one of these words says
+# With this ``distributed_type``, accelerate starts one process whatever the number is, unless one of these words sets
 # another (accelerate 1.15, ``commands/launch.py``, ``_validate_launch_command`` and ``launch_command``).
 _ALONE = "NO"
 _DISTRIBUTED = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
@@ -43,18 +43,18 @@ class Launching:
     """How the processes of a command are started.
 
     Attributes:
-        processes: how many there are over all machines; 1 where nothing says.
-        counted: whether something says how many.
+        processes: number over all machines; 1 if nothing sets it.
+        counted: whether something sets the number.
         engine: what shards the training, in words; empty without.
         machines: how many machines they run on.
         document: what ``accelerate launch --config_file`` reads; empty without.
         folder: from which relative paths in it lead.
         known: whether the command was read for all of this.
         flags: further words for ``accelerate launch`` by which an engine is chosen or set.
-        precise: whether such words say the precision, so that its document does not.
+        precise: whether such words set the precision, which overrides its document.
         default: accelerate's own file, where that is the document, since no other is named.
         precision: what accelerate's launcher hands on to the processes that it starts.
-        ignored: the number of processes that is asked for, where the document says that there is one.
+        ignored: the number of processes that is asked for, if the document sets a single one.
     """
 
     processes: int = 1
@@ -90,7 +90,7 @@ def launching(
     """Return how the processes of a command are started.
 
     Args:
-        read, config: what TRL's parser makes of the command; None before it has read it.
+        read, config: the command as read by TRL's parser; None before that.
         gpus: how many this machine has, if the command is for them; None otherwise.
         default: what accelerate reads where no file is named; None: nothing.
 
@@ -110,14 +110,14 @@ def launching(
         engine = "DeepSpeed"
     elif values.get("fsdp") or given.get("use_fsdp"):
         engine = "FSDP"
-    said = counted(written.command, gpus) or _by_accelerate(given, document)
-    started = said or Started(1)
+    by_launcher = counted(written.command, gpus) or _by_accelerate(given, document)
+    started = by_launcher or Started(1)
     flags = tuple(
         sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
     )
     words = given.get(_PRECISION)
     return Launching(
-        started.processes, said is not None, engine, started.machines, document, folder, known=True, flags=flags,
+        started.processes, by_launcher is not None, engine, started.machines, document, folder, known=True, flags=flags,
         default=default, precise=bool(words), precision=str(words or document.get(_PRECISION) or NO_PRECISION),
         ignored=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def launching(
 def of_ranks(written: Written, gpus: int | None = None, default: Path | None = None) -> int:
     """Return how many processes read the words of a command together, before any of them has.
 
-    With ``trl``, a single one does, and starts the others. What cannot be said is left to :func:`launching`.
+    With ``trl``, a single one does, and starts the others. Undecided cases are left to :func:`launching`.
     """
     if written.command.launcher == TRL:
         return 1
@@ -137,7 +137,7 @@ def of_ranks(written: Written, gpus: int | None = None, default: Path | None = N
 
 
 def started_by(written: Written, gpus: int | None = None, default: Path | None = None) -> int | None:
-    """Return how many processes the words of a command and the files that they name start; None if neither says it.
+    """Return how many processes the words of a command and the files that they name start; None if neither sets it.
 
     Raises:
         InputError: a file that it names cannot be read, or a number of processes is none.
@@ -182,12 +182,12 @@ def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:
 
 
 def _asked(given: Mapping[str, object], document: Mapping[str, object]) -> object:
-    """Return the number of processes that is asked for; None if nothing says it."""
+    """Return the number of processes that is asked for; None if nothing sets it."""
     return next((given[name] for name in COUNTS if given.get(name) is not None), document.get("num_processes"))
 
 
 def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) -> Started | None:
-    """Return what ``accelerate launch`` starts, by its words or by its document; None if neither says it.
+    """Return what ``accelerate launch`` starts, by its words or by its document; None if neither sets it.
 
     Raises:
         InputError: a number is none, or the processes cannot be shared out equally.
@@ -199,7 +199,9 @@ def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) 
     machines = number(given.get("num_machines") or document.get("num_machines") or 1, "machines")
     if count is None:
         if machines > 1:
-            raise UnreadError(f"num_machines is {machines}, and nothing says how many processes. Write num_processes.")
+            raise UnreadError(
+                f"num_machines is {machines}, and the number of processes is not set. Write num_processes."
+            )
         return None
     processes = number(count)
     if processes % machines:

@@ -37,7 +37,7 @@ class Started:
 
 
 def counted(command: Command, gpus: int | None) -> Started | None:
-    """Return what the launcher of a command starts; None if it is another one, or its words say nothing of it.
+    """Return what the launcher of a command starts; None if it is another launcher, or its words do not determine it.
 
     Args:
         gpus: how many this machine has, if the check is for them; None otherwise.
@@ -93,14 +93,16 @@ def _of_deepspeed(launch: Sequence[str]) -> Started | None:
     each, machines = (_at_least_one(words.get(name)) for name in ("num_gpus", "num_nodes"))
     chosen = next((name for name in ("include", "exclude") if words.get(name)), None)
     if chosen is not None and (each or machines):
-        raise InputError(f"DeepSpeed refuses --{chosen} beside --num_gpus and --num_nodes.", hint="Give one of them.")
+        raise InputError(
+            f"DeepSpeed refuses --{chosen} together with --num_gpus or --num_nodes.", hint="Give one of them."
+        )
     if chosen == "include":
         return _of_slots(words["include"])
     by_hosts = chosen is not None or "hostfile" in words or (machines or 1) > 1
     if by_hosts and (each is None or ("hostfile" in words and machines is None)):
         raise UnreadError(
-            "The hosts on which the training runs say how many processes DeepSpeed starts, and the check does not read"
-            " them. Write --num_nodes and --num_gpus."
+            "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
+            " --num_nodes and --num_gpus."
         )
     return Started(each * (machines or 1), machines or 1) if each else None
 
@@ -114,7 +116,7 @@ def _of_slots(text: str) -> Started:
     counts = {len(found) for found in slots.values()}
     if len(counts) != 1 or counts == {0}:
         raise UnreadError(
-            f"--include {text} does not say the same number of GPUs for each machine. Write them, as in --include"
+            f"--include {text} does not name the same number of GPUs for each machine. Write them, as in --include"
             " worker-0:0,1@worker-1:0,1."
         )
     return Started(counts.pop() * len(slots), len(slots))

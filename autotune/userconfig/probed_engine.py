@@ -36,8 +36,8 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     if started.machines > 1:
         raise _refused(place, f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
     if started.flags:
-        where = "Name a file that says it with accelerate_config, or write deepspeed or fsdp with fsdp_config."
-        raise _refused(place, started.flags[0], "engines are read from files, and not from words for accelerate", where)
+        where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
+        raise _refused(place, started.flags[0], "engines are read from files, not from arguments of accelerate", where)
     kind = str(started.document.get("distributed_type", "NO"))
     if kind not in _KINDS:
         raise _refused(
@@ -46,7 +46,7 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     processes = started.processes if started.counted else None
     try:
         overruled = with_precision(config, started) is not config
-        # Every file that a search writes has the accumulation as the trainer's arguments say it.
+        # Every file that a search writes has the accumulation of the trainer's arguments.
         found = dict(engine_args(started.document, config, started.folder, processes, accumulation=AUTO))
     except (UnreadError, InputError) as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
@@ -69,13 +69,13 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
 
 
 def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:
-    """Return the engine's documents of a base, without what tells the choices of techniques; by path in a plan."""
-    told = {path for technique in techniques for path in technique.identified_by or technique.writes}
+    """Return a base's engine documents without the entries of techniques, by path in a plan."""
+    of_choices = {path for technique in techniques for path in technique.identified_by or technique.writes}
     found = {}
     for name in (DEEPSPEED, FSDP):
         if name in plan.args:
             start = f"args.{name}"
-            found[start] = _without(mapping(plan.args[name]), start, told)
+            found[start] = _without(mapping(plan.args[name]), start, of_choices)
     return found
 
 
@@ -83,17 +83,17 @@ def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> 
     """Return ``fsdp_config`` of a plan with the user's further keys, on which no step depends."""
     given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
     wanted = mapping(plan.args.get(FSDP))
-    beside = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
-    return {**beside, **wanted}
+    further = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
+    return {**further, **wanted}
 
 
-def _without(document: Mapping[str, object], start: str, told: set[str]) -> Mapping[str, object]:
+def _without(document: Mapping[str, object], start: str, of_choices: set[str]) -> Mapping[str, object]:
     kept: dict[str, object] = {}
     for name, value in document.items():
         path = f"{start}.{name}"
-        if path in told:
+        if path in of_choices:
             continue
-        inside = _without(value, path, told) if isinstance(value, Mapping) else value
+        inside = _without(value, path, of_choices) if isinstance(value, Mapping) else value
         if inside or not value:
             kept[name] = inside
     return kept
@@ -103,10 +103,10 @@ def _deepspeed(document: Mapping[str, object], place: str) -> Mapping[str, objec
     """Return DeepSpeed's document in the spelling of the techniques' choices."""
     if "optimizer" in document:
         why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
-        raise _refused(place, "optimizer in DeepSpeed's document", why, "Leave it out: optim says which.")
+        raise _refused(place, "optimizer in DeepSpeed's document", why, "Leave it out: optim chooses the optimizer.")
     zero = dict(mapping(document.get("zero_optimization")))
     if zero.get("stage", 0) not in _STAGES:
-        why = "no choice of sharding is like it"
+        why = "sharding has no such choice"
         raise _refused(place, f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
     for part in ("offload_optimizer", "offload_param"):
         device = str(mapping(zero.get(part)).get("device") or "none")

@@ -16,7 +16,7 @@ from autotune.userconfig.launch import Launching
 from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
-# Keys of a file for accelerate that say the most of it.
+# The most informative keys of a file for accelerate.
 _WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
 _FOLLOWED_NOWHERE = "trust_remote_code"
 
@@ -31,31 +31,31 @@ def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
 
 
 def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
-    """Yield what TRL's trainer said when it was built by the plan, as far as it is not known yet.
+    """Yield the messages of TRL's trainer while it was built from the plan, unless they are known already.
 
-    Only what is about a key that the user wrote is told: traces set some arguments of their own.
+    Only what is about a key that the user wrote is reported: traces set some arguments of their own.
 
     Args:
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
-    told = {item.key for item in known if item.severity is not Severity.NOTE}
+    reported = {item.key for item in known if item.severity is not Severity.NOTE}
     if built.refused.startswith(_ABSENT) and not here:
-        said = f"On this machine it cannot be built: {_sentence(built.refused)}"
-        yield finding(written, Severity.NOTE, mentioned(written, built.refused), said)
+        message = f"On this machine it cannot be built: {_sentence(built.refused)}"
+        yield finding(written, Severity.NOTE, mentioned(written, built.refused), message)
     elif built.refused:
         yield refused(written, built.refused)
     for item in built.overrides:
-        if item.key in written.given and item.key not in told:
+        if item.key in written.given and item.key not in reported:
             yield _overridden(written, item)
-    for said in built.warnings:
-        key = mentioned(written, said)
-        if key and key not in told and _warned(written, key, said) not in known:
-            told.add(key)
-            yield _warned(written, key, said)
+    for warning in built.warnings:
+        key = mentioned(written, warning)
+        if key and key not in reported and _warned(written, key, warning) not in known:
+            reported.add(key)
+            yield _warned(written, key, warning)
 
 
 def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterator[Finding]:
-    """Yield what says how processes are started and is not read, and the file that is read though nothing names it."""
+    """Yield settings of the launch that are not read, and the default file that is read without being named."""
     wrong = {fault.key for fault in read.faults}
     if written.command.launcher != TRL:
         for key in written.values:
@@ -63,23 +63,23 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
                 yield finding(written, Severity.SILENT, key, _dropped(written, key))
     if started.default is not None:
         has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
-        said = f"No file for accelerate is named, so that it reads its default, {started.default} ({has})."
-        yield Finding(Severity.NOTE, said)
+        message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
+        yield Finding(Severity.NOTE, message)
     if str(started.ignored or 1) != "1":
-        said = (
-            f"accelerate starts one process, and not {started.ignored}: its file says distributed_type: NO. Write"
+        message = (
+            f"accelerate starts one process, and not {started.ignored}: its file has distributed_type: NO. Write"
             " MULTI_GPU there."
         )
-        yield finding(written, Severity.SILENT, "num_processes", said)
+        yield finding(written, Severity.SILENT, "num_processes", message)
 
 
 def of_precision(written: Written, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
-    """Yield what the launcher makes of the precision that was read."""
+    """Yield how the launcher changes the precision that was read."""
     own = read.configurations[config.kind]
     for name in ("bf16", "fp16"):
         if config.values.get(name) and not own.values.get(name):
-            said = f"{name} is false here, and accelerate makes it true by its mixed_precision: {name}."
-            yield finding(written, Severity.SILENT, name, said)
+            message = f"{name} is false here, and accelerate makes it true by its mixed_precision: {name}."
+            yield finding(written, Severity.SILENT, name, message)
 
 
 def _dropped(written: Written, key: str) -> str:
@@ -88,12 +88,12 @@ def _dropped(written: Written, key: str) -> str:
     if script is None:
         return f"{key} has no effect: {handed}, and TRL's script, which {program} starts here, drops it."
     ends = f"TrlParser ends the run at it, unless {script} takes it" if written.command.uses_parser else ""
-    return f"{key} does not say how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
+    return f"{key} does not set how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
 
 
-def refused(written: Written, said: str) -> Finding:
+def refused(written: Written, refusal: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
-    return finding(written, Severity.ERROR, mentioned(written, said), f"TRL refuses it: {_sentence(said)}")
+    return finding(written, Severity.ERROR, mentioned(written, refusal), f"TRL refuses it: {_sentence(refusal)}")
 
 
 def of_error(written: Written, error: InputError) -> Finding:
@@ -108,10 +108,10 @@ def mentioned(written: Written, text: str) -> str:
     return min(found, key=lambda name: found[name], default="")
 
 
-def _warned(written: Written, key: str, said: str) -> Finding:
-    # What is only going to change does what it says for now.
-    severity = Severity.NOTE if "deprecated" in said else Severity.SILENT
-    return finding(written, severity, key, f"TRL warns: {_sentence(said)}")
+def _warned(written: Written, key: str, warning: str) -> Finding:
+    # A deprecated field still works for now.
+    severity = Severity.NOTE if "deprecated" in warning else Severity.SILENT
+    return finding(written, severity, key, f"TRL warns: {_sentence(warning)}")
 
 
 def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
@@ -124,8 +124,8 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
         elif written.command.script is None:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
         else:
-            said = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
-            yield finding(written, Severity.NOTE, fault.key, said)
+            message = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
+            yield finding(written, Severity.NOTE, fault.key, message)
 
 
 def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
@@ -150,11 +150,11 @@ def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
 
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     yield from (_overridden(written, item) for item in read.overrides)
-    for said in read.warnings:
-        yield _warned(written, mentioned(written, said), said)
+    for warning in read.warnings:
+        yield _warned(written, mentioned(written, warning), warning)
     if written.values.get(_FOLLOWED_NOWHERE):
-        said = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
-        yield finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, said)
+        message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
+        yield finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, message)
 
 
 def _overridden(written: Written, item: Override) -> Finding:

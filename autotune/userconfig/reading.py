@@ -17,16 +17,16 @@ from autotune.trainers import find_trainer
 from autotune.userconfig.fields import UserPlan, user_plan
 from autotune.userconfig.written import Written
 
-# Fields of trl.ModelConfig that say where the model comes from, and what a check never does.
+# Fields of trl.ModelConfig for the source of the model, and for actions that a check never takes.
 _NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
-# Fields that TRL's classes set to the value of another, where nothing else is said (GRPOConfig.__post_init__).
+# Fields that default to the value of another field in TRL's classes (GRPOConfig.__post_init__).
 _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
 
 def read(
     written: Written, hardware: Hardware | None, server: JobServer, folder: Path, processes: int = 1
 ) -> ReadCommand:
-    """Return what TRL's parser makes of a command.
+    """Return a command as read by TRL's parser.
 
     Args:
         hardware: the device that the configuration is for; None: any GPU.

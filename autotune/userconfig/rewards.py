@@ -34,7 +34,7 @@ class Rewards:
             return f"Not imported (--import does): {named}. A reward function of TRL's own stands in for each of them."
         if probed:
             return f"Imported and run: {named}."
-        return f"Imported and not run: {named}. What they hold of the device themselves is not counted."
+        return f"Imported and not run: {named}. Their own device memory is not counted."
 
 
 def named_rewards(read: ReadCommand) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def named_rewards(read: ReadCommand) -> tuple[str, ...]:
         UnreadError: it names a reward model.
     """
     if read.script.get(_MODEL):
-        raise UnreadError(f"A reward model ({_MODEL}) beside the trained one is not read.")
+        raise UnreadError(f"Reward models ({_MODEL}) are not supported.")
     named = read.script.get(_FUNCTIONS)
     return tuple(map(str, named)) if isinstance(named, list) else ()
 

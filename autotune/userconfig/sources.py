@@ -19,7 +19,7 @@ from autotune.userconfig.fields import reading_of
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
-# Fields of trl.scripts.utils.DatasetConfig beside those of a plain dataset.
+# Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
 _FURTHER = ("name", "data_dir", "columns", "fraction")
 _MOST_NAMED = 3
 
@@ -59,10 +59,10 @@ def sources(read: ReadCommand, config: Configuration, name: str | None = None, d
     """Return the model and the rows that a configuration names.
 
     Args:
-        name, dataset: a model and rows in place of those; None: as it says.
+        name, dataset: a model and rows in place of those; None: those of the configuration.
 
     Raises:
-        UnreadError: it says something of the rows that is not read.
+        UnreadError: it has a setting of the rows that is not supported.
         InputError: there is none, or it cannot be used.
     """
     model = read.configurations[MODEL_CONFIG].values
@@ -180,8 +180,8 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         raise InputError("TRL cannot part rows that are streamed: test_split_size ends with an AttributeError.")
     shares = [item.get("fraction") is not None for item in items]
     if any(shares) and (streams or not all(shares)):
-        said = "TRL refuses fraction with streaming." if streams else "TRL wants fraction in all datasets or in none."
-        raise InputError(said)
+        reason = "TRL refuses fraction with streaming." if streams else "TRL wants fraction in all datasets or in none."
+        raise InputError(reason)
     for item in items:
         _check_shown(item)
         _check_files(item)

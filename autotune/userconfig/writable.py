@@ -32,7 +32,7 @@ class Writable:
     def allows(self, entries: Mapping[str, object]) -> bool:
         """Return whether the file can set these entries, by their path in a plan, so that they mean what they do there.
 
-        An engine that the file has stays: with its document would go what it says beside the choice of a technique.
+        An engine in the file stays: its document may have keys that belong to no technique, which would be lost.
         """
         if _STAGE in entries and entries[_STAGE] is None and self.values.get(_DEEPSPEED):
             return False
@@ -61,11 +61,11 @@ def writable(values: Mapping[str, object], config: Configuration, started: Launc
     """Return what the trainer's own file can set.
 
     An engine that accelerate's document names is not the trainer's to change: transformers reads no ``fsdp_config``
-    without ``fsdp``, and accelerate refuses ``deepspeed`` beside its own keys of DeepSpeed.
+    without ``fsdp``, and accelerate refuses ``deepspeed`` together with its own keys of DeepSpeed.
 
     Args:
         values: the keys of the file; empty without one.
-        config: what TRL's parser makes of them.
+        config: the values as read by TRL's parser.
         started: how the processes are started.
         on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before there is a group.
     """

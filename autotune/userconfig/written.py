@@ -12,7 +12,7 @@ from autotune.inspection.command_line import CONFIG, Command, of_file, read_comm
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
-from autotune.userconfig.beside import trainer_in
+from autotune.userconfig.bundle import trainer_in
 
 _REMEDY = "Name it with --trainer."
 
@@ -63,11 +63,11 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
 
     Args:
         config: a YAML file of TRL's, or None for a command.
-        trainer: the trainer's name; None: as the command or the file says.
+        trainer: the trainer's name; None: that of the command or the file.
         command: the words of a command; empty for a file.
 
     Raises:
-        InputError: they cannot be read, or do not tell the trainer.
+        InputError: they cannot be read, or do not determine the trainer.
     """
     if (config is None) == (not command):
         what = "neither a file nor a command" if config is None else "both a file and a command"
@@ -77,7 +77,7 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
     if trainer is not None:
         name = find_trainer(trainer).name
         if found.trainer is not None and found.trainer != name:
-            raise InputError(f"The command trains with {found.trainer}, and --trainer says {name}.")
+            raise InputError(f"The command trains with {found.trainer}, and --trainer is {name}.")
     else:
         name = found.trainer or _trainer_of(file)
     if found.script is not None and not found.uses_parser and file is None:
@@ -96,7 +96,7 @@ def _trainer_of(file: YamlFile | None) -> str:
         InputError: there is not exactly one.
     """
     if file is None:
-        raise InputError("The command does not say which trainer it is for.", hint=_REMEDY)
+        raise InputError("The command names no trainer.", hint=_REMEDY)
     known = trainers().values()
     every = frozenset().union(*(item.fields for item in known))
     own = every & file.values.keys()
@@ -107,7 +107,7 @@ def _trainer_of(file: YamlFile | None) -> str:
     if handed_over in having:
         return handed_over
     if not own or len(having) == len(known):
-        raise InputError(f"No key of {file.path} says which trainer it is for.", hint=_REMEDY)
+        raise InputError(f"No key of {file.path} belongs to a single trainer.", hint=_REMEDY)
     if having:
         raise InputError(f"{file.path} may be for {', '.join(having)}.", hint=_REMEDY)
     counts = {item.name: len(own & item.fields) for item in known}

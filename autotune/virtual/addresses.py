@@ -1,4 +1,4 @@
-"""Gives fake storages addresses: libraries that save tensors tell by their addresses which ones share memory."""
+"""Gives fake storages addresses: libraries that save tensors find shared memory by addresses."""
 
 from __future__ import annotations
 

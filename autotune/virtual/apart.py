@@ -61,7 +61,7 @@ def traced(fn: Callable[[torch.device], object], options: Mapping[str, Any]) -> 
         try:
             folder.joinpath(REQUEST).write_bytes(dill.dumps((fn, dict(options)), recurse=True))
         except Exception as error:
-            raise HandOverError(f"The traced function cannot be pickled ({_told(error)}). {_INSTEAD}") from error
+            raise HandOverError(f"The traced function cannot be pickled ({_error_text(error)}). {_INSTEAD}") from error
         paths = [path or str(Path.cwd()) for path in sys.path]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run([sys.executable, "-m", _CHILD, name], env=environment, check=False)
@@ -82,7 +82,7 @@ def received(folder: Path) -> tuple[Callable[[torch.device], object], dict[str, 
     try:
         fn, options = dill.loads(folder.joinpath(REQUEST).read_bytes())
     except Exception as error:
-        raise HandOverError(f"The traced function cannot be unpickled ({_told(error)}). {_INSTEAD}") from error
+        raise HandOverError(f"The traced function cannot be unpickled ({_error_text(error)}). {_INSTEAD}") from error
     return fn, options
 
 
@@ -94,12 +94,12 @@ def send(folder: Path, reply: Trace | Exception) -> None:
     except Exception:
         if not isinstance(reply, Exception):
             raise
-        stand_in = RuntimeError(_told(reply))
+        stand_in = RuntimeError(_error_text(reply))
         for note in getattr(reply, "__notes__", ()):
             stand_in.add_note(note)
         written = pickle.dumps(stand_in)
     folder.joinpath(REPLY).write_bytes(written)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -113,10 +113,10 @@ def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         first = args[0]
         names = [argument.name for argument in operator._schema.arguments]
-        told = kwargs.get("dtype") is not None or (
+        explicit = kwargs.get("dtype") is not None or (
             "dtype" in names and len(args) > names.index("dtype") and args[names.index("dtype")] is not None
         )
-        if not told and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
+        if not explicit and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
             kwargs = {**kwargs, "dtype": torch.float32}
             args = args[: names.index("dtype")] if len(args) > names.index("dtype") else args
         with _without_autocast():

@@ -208,7 +208,7 @@ class VirtualMode(TorchDispatchMode):
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
-        # The work of an operator depends on whether it gets a tensor twice, which metadata do not say.
+        # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
         key = ledger.device_type, ledger.times, self._in_backward

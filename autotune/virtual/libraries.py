@@ -15,7 +15,7 @@ _RNG_STATE_BYTES = 5056
 
 
 @contextmanager
-def unnoticed() -> Iterator[None]:
+def fake_tensors_accepted() -> Iterator[None]:
     """Patch transformers to treat fake tensors as ordinary ones, and checkpointing to store the generator's state.
 
     Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.

@@ -20,7 +20,7 @@ _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.la
 _VALUES = (int, float, type(None))
 # Operators that give their first argument another size or storage, or that wrap an existing tensor.
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
-# Operators whose result shares the storage of an argument, which their schema does not say.
+# Operators whose result shares the storage of an argument, which their schema does not show.
 _UNDECLARED_VIEWS = frozenset({_aten._unsafe_view})
 
 
@@ -108,7 +108,7 @@ class _Given:
 _NOTHING = object()
 """No result: the operator changes its arguments only."""
 Notes = dict[Any, Any]
-"""What follows from the metadata of an operator's arguments, such as its work; whoever computes it may keep it here."""
+"""Cache of values that follow from the metadata of an operator's arguments, such as its work."""
 
 
 @dataclass(slots=True)

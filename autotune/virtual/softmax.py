@@ -1,4 +1,4 @@
-"""Copies that PyTorch's softmax kernels make of tensors that are not contiguous, on the CPU and on CUDA alike."""
+"""Copies by PyTorch's softmax kernels of tensors that are not contiguous, on the CPU and on CUDA."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from autotune.virtual import apart, replay
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
-from autotune.virtual.libraries import unnoticed
+from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, one_of
 from autotune.virtual.records import Category, Place, Trace
@@ -79,7 +79,7 @@ def trace(
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
         mode = VirtualMode(ledger, fake, scratch)
-        stack.enter_context(unnoticed())
+        stack.enter_context(fake_tensors_accepted())
         stack.enter_context(movable_modules())
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(_tagging(ledger))

@@ -28,7 +28,7 @@ _ELEMENT_BYTES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The shape of a traced micro-batch, which tells which tensor sizes scale with its length.
+    """The shape of a traced micro-batch, which determines which tensor sizes scale with its length.
 
     Attributes:
         rows: rows of the token tensor.

@@ -98,7 +98,7 @@ def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(t
     half = problem.normal(problem.baseline.but(per_device_train_batch_size=1, steps_per_generation="step/4"))
     refused = problem.illegal(half)
     assert refused is not None
-    assert "reads what becomes of" in refused
+    assert "reads the edited" in refused
     assert "in one process, and in that a generation batch of 2 completions cannot be divided" in refused
 
 

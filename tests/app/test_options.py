@@ -73,7 +73,7 @@ def test_a_timeout_is_said_in_words_or_seconds() -> None:
         ({"exclude": ["ligr"]}, "Did you mean 'liger'"),
         ({"exclude": ["lora"], "fix": {"lora": "r8"}}, "both fixed and excluded"),
         ({"space": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
-        ({"prompt_coverage": 0.99}, "SFT generates no completions, so --prompt-coverage means nothing"),
+        ({"prompt_coverage": 0.99}, "SFT generates no completions, so it takes no --prompt-coverage"),
         ({"trainer": "grpo", "prompt_coverage": 0.0}, "prompt coverage of 0.0"),
         ({"trainer": "rloo", "prompt_coverage": 1.01}, "prompt coverage of 1.01"),
     ],

@@ -108,9 +108,9 @@ def test_rows_stay_whole_unless_the_user_says_where_they_are_cut(
     [
         ("MI300X", "Somewhat less than the 192 GiB of MI300X can be allocated."),
         ("MI300X", "Whether autotune's rules hold for MI300X has not been verified."),
-        ("24GiB", "The speed of 24GiB is not known, so nothing is said of time. Name a GPU, as with --gpu H100-80GB."),
-        ("T4", "Nothing was measured, and no prediction has been held against this GPU yet."),
-        ("cpu", "Nothing was measured. On a CPU these are bytes of tensors; a process has its libraries beside them."),
+        ("24GiB", "The speed of 24GiB is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."),
+        ("T4", "Nothing was measured, and no prediction has been compared with this GPU yet."),
+        ("cpu", "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."),
     ],
 )
 def test_what_is_not_certain_of_a_device_is_noted(model: str, gpu: str, note: str) -> None:

@@ -57,7 +57,7 @@ def test_counts_are_those_of_all_calls_and_the_time_follows_from_the_pace(tmp_pa
     tracking.search(evaluator)
     known = evaluator.traces.count
     now[0] = 100.0 + known + 5
-    tracking.hear(Tracing(5, 15, 1.0))
+    tracking.pass_on(Tracing(5, 15, 1.0))
     assert told[-1] == Tracing(known + 5, known + 15, remaining_seconds=10.0)
 
 
@@ -65,12 +65,12 @@ def test_what_is_still_to_be_traced_is_estimated_while_a_search_runs(tmp_path: P
     told, evaluator = list[Event](), new_evaluator(tmp_path, 8 * GIB)
     tracking = Tracking(told.append)
 
-    def hear(event: Event) -> None:
+    def pass_on(event: Event) -> None:
         told.append(event)
         if isinstance(event, Ranked):
-            tracking.hear(Tracing(0, 0))
+            tracking.pass_on(Tracing(0, 0))
 
-    tracking = Tracking(hear)
+    tracking = Tracking(pass_on)
     tracking.search(evaluator)
     counts = [event for event in told if isinstance(event, Tracing)]
     assert counts[0].expected > counts[0].done
@@ -80,5 +80,5 @@ def test_stages_of_single_calls_are_not_told_and_all_else_is() -> None:
     told = list[Event]()
     tracking = Tracking(told.append)
     for event in (StageStarted("Tracing 5 training steps with no GPU"), Noted("a note"), Tracing(1, 5, 2.0)):
-        tracking.hear(event)
+        tracking.pass_on(event)
     assert told == [Noted("a note"), Tracing(1, 5, 2.0)]

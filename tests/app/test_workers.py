@@ -20,7 +20,7 @@ from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.search import Run, fingerprint
 from autotune.app.workers.exchange import packed, unpacked
-from autotune.app.workers.together import Telling, search_together
+from autotune.app.workers.together import EventForwarder, search_together
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,
@@ -180,14 +180,14 @@ def test_workers_cannot_share_a_study_in_the_memory_of_one(tmp_path: Path) -> No
 
 def test_what_several_workers_tell_is_told_once_and_in_the_words_of_those_who_know() -> None:
     events: list[Event] = []
-    telling = Telling(events.append)
+    telling = EventForwarder(events.append)
     finished = ProbeFinished(1, A, "search", RAN, best=True)
     confirmed = ProbeFinished(1, A, "confirmation", RAN, best=True)
-    telling.of_another(1, ProbeStarted(1, A, "search", 8), finished)
+    telling.pass_on_from(1, ProbeStarted(1, A, "search", 8), finished)
     telling(finished)
     telling(CandidateVetoed(2, A, "illegal"))
-    telling.of_another(1, CandidateVetoed(2, A, "illegal"), StageStarted("Waiting for a (process 7)"))
-    telling.of_another(1, confirmed, confirmed)
+    telling.pass_on_from(1, CandidateVetoed(2, A, "illegal"), StageStarted("Waiting for a (process 7)"))
+    telling.pass_on_from(1, confirmed, confirmed)
     assert events == [
         ProbeStarted(1, A, "search", 8), finished, CandidateVetoed(2, A, "illegal"), confirmed, confirmed,
     ]  # fmt: skip
@@ -195,9 +195,9 @@ def test_what_several_workers_tell_is_told_once_and_in_the_words_of_those_who_kn
 
 def test_the_probe_of_a_worker_that_is_lost_does_not_run_on() -> None:
     events: list[Event] = []
-    telling = Telling(events.append)
+    telling = EventForwarder(events.append)
     telling(ProbeStarted(1, A, "search", 8))
-    telling.of_another(1, ProbeStarted(2, A, "search", 8))
+    telling.pass_on_from(1, ProbeStarted(2, A, "search", 8))
     telling(ProbeFinished(1, A, "search", RAN, best=True))
     telling(ProbeStarted(3, A, "search", 8))
     telling.lost(1, "Worker 2 ended: signal 9.")
@@ -208,9 +208,9 @@ def test_what_a_listener_raises_at_the_event_of_another_worker_ends_the_search()
     def failing(event: Event) -> None:
         raise ValueError("the pipe is full")
 
-    telling = Telling(failing)
-    telling.of_another(1, Noted("a"))
-    telling.of_another(1, Noted("b"))
+    telling = EventForwarder(failing)
+    telling.pass_on_from(1, Noted("a"))
+    telling.pass_on_from(1, Noted("b"))
     with pytest.raises(ValueError, match="the pipe is full"):
         telling(Noted("c"))
 

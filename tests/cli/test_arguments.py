@@ -130,9 +130,15 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
-        ("probe", "--no-plan do not trace steps before the first probe, to spare probes: all is found out by probing"),
-        ("check", "--no-fit do not say if it fits: the configuration is only read"),
-        ("probe", "--eval-dataset DATASET rows that training is evaluated on, named like DATASET (default:"),
+        (
+            "probe",
+            "--no-plan do not trace steps before the first probe, to save probes",
+        ),
+        ("check", "--no-fit do not check memory: the configuration is only read"),
+        (
+            "probe",
+            "--eval-dataset DATASET rows for evaluation during training",
+        ),
         ("plan", "or directory: .jsonl, .json, .csv or .parquet (default: rows of --seq-len tokens)"),
         ("probe", "--seed N of the search and of the order of batches (default: 42)"),
         ("probe", "--timeout TIME for the whole search, such as 10m or in seconds (default: no limit)"),

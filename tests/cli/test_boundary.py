@@ -229,7 +229,7 @@ def test_no_way_to_end_tells_a_secret_of_the_command(
     out, err = capfd.readouterr()
     assert "planted" not in out + err
     assert "me:***@host/name?sslpassword=***' --debug --resume" in err
-    assert "Write what is secret in the place of ***" in err
+    assert "Replace *** with the secret" in err
 
 
 def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:

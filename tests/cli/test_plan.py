@@ -67,7 +67,7 @@ def plan(*words: object) -> int:
         ("MODEL --seq-len 8 --global-batch-size 0", "A global batch size of 0 is not possible."),
         (
             "MODEL --seq-len 8 --token-coverage 0.5",
-            "--token-coverage says nothing of rows that are all --seq-len long.",
+            "--token-coverage has no effect on rows that are all --seq-len long.",
         ),
         ("MODEL --seq-len 8 --gpu RTX4O90", "'RTX4O90' is not a known GPU. Closest: RTX4090"),
         ("MODEL --seq-len 8 --gpu V100", "Closest: V100-16GB, V100-32GB. A size such as 24GiB works too."),
@@ -286,7 +286,7 @@ def test_a_cache_that_cannot_be_written_and_rows_that_are_too_long_are_said(
     put_tracer(monkeypatch, AnalyticTracer())
     assert plan(model, "--seq-len", 2 * POSITIONS, "--gpu", "24GiB", *fixing(per_device_train_batch_size="2")) == 0
     out = " ".join(capsys.readouterr().out.split())
-    said = f"Traces are not kept for the next time: {in_the_way} cannot be made: File exists."
+    said = f"Traces are not cached: {in_the_way} cannot be made: File exists."
     # A long path is broken in its middle.
     assert said.replace(" ", "") in out.replace(" ", "")
     assert "The longest row has 128 tokens; the model was made for 64 positions." in out

@@ -21,8 +21,8 @@ EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0), pr
 HEAD = """\
 # Techniques
 
-What becomes of each technique with each of TRL's trainers. This page is made of the catalogue and of the installed TRL:
-`make docs` writes it, and a test compares it.
+What autotune does with each technique for each of TRL's trainers. `make docs` generates this page from the catalogue
+and the installed TRL, and a test compares them.
 
 | word | meaning |
 |---|---|
@@ -30,13 +30,13 @@ What becomes of each technique with each of TRL's trainers. This page is made of
 | planned | traces on the virtual device predict its memory, and its time where the GPU's speeds are known |
 | partly planned | as above, without what [its section](#what-each-one-does) names |
 | emitted | the bundle's `config.yaml` and `train.py` have it |
-| not `choice` | TRL refuses that choice with this trainer, or trains otherwise in silence; its section says which |
-| `choice` restricted | only some combinations have it; its section says which |
-| ignored | TRL does not use the field with this trainer, or no memory and time depend on it; its section says which |
+| not `choice` | TRL refuses that choice with this trainer, or silently trains something else: see its section |
+| `choice` restricted | only some combinations have it: see its section |
+| ignored | TRL does not use the field with this trainer, or it changes neither memory nor time: see its section |
 | refused | it is never tried, with the reason here or in its section |
 
-The table is for eight GPUs on which every package is installed. What needs several GPUs, a GPU or a package is refused
-without them, and `autotune techniques` says so for the machine that it runs on.
+The table is for eight GPUs with every package installed. A choice that needs several GPUs, a GPU or a package is
+refused without it; `autotune techniques` shows this for the machine that it runs on.
 
 """
 

@@ -283,7 +283,7 @@ def test_the_file_goes_with_the_recommendation_that_needed_it(tmp_path: Path) ->
 
 
 def test_a_configuration_file_that_trl_would_not_train_by_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(AutotuneError, match="cannot train by this"):
+    with pytest.raises(AutotuneError, match="cannot train this"):
         ProbeResult(with_peft(a_result(), peft_type="IA3")).to_yaml(tmp_path / "config.yaml")
 
 

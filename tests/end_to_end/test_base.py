@@ -84,7 +84,7 @@ def test_the_run_starts_from_the_file_and_is_compared_with_it(found: tuple[Ended
     assert document["baseline"]["plan"]["args"]["per_device_train_batch_size"] == 1
     assert "your configuration" in ended.err
     said = " ".join(ended.err.split())
-    assert "lora_r: 4, lora_target_modules: ['q_proj', 'v_proj'], use_peft: true, which is none of its choices" in said
+    assert "lora_r: 4, lora_target_modules: ['q_proj', 'v_proj'], use_peft: true, which is not a known choice" in said
 
 
 def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Path]) -> None:

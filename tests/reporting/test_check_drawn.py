@@ -74,4 +74,4 @@ def test_what_was_rewritten_is_shown_whole() -> None:
     file = io.StringIO()
     show(fixed_report(Fixed("new.yaml", DIFF, FINDINGS[:1])), Console(file=file, width=60))
     assert f"+++ {FOLDER}/{FOLDER}/{FOLDER}/mine.yaml\n" in file.getvalue()
-    assert "To be done by hand:\n  a.yaml:4: max_length" in file.getvalue()
+    assert "To do by hand:\n  a.yaml:4: max_length" in file.getvalue()

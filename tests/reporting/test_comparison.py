@@ -139,9 +139,7 @@ def test_runs_are_counted_and_their_range_is_explained() -> None:
 
 def test_one_run_is_said_to_show_no_spread() -> None:
     once = a_choosable(8, BASELINE, tokens_per_second_low=None, tokens_per_second_high=None, runs=1)
-    assert runs_text(a_result(), once) == (
-        "The speed is that of one run, which says nothing of the spread between runs."
-    )
+    assert runs_text(a_result(), once) == ("The speed is that of one run, so the spread between runs is not known.")
 
 
 def test_the_headline_admits_that_the_default_is_already_the_fastest() -> None:

@@ -69,7 +69,7 @@ def test_it_fits_the_console_and_cuts_nothing_off(width: int) -> None:
 def test_every_stage_is_shown_with_its_figures() -> None:
     text = words(drawn(EXPLANATION, 120))
     for said in (
-        "How the estimate of the fastest that fits came about",
+        "How the estimate of the fastest that fits is computed",
         "args max_length=512 packing=True",
         "documents 400, 48,382 tokens; the longest sequence has 629 tokens",
         "worst micro-batch 4 rows of 512 tokens",
@@ -97,7 +97,7 @@ def test_the_stages_take_the_place_of_the_candidates_and_the_notes_stay() -> Non
 
 def test_moments_that_could_not_be_followed_are_said() -> None:
     text = words(drawn(replace(EXPLANATION, aligned=False)))
-    assert "Moments differ between the traces, so that only their peaks were followed." in text
+    assert "The traces cannot be aligned moment by moment: only their peaks were extrapolated." in text
 
 
 def test_a_device_of_unknown_speed_has_no_times() -> None:
@@ -110,6 +110,6 @@ def test_a_device_of_unknown_speed_has_no_times() -> None:
 def test_what_could_not_be_traced_ends_with_the_reason() -> None:
     unknown = replace(EXPLANATION, subject=Subject.BASELINE, candidate=UNKNOWN.candidate, traces=(), peaks=(), times=())
     text = words(drawn(unknown))
-    assert "How the estimate of TRL's default, since nothing fits, came about" in text
+    assert "How the estimate of TRL's default, since nothing fits, is computed" in text
     assert "None: strange_attention gives no shape" in text
     assert "Memory of the device" not in text

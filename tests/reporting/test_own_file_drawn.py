@@ -76,7 +76,7 @@ def test_progress_names_it() -> None:
 
 def test_the_page_names_it_too() -> None:
     text = markdown(own())
-    assert "Beside your configuration" in text
+    assert "Compared with your configuration" in text
     assert "TRL's default" not in text
 
 

@@ -118,8 +118,8 @@ def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
     shown = plan_report(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
     assert [chart.name for chart in charts(shown)] == ["lengths"]
     (figures,) = shown.blocks(Charts)
-    assert figures.untraced == "What is live when in a step of TRL's default is not known: its step was not traced."
-    assert "What is live when" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
+    assert figures.untraced == "The memory of a step of TRL's default over time is not known: its step was not traced."
+    assert "over time is not known" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
 
 
 @pytest.mark.parametrize(

@@ -131,4 +131,4 @@ def test_the_catalogue_fits_the_console_and_says_what_is_not_sure(width: int) ->
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
     assert all(gpu.name in text for gpu in gpus())
-    assert "MI300X: memory is what the driver says" in words(text)
+    assert "MI300X: memory is the driver's total" in words(text)

@@ -142,7 +142,7 @@ def test_the_target_says_which_part_of_a_gpu_may_be_used() -> None:
     assert target_text(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
 
 
-@pytest.mark.parametrize(("fixed", "said"), [({}, "TRL's default"), ({"lora": "none"}, "TRL's default beside that")])
+@pytest.mark.parametrize(("fixed", "said"), [({}, "TRL's default"), ({"lora": "none"}, "TRL's default otherwise")])
 def test_what_was_fixed_is_told_from_what_is_the_default(fixed: dict[str, str], said: str) -> None:
     plan = a_plan(settings={"fix": fixed})
     assert choices_text(BASELINE, plan) == said

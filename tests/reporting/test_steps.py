@@ -110,7 +110,7 @@ def test_the_colours_are_ones_that_colour_blind_people_tell_apart() -> None:
 def test_the_charts_are_told_in_words() -> None:
     told = {chart.name: chart.caption for chart in charts(probe_report(traced()))}
     assert told["step_recommended"].startswith(
-        "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them beside tensors, within 10.0 %; traced. The most is "
+        "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them outside tensors, within 10.0 %; traced. The most is "
         "held in micro-batch 2, forward: parameter 4.00 GiB"
     )
     assert "Probes measured 13.00 GiB reserved" in told["step_recommended"]
@@ -123,20 +123,20 @@ def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> N
     (shown,) = report.blocks(Charts)
     assert shown.steps == ()
     assert shown.untraced == (
-        "What is live when in a step of recommended and TRL's default is not known: predictions were turned off, and "
-        "with them traces."
+        "The memory of a step of recommended and TRL's default over time is not known: predictions were turned off, "
+        "and with them traces."
     )
     assert "step_" not in "".join(chart.name for chart in charts(report))
-    assert "What is live when" in html(a_result())
+    assert "over time is not known" in html(a_result())
     one = traced()
     assert one.baseline is not None
     (half,) = probe_report(replace(one, baseline=replace(one.baseline, timeline=None))).blocks(Charts)
     assert [step.role for step in half.steps] == ["recommended"]
     assert half.untraced.startswith(
-        "What is live when in a step of TRL's default is not known: its step was not traced"
+        "The memory of a step of TRL's default over time is not known: its step was not traced"
     )
 
 
 def test_the_figures_of_the_page_are_json_and_the_page_says_nothing_is_missing() -> None:
-    assert "What is live when" not in html(traced())
+    assert "over time is not known" not in html(traced())
     assert markdown(traced()) == markdown(a_result())

@@ -46,7 +46,7 @@ def test_what_fit_its_probe_and_not_its_longer_run_is_told_with_both() -> None:
     result = replace(nothing_fits(), trials=(nothing_fits().trials[0], trial))
     assert nothing_fits_text(result) == (
         "Nothing fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB. Trial 1 fit its probe with "
-        "3.60 GiB of 3.80 GiB, and ran out of memory as it ran again for longer."
+        "3.60 GiB of 3.80 GiB, and ran out of memory in the longer run."
     )
     alone = replace(result, trials=(replace(trial, number=0),))
     assert "TRL's default fit its probe with 3.60 GiB" in nothing_fits_text(alone)
@@ -58,7 +58,7 @@ def test_of_several_that_failed_later_the_lightest_is_told() -> None:
     light = a_trial(1, SMALL, peak_bytes=GIB, reserved_bytes=None, later_failure=short)
     heavy = a_trial(2, BASELINE, peak_bytes=3 * GIB, reserved_bytes=None, later_failure=LATER)
     said = nothing_fits_text(replace(nothing_fits(), trials=(heavy, light)))
-    assert "Trial 1 fit its probe with 1.00 GiB of 3.80 GiB, and ended crashed as it ran again." in said
+    assert "Trial 1 fit its probe with 1.00 GiB of 3.80 GiB, and ended crashed in a further run." in said
     assert "Trial 2" not in said
 
 

@@ -1,1 +1,1 @@
-"""The use case behind ``autotune check``: reads a configuration, finds what is wrong, and says whether it fits."""
+"""The use case behind ``autotune check``: reads a configuration, finds its problems, and checks whether it fits."""

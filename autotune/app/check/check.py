@@ -1,4 +1,4 @@
-"""The use case of a check: read the command, judge its keys, and say whether it fits."""
+"""The use case of a check: read the command, check its keys, and whether it fits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
 
 
 def _unreadable(asked: CheckArguments, error: InputError, seconds: float) -> Verdict:
-    """Return the verdict on a configuration that cannot be read, or does not say what it is for."""
+    """Return the verdict on a configuration that cannot be read, or whose trainer is not known."""
     outcome = Outcome.CANNOT_RUN
     return Verdict(
         SCHEMA,
@@ -91,7 +91,7 @@ def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
 
 
 def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:
-    """Return the device to check for: the one asked for, a CPU where the file says so, or this machine's own.
+    """Return the device to check for: the one asked for, a CPU if the file sets it, or this machine's own.
 
     Without one, the file can be read nevertheless; the second is why there is none.
 
@@ -172,7 +172,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
 def _read(
     task: Task, tracer: ServerTracer, processes: int
 ) -> tuple[ReadCommand, Configuration | None, tuple[Finding, ...]]:
-    """Return what TRL's parser makes of a command, and what is wrong with it; no configuration if that is fatal."""
+    """Return a command as read by TRL's parser, with its problems; no configuration if one is fatal."""
     hardware = task.planned.hardware if task.planned is not None else None
     known = read(task.written, hardware, tracer.server, tracer.new_folder(), processes)
     found = problems(task.written, known)

@@ -1,4 +1,4 @@
-"""The second half of a check: of a configuration that can be read, whether it fits, and what it does silently."""
+"""The second half of a check: whether a readable configuration fits, and its silent behaviour."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from autotune.app.arguments import SearchArguments
 from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import of_rows, silently
+from autotune.app.check.silent import of_rows, silent_findings
 from autotune.app.check.task import Task
 from autotune.app.host import host_text
 from autotune.app.options import Options, check_evaluation, checked_options
@@ -39,7 +39,7 @@ from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.prompts import NO_REWARD
-from autotune.userconfig.beside import planned_findings
+from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import AsCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text
 from autotune.userconfig.fields import UserPlan
@@ -97,17 +97,17 @@ class Fitting:
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        silent = [*silently(plan, geometry, trainer, setting, known, given)]
+        silent = [*silent_findings(plan, geometry, trainer, setting, known, given)]
         silent += of_rows(named.dataset, streams=named.streams)
-        said = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
-        silent += [Finding(Severity.SILENT, said, "fsdp_config")] if said is not None else []
+        loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
+        silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
         if task.written.file is not None:
             silent += planned_findings(self.config, plan, task.written.file.path.parent)
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
-        found += tuple(Finding(Severity.NOTE, f"Taken for granted: {said}.") for said in self.user.assumptions)
-        if rewards is not None and (said := rewards.sentence(probed=task.asked.probe)):
-            found += (finding(task.written, Severity.NOTE, "reward_funcs", said),)
+        found += tuple(Finding(Severity.NOTE, f"Assumed: {assumption}.") for assumption in self.user.assumptions)
+        if rewards is not None and (sentence := rewards.sentence(probed=task.asked.probe)):
+            found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
         answer, remedy = None, None
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
@@ -162,7 +162,7 @@ class Fitting:
         return Remedy(keys, self._diff(changed.keys), memory.device_bytes, memory.most_bytes + extra_bytes, slower)
 
     def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
-        """Return what TRL's trainer says to the plan itself; a trace has other sizes than the plan."""
+        """Return the messages of TRL's trainer about the plan itself; a trace has other sizes than the plan."""
         hardware, dataset = self.planned.hardware, workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
@@ -238,7 +238,7 @@ class Fitting:
             return Answer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
-        """Return the change of the file; empty where words of the command say otherwise, or only a person can edit."""
+        """Return the change of the file; empty where words of the command override it, or only a person can edit."""
         file = self.task.written.file
         words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
         if file is None or any(path[0] in words for path in keys):
@@ -265,8 +265,8 @@ def _everything(trainer: Trainer) -> frozenset[str]:
 def _about_host(answer: Answer, plan: TrainingPlan, planned: Machine) -> Iterator[Finding]:
     memory = answer.need.memory if answer.need is not None else None
     if memory is not None and planned.gpu is not None:
-        said = host_text(memory, plan.launch, planned.host_bytes)
-        yield from [] if said is None else [Finding(Severity.NOTE, said)]
+        text = host_text(memory, plan.launch, planned.host_bytes)
+        yield from [] if text is None else [Finding(Severity.NOTE, text)]
 
 
 def _short(error: Exception) -> str:

@@ -21,7 +21,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
         output: where to write; None: to the file itself.
 
     Raises:
-        InputError: the file cannot be read or written, or does not say which trainer it is for.
+        InputError: the file cannot be read or written, or does not determine its trainer.
     """
     text = written(str(config), trainer)
     file = text.file
@@ -36,8 +36,8 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
         if old.write is not None:
             clash = next((name for name in old.write if name in file.values and name != key), None)
             if clash is None:
-                meant = legacy_of(text.trainer, key, own.values[key])
-                edits.append(Edit((key,), meant.write if meant is not None else old.write))
+                replaced = legacy_of(text.trainer, key, own.values[key])
+                edits.append(Edit((key,), replaced.write if replaced is not None else old.write))
                 continue
             left.append(_finding(text.place, file.line(key), key, f"{old.sentence()} The file has {clash} already."))
         elif old.by_hand:

@@ -22,10 +22,10 @@ from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
-from autotune.userconfig.beside import result_in, trains_like
+from autotune.userconfig.bundle import result_in, trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
-"""What a process on a CPU may hold beside its tensors: what libraries allocate, and what C's allocator keeps. Real runs
+"""Memory of a process on a CPU outside its tensors: allocations of libraries, and what C's allocator keeps. Real runs
 of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1 times that, by
 bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
 # Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
@@ -47,11 +47,11 @@ class Answer:
 
 
 def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> Answer:
-    """Return what traces of a plan say.
+    """Return the need of a plan according to traces.
 
     Raises:
         UntraceableError: a step of it cannot be traced.
-        VllmError: vLLM cannot run beside it.
+        VllmError: vLLM cannot run with it.
     """
     geometry, memory = sized.geometry, tracer.memory(sized)
     least_bytes = round(memory.device_bytes * (1 - memory.error))

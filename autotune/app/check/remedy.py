@@ -70,7 +70,7 @@ class Remedies:
         none fits, the one that saves the most is kept and another technique is changed as well.
 
         Args:
-            extra_bytes: what a process holds beside its tensors.
+            extra_bytes: memory of a process outside its tensors.
             heavy: whether the weights alone exceed the budget, so that a change that leaves them where they are has
                 not to be traced to know that it does not fit.
         """
@@ -111,7 +111,7 @@ class Remedies:
                     yield technique, other, changed
 
     def _same_training(self, technique: Technique, candidate: Candidate, other: Candidate) -> bool:
-        """Whether both train the same: what is exact is so beside TRL's default, and not beside any other choice."""
+        """Whether both train the same. A choice is exact compared with TRL's default, not with every other choice."""
         name, setting = technique.name, self._setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)

@@ -20,11 +20,11 @@ from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import fingerprint, package_digest
-from autotune.userconfig.beside import DOCUMENTS
+from autotune.userconfig.bundle import DOCUMENTS
 from autotune.userconfig.launch import default_file
 from autotune.userconfig.written import Written
 
-# A file whose content decides the verdict, beside a path whose names, sizes and times do.
+# A file whose content decides the verdict; of other paths, names, sizes and times decide.
 _MOST_HASHED_BYTES = 1 << 20
 # Options that a kept verdict is judged by again.
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
@@ -61,7 +61,7 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     Every word and every value of the file that names a file or a directory stands for what is there. So does every file
     that a document among these names in turn, as accelerate's names DeepSpeed's.
     """
-    # What a module does when it is imported, nobody can tell by its own text alone.
+    # What a module does when it is imported does not follow from its own text alone.
     if asked.probe or asked.imports:
         return None
     words = sorted(set(_words(asked, written)))
@@ -72,13 +72,13 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     if not all(name in named for name in local):
         return None
     folder = written.file.path.parent if written.file is not None else None
-    beside = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
+    bundle = [_state(folder / name) for name in DOCUMENTS] if folder is not None else None
     software = environment(planned)
     hardware = planned.hardware
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint("verdict", options, text, named, further, beside, device, software, package_digest())
+    return fingerprint("verdict", options, text, named, further, bundle, device, software, package_digest())
 
 
 def _words(asked: CheckArguments, written: Written) -> Iterator[str]:

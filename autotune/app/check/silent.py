@@ -1,4 +1,4 @@
-"""Says what a training does without saying so: rows that it drops, documents that mix, weights that it rounds."""
+"""Reports silent behaviour of a training: dropped rows, mixed documents, rounded updates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.userconfig.candidate import AsCandidate
 _HALF = ("bfloat16", "float16")
 
 
-def silently(
+def silent_findings(
     plan: TrainingPlan,
     geometry: BatchGeometry,
     trainer: Trainer,
@@ -29,7 +29,7 @@ def silently(
     known: AsCandidate,
     given: Mapping[str, object],
 ) -> Iterator[Finding]:
-    """Yield what the training will do that its configuration does not say.
+    """Yield the behaviour of a training that its configuration does not show.
 
     Args:
         known: the plan in the words of techniques.
@@ -53,11 +53,13 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         streams: whether it does, while they are read whole here.
     """
     if source.test_size is not None:
-        said = f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known, so the"
-        yield Finding(Severity.NOTE, f"{said} worst micro-batch is of all rows.", "test_split_size")
+        message = (
+            f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known, so the"
+        )
+        yield Finding(Severity.NOTE, f"{message} worst micro-batch is of all rows.", "test_split_size")
     if streams:
-        said = "The rows are streamed, and read whole here; the worst micro-batch is of all, with few steps too."
-        yield Finding(Severity.NOTE, said, "max_steps")
+        message = "The rows are streamed, and read whole here; the worst micro-batch is of all, with few steps too."
+        yield Finding(Severity.NOTE, message, "max_steps")
 
 
 def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> str:
@@ -87,11 +89,11 @@ def _steps(plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> i
 
 def _served(plan: TrainingPlan) -> Iterator[Finding]:
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
-        said = (
-            "A vLLM server on other GPUs generates the completions, and has to run before the training starts; what is"
-            " said of memory is of the GPUs that train."
+        message = (
+            "A vLLM server on other GPUs generates the completions, and has to run before the training starts; the"
+            " memory figures are for the GPUs that train."
         )
-        yield Finding(Severity.NOTE, said, "vllm_mode")
+        yield Finding(Severity.NOTE, message, "vllm_mode")
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
@@ -105,14 +107,14 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
         cut = 0
     kept = documents.coverage(length, dropping=strategy == NONE)
     if dropped == documents.rows:
-        said = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
-        yield Finding(Severity.ERROR, said, "max_length")
+        message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
+        yield Finding(Severity.ERROR, message, "max_length")
         return
     parts = [f"drops {dropped:,}"] if dropped else []
     parts += [f"cuts {cut:,}"] if cut else []
     if parts:
-        said = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}"
-        yield Finding(Severity.SILENT, f"{said}, and keeps {format_share(kept)} of the tokens.", "max_length")
+        message = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}"
+        yield Finding(Severity.SILENT, f"{message}, and keeps {format_share(kept)} of the tokens.", "max_length")
 
 
 def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
@@ -125,24 +127,26 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     check, model = setting.workload.packing_checks.get(attention), setting.workload.model.model_type
     key = "packing" if strategy in SEPARATING else "padding_free"
     if check is None:
-        said = f"Whether documents in one row stay apart with {attention} on {model} cannot be checked on this machine."
-        yield Finding(Severity.NOTE, said, key)
+        message = f"This machine cannot check whether documents in one row stay apart with {attention} on {model}."
+        yield Finding(Severity.NOTE, message, key)
     elif not check.separates:
-        said = f"Documents in one row see one another with {attention} on {model}: {check.reason}."
-        yield Finding(Severity.SILENT, said, key)
+        message = f"Documents in one row see one another with {attention} on {model}: {check.reason}."
+        yield Finding(Severity.SILENT, message, key)
 
 
 def _weights(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
     dtype, adapters = str(plan.model.get("dtype")), bool(plan.model.get("use_peft"))
     if dtype in _HALF and not adapters:
-        said = (
-            f"The weights are trained in {dtype}, without a copy in float32: an update that is small beside its weight"
-            " is rounded away."
+        message = (
+            f"The weights are trained in {dtype}, without a copy in float32: an update that is small compared with its"
+            " weight is rounded away."
         )
-        yield Finding(Severity.SILENT, said, "dtype")
+        yield Finding(Severity.SILENT, message, "dtype")
     if dtype == "float32" and adapters and "dtype" not in given and not plan.model.get("load_in_4bit"):
-        said = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of that."
-        yield _note(said)
+        message = (
+            "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of that."
+        )
+        yield _note(message)
 
 
 def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
@@ -168,10 +172,10 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCand
         choice = known.candidate[technique.name]
         conflict = technique.conflict(choice, known.candidate, setting)
         fails = isinstance(conflict, Fails)
-        said = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
-        if said and technique.name not in ("packing", "padding_free", "max_length"):
+        reason = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
+        if reason and technique.name not in ("packing", "padding_free", "max_length"):
             severity = Severity.ERROR if fails else Severity.SILENT
-            yield Finding(severity, f"{technique.name}={choice}: {said}.", technique.name)
+            yield Finding(severity, f"{technique.name}={choice}: {reason}.", technique.name)
     # The candidate may be none of the plan, but the nearest to it.
     refused = trainer.refused(plan, setting.workload)
     if refused:
@@ -181,5 +185,5 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCand
         yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
 
 
-def _note(said: str) -> Finding:
-    return Finding(Severity.NOTE, said)
+def _note(message: str) -> Finding:
+    return Finding(Severity.NOTE, message)

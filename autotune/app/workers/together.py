@@ -33,7 +33,7 @@ from autotune.probing.channel import environment_of
 from autotune.study import SearchOutcome, begin
 
 MODULE = "autotune.app.workers.worker"
-# A worker that is interrupted ends its probe, says so in the study, and ends the process that starts probes.
+# An interrupted worker ends its probe, records that in the study, and ends the process that starts probes.
 _ENDING_SECONDS = 20.0
 _SHOWN_BYTES = 2000
 
@@ -45,30 +45,30 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
     place of its own. All end with this call, however it ends; what they probed is in the study.
 
     Args:
-        further: shares of the machine beside that of ``run.server``.
-        listener: hears of the probes of all workers, from several threads, one event at a time.
+        further: shares of the machine in addition to that of ``run.server``.
+        listener: receives the events of all workers, from several threads, one event at a time.
         module: what the further workers run.
 
     Raises:
         InputError: the storage cannot be used, or not by several processes.
-        AutotuneError: as ``run_search`` says.
+        AutotuneError: as in ``run_search``.
     """
     if not further:
         return run_search(run, listener)
     begin(storage_of(run), listener)
-    joined, telling = replace(run, resume=True), Telling(listener)
-    telling(StageStarted(f"Starting {len(further)} further worker{'s' if len(further) > 1 else ''}"))
-    with _started(joined, further, telling, module):
-        return run_search(joined, telling)
+    joined, forwarder = replace(run, resume=True), EventForwarder(listener)
+    forwarder(StageStarted(f"Starting {len(further)} further worker{'s' if len(further) > 1 else ''}"))
+    with _started(joined, further, forwarder, module):
+        return run_search(joined, forwarder)
 
 
 @contextmanager
-def _started(run: Run, further: Sequence[Share], telling: Telling, module: str) -> Iterator[None]:
+def _started(run: Run, further: Sequence[Share], forwarder: EventForwarder, module: str) -> Iterator[None]:
     data, hardware = packed(run), run.problem.setting.machine.hardware
     workers: list[_Worker] = []
     try:
         for number, share in enumerate(further, 1):
-            workers.append(_Worker(number, Assignment(share, hardware), data, telling, module))
+            workers.append(_Worker(number, Assignment(share, hardware), data, forwarder, module))
         yield
     finally:
         # All are interrupted before one is waited for.
@@ -85,9 +85,11 @@ def _started(run: Run, further: Sequence[Share], telling: Telling, module: str) 
 class _Worker:
     """A further worker's process, and the thread that passes its events on."""
 
-    def __init__(self, number: int, assignment: Assignment, data: bytes, telling: Telling, module: str) -> None:
+    def __init__(
+        self, number: int, assignment: Assignment, data: bytes, forwarder: EventForwarder, module: str
+    ) -> None:
         self._number = number
-        self._telling = telling
+        self._forwarder = forwarder
         self._closing = False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
         own, their = socket.socketpair()
@@ -134,12 +136,12 @@ class _Worker:
                 if isinstance(received, Ended):
                     ended = received
                 else:
-                    self._telling.of_another(self._number, received)
+                    self._forwarder.pass_on_from(self._number, received)
         self._process.wait()
         if not self._closing and (ended is None or ended.failure):
             why = ended.failure if ended is not None else f"{self._exit_text()}."
-            said = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
-            self._telling.lost(self._number, said)
+            message = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
+            self._forwarder.lost(self._number, message)
 
     def _exit_text(self) -> str:
         code = self._process.returncode
@@ -151,43 +153,43 @@ class _Worker:
         return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")
 
 
-class Telling:
+class EventForwarder:
     """Passes the events of all workers of this machine on to one listener, one at a time, from any thread.
 
-    A worker tells of its own probes, and of those of others as it reads them in the study. What the listener raises in
+    A worker reports its own probes, and those of others as it reads them in the study. What the listener raises in
     another thread than the search's is raised there with the next event.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        self._told: set[object] = set()
+        self._reported: set[object] = set()
         self._running: dict[int, int] = {}
         self._failure: Exception | None = None
 
     def __call__(self, event: Event) -> None:
-        """Pass on an event of the first worker, unless it was told already."""
+        """Pass on an event of the first worker, unless it was reported already."""
         with self._lock:
             if self._failure is not None:
                 raise self._failure
             self._pass_on(event, 0)
 
-    def of_another(self, worker: int, *events: Event) -> None:
-        """Pass on events of a further worker, but for those that were told already or are of no use to the user."""
+    def pass_on_from(self, worker: int, *events: Event) -> None:
+        """Pass on events of a further worker, except those reported already or of no use to the user."""
         with self._lock:
             if self._failure is not None:
                 return
             try:
                 for event in events:
                     self._pass_on(event, worker)
-            except Exception as error:  # noqa: BLE001 the listener may be anybody's; its error ends the search
+            except Exception as error:  # noqa: BLE001 the listener may be the user's; its error ends the search
                 self._failure = error
 
     def lost(self, worker: int, reason: str) -> None:
         """Tell that a worker has ended before its time, and that the probe it ran, if any, is lost."""
         with self._lock:
             lost = [number for number, runner in self._running.items() if runner == worker]
-        self.of_another(worker, Noted(reason), *map(ProbeLost, lost))
+        self.pass_on_from(worker, Noted(reason), *map(ProbeLost, lost))
 
     def _pass_on(self, event: Event, worker: int) -> None:
         if worker and not isinstance(event, (ProbeStarted, ProbeFinished, ProbeLost, CandidateVetoed, Noted)):
@@ -198,13 +200,13 @@ class Telling:
             case ProbeFinished(number=number) | ProbeLost(number=number):
                 self._running.pop(number, None)
         mark = _mark(event)
-        if mark is None or mark not in self._told:
-            self._told.add(mark)
+        if mark is None or mark not in self._reported:
+            self._reported.add(mark)
             self._listener(event)
 
 
 def _mark(event: Event) -> object | None:
-    """Return what is equal for events that tell the same, or None for an event that tells something each time."""
+    """Return a key that is equal for duplicate events, or None for an event that is always new."""
     match event:
         case ProbeFinished(number=number, purpose=purpose) if purpose not in ONCE_MORE:
             return ("finished", number)

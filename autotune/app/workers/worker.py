@@ -1,4 +1,4 @@
-"""A further worker: ``python -m autotune.app.workers.worker FD`` searches the study that it is told of at a socket."""
+"""A further worker: ``python -m autotune.app.workers.worker FD`` searches the study that it receives at a socket."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autotune.probing.tracing import ServerTracer
 
 
 def main(connection: Connection) -> None:
-    """Search until nothing is left to do, or the first worker is gone; a failure is told and not raised."""
+    """Search until nothing is left to do, or the first worker is gone; a failure is reported and not raised."""
     # A command that was started in the background ignores Ctrl-C, and its workers must not. A scheduler may end all
     # processes of a job at once.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,7 +33,7 @@ def main(connection: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         connection.send(ended)
     except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionError):
-        # The first worker has ended, or is about to: nobody is left to tell.
+        # The first worker has ended, or is about to: there is no receiver.
         return
 
 

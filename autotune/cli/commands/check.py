@@ -1,4 +1,4 @@
-"""``autotune check``: say before a job starts whether its configuration will run, and fit."""
+"""``autotune check``: check before a job starts whether its configuration runs and fits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autotune.app.arguments import CheckArguments
 from autotune.cli.arguments import add_json, add_options, trainer_names
 from autotune.errors import InputError
 
-SUMMARY = "say before a job starts whether its configuration runs and fits"
+SUMMARY = "check before a job starts whether its configuration runs and fits"
 DESCRIPTION = (
-    "Reads a configuration with TRL's own parser, tells everything that is wrong with it or silently changed, and\n"
-    "says whether its worst micro-batch fits the device: by a trace that needs no GPU, or with --probe by a real run."
+    "Reads a configuration with TRL's own parser, reports all errors and silent changes, and checks whether its worst\n"
+    "micro-batch fits the device: by a trace that needs no GPU, or with --probe by a real run."
 )
 _FILES = (".yaml", ".yml")
 # Exit codes, the gravest last.
@@ -21,9 +21,9 @@ _GRAVITY = (0, 3, 1, 2)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments: those of ``autotune.check``, and of rewriting a file."""
-    parser.add_argument("config", metavar="CONFIG.yaml", nargs="*", help="configurations of TRL's; or -- and a command")
+    parser.add_argument("config", metavar="CONFIG.yaml", nargs="*", help="TRL configurations; or -- and a command")
     add_options(parser, CheckArguments)
-    parser.add_argument("--fix-legacy", action="store_true", help="write the file anew with keys that TRL has")
+    parser.add_argument("--fix-legacy", action="store_true", help="rewrite the file with the keys of this TRL release")
     parser.add_argument("--output", metavar="FILE", help="where --fix-legacy writes (default: the file itself)")
     add_json(parser, "the verdict")
 

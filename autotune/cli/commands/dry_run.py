@@ -1,4 +1,4 @@
-"""``autotune dry-run``: run a training script for a few steps on null GPUs, and say whether it fits."""
+"""``autotune dry-run``: run a training script for a few steps on null GPUs to check whether it fits."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import argparse
 from autotune.app.arguments import DryRunArguments
 from autotune.cli.arguments import add_json, add_options, options_of
 
-SUMMARY = "run any training script for a few steps on null GPUs, and say whether it fits"
+SUMMARY = "run any training script for a few steps on null GPUs to check whether it fits"
 DESCRIPTION = (
-    "Runs a training script as it is, without a GPU: on null GPUs, which compute nothing and count memory as CUDA\n"
-    "does. The largest rows of its data come first, and it is ended after a few steps. Needs PyTorch's CUDA build in\n"
-    "the script's environment, Linux on x86-64 and g++."
+    "Runs an unchanged training script without a GPU: on null GPUs, which compute nothing and count memory as CUDA\n"
+    "does. The largest rows of its data come first, and it ends after a few steps. Needs PyTorch's CUDA build in the\n"
+    "script's environment, Linux on x86-64 and g++."
 )
 
 

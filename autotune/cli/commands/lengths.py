@@ -9,8 +9,8 @@ from autotune.cli.arguments import add_json, add_options, options_of, trainer_na
 
 SUMMARY = "show how long a dataset's rows are, and what each max_length keeps"
 DESCRIPTION = (
-    "Tokenises a dataset as the trainer would, and shows the distribution of its lengths: histogram, quantiles, and\n"
-    "for each max_length the tokens that it keeps and drops."
+    "Tokenises a dataset as the trainer does, and shows the distribution of its lengths: histogram, quantiles, and\n"
+    "the tokens that each max_length keeps and drops."
 )
 
 

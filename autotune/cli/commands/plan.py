@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
-    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, and predicts for every\n"
-    "configuration the memory that it needs and the speed that it reaches on a GPU that need not be here.\n"
-    "Predictions are no measurements: their errors are stated, and autotune probe measures."
+    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, and predicts the memory and\n"
+    "the speed of every configuration on any GPU of the catalogue. Predictions are not measurements: their errors\n"
+    "are stated, and autotune probe measures."
 )
 _LIST = "list"
 
@@ -46,7 +46,8 @@ def epilog() -> str:
         "  autotune plan ./my-model data.jsonl --gpu H100-80GB --output planned\n"
         "  autotune plan --gpu list\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 something is predicted to fit, and written by --output; 1 nothing is; 2 input cannot be used\n"
+        "exit codes: 0 something is predicted to fit (and was written to --output),\n"
+        "1 nothing is, 2 the input cannot be used\n"
     )
 
 
@@ -112,7 +113,7 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
 
 
 def _page(found: Plan, page: str) -> str:
-    """Write the page, and return what to say of it: the plan is there, with a page or without."""
+    """Write the page, and return a message about it; the plan is valid without the page."""
     from autotune.app.report import report
 
     try:

@@ -12,8 +12,8 @@ from autotune.errors import InputError, UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
-    "Trains for a few real steps with one configuration after another, each in a process of its own, and hands over\n"
-    "the fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
+    "Trains a few real steps with one configuration after another, each in a process of its own, and writes the\n"
+    "fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _GROUPS = {
     "what is given": (

@@ -1,23 +1,23 @@
-"""``autotune report``: a page of HTML, or Markdown, of what a run found."""
+"""``autotune report``: write the result of a run as an HTML or Markdown page."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-SUMMARY = "write a page about what a run found"
+SUMMARY = "write the result of a run as a page"
 DESCRIPTION = (
     "Reads the result.json of a run of `autotune probe` and writes one page that opens from disk: the verdict, memory\n"
-    "against speed, what each choice contributed, every trial. It needs no network and nothing is measured again."
+    "against speed, the contribution of each choice, every trial. It needs no network and measures nothing."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments; their names are those of ``autotune.report``."""
-    parser.add_argument("directory", metavar="DIR", help="what `autotune probe` wrote, or its result.json")
-    parser.add_argument("--output", metavar="FILE", help="where to write (default: DIR/report.html or report.md)")
-    parser.add_argument("--format", choices=("html", "markdown"), help="default: html")
-    parser.add_argument("--open", action="store_true", help="show the page in a browser")
+    parser.add_argument("directory", metavar="DIR", help="output directory of `autotune probe`, or its result.json")
+    parser.add_argument("--output", metavar="FILE", help="file to write (default: DIR/report.html or DIR/report.md)")
+    parser.add_argument("--format", choices=("html", "markdown"), help="format of the file (default: html)")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def epilog() -> str:

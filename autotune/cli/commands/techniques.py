@@ -1,4 +1,4 @@
-"""``autotune techniques``: the knobs, their choices, and what this machine supports."""
+"""``autotune techniques``: list the knobs, their choices, and which of them this machine supports."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import argparse
 from autotune.app.arguments import CatalogueArguments
 from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 
-SUMMARY = "list the knobs, their choices, and what this machine can do"
+SUMMARY = "list the knobs, their choices, and which of them this machine supports"
 DESCRIPTION = (
-    "Lists every knob with its choices, what each does to training, what it needs, and whether this machine has it."
+    "Lists every knob with its choices, their effect on training, what they need, and whether this machine has it."
 )
 
 

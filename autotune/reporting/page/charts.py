@@ -210,7 +210,7 @@ def _phases_caption(phases: Mapping[str, int]) -> str:
 
 def _choices_caption(factors: Sequence[Factor]) -> str:
     known = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in factors)
-    chance = "" if all(item.told_apart for item in factors) else " Grey: one probe does not tell it from chance."
+    chance = "" if all(item.told_apart for item in factors) else " Grey: with one probe, it may be chance."
     return f"Each choice, changed back alone, with the effects in the table below: {', '.join(known)}.{chance}"
 
 

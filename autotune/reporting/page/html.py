@@ -1,4 +1,4 @@
-"""Writes a report as one page of HTML that needs nothing beside it: no network, no other file."""
+"""Writes a report as one self-contained HTML page: no network, no other file."""
 
 from __future__ import annotations
 

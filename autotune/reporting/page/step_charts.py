@@ -11,7 +11,7 @@ from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale, 
 from autotune.reporting.steps import Step, Stretch, shown_levels, shown_parts, stretches
 from autotune.units import format_bytes, format_share
 
-# The colours of Okabe and Ito again, one for each part; what lies beside tensors has one colour and three patterns.
+# The colours of Okabe and Ito again, one for each part; memory outside tensors has one colour and three patterns.
 _COLOURS = {
     **dict.fromkeys(BESIDE_TENSORS, "var(--reserve)"),
     "parameter": "var(--parameter)",
@@ -24,7 +24,7 @@ _COLOURS = {
     VLLM: "var(--vllm)",
 }
 _PATTERNS = {"rounding": "/", "fragmentation": "x"}
-_BESIDE = "beside tensors"
+_OUTSIDE = "outside tensors"
 _NARROWEST = 0.05
 """Share of a chart that the shortest stretch has."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
@@ -106,10 +106,10 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
 
 
 def _together(levels: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return the levels with what lies beside tensors as one part, which does not change."""
-    beside = [sizes for name, sizes in levels.items() if name in BESIDE_TENSORS]
+    """Return the levels with all memory outside tensors as one part, which is constant."""
+    outside = [sizes for name, sizes in levels.items() if name in BESIDE_TENSORS]
     rest = {name: sizes for name, sizes in levels.items() if name not in BESIDE_TENSORS}
-    return {**({_BESIDE: [sum(sizes) for sizes in zip(*beside, strict=True)]} if beside else {}), **rest}
+    return {**({_OUTSIDE: [sum(sizes) for sizes in zip(*outside, strict=True)]} if outside else {}), **rest}
 
 
 def _edges(parts: Sequence[Stretch], moments: int) -> list[float]:
@@ -178,9 +178,9 @@ def _step_caption(step: Step, budget_bytes: int) -> str:
     )
     most = "; ".join(f"{part.name} {format_bytes(part.most_bytes)}" for part in parts)
     measured = f" {step.measured}" if step.measured else ""
-    beside = timeline.need_bytes - timeline.totals[timeline.peak]
+    outside = timeline.need_bytes - timeline.totals[timeline.peak]
     needs = f"{format_bytes(timeline.need_bytes)} of the {format_bytes(budget_bytes)} are needed"
-    allocator = f", {format_bytes(beside)} of them beside tensors" if beside > 0 else ""
+    allocator = f", {format_bytes(outside)} of them outside tensors" if outside > 0 else ""
     return (
         f"{needs}{allocator}, within {format_share(timeline.error)}; traced. The most is held in {where}: {tensors}."
         f"{measured} Most that tensors hold in each part, which is not drawn to scale in time: {most}."

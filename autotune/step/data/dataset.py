@@ -102,12 +102,12 @@ def _of_trl(source: DatasetSource) -> Dataset:
 
 
 @contextmanager
-def _writable_cache(beside: Path | None) -> Iterator[None]:
+def _writable_cache(parent: Path | None) -> Iterator[None]:
     """Read rows into memory where the cache of ``datasets`` cannot be written."""
     if _can_be_written(Path(datasets.config.HF_DATASETS_CACHE)):
         yield
         return
-    with tempfile.TemporaryDirectory(dir=beside) as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(dir=parent) as folder, ExitStack() as stack:
         for name, value in (("HF_DATASETS_CACHE", Path(folder)), ("IN_MEMORY_MAX_SIZE", sys.maxsize)):
             stack.enter_context(mock.patch.object(datasets.config, name, value))
         yield
@@ -191,5 +191,5 @@ def _check_tokenizer(
 
 def _first_line(error: BaseException) -> str:
     first, *further = str(error).strip().splitlines() or [type(error).__name__]
-    # datasets.table.CastError says what, then both lists of columns, then why.
+    # datasets.table.CastError has the problem, then both lists of columns, then the reason.
     return f"{first} {further[-1]}" if further and further[-1].startswith("because") else first

@@ -48,8 +48,8 @@ def _has_image(values: pa.Array) -> bool:
     """Whether a part of messages is an image: ``{"type": "image", …}``, at any depth."""
     if isinstance(values, pa.ExtensionArray):
         # Parts that differ in their keys are kept as JSON (datasets.Json).
-        told = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGES))
-        return any(_is_image_inside(json.loads(text)) for text in values.storage.filter(told).to_pylist())
+        may_have_images = pc.or_(*(pc.match_substring(values.storage, f'"{name}"') for name in _IMAGES))
+        return any(_is_image_inside(json.loads(text)) for text in values.storage.filter(may_have_images).to_pylist())
     if pa.types.is_list(values.type) or pa.types.is_large_list(values.type):
         return _has_image(values.flatten())
     if not pa.types.is_struct(values.type):

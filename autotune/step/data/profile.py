@@ -109,7 +109,7 @@ def _distribution(lengths: Counts) -> LengthDistribution:
 
 def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
     digest = hashlib.sha256()
-    # The name is only a location, and the version only says which release wrote the configuration.
+    # The name is only a location, and the version is only that of the release that wrote the configuration.
     described = {name: value for name, value in config.to_dict().items() if name != "transformers_version"}
     described.pop("_name_or_path", None)
     digest.update(json.dumps(described, sort_keys=True, default=str).encode())
@@ -122,11 +122,11 @@ def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:
 
 
 def _without_place(file: Path) -> bytes:
-    """Return what a file of a tokenizer says, but for where it was read, which HF_HUB_OFFLINE is part of."""
+    """Return the content of a tokenizer's file without the place it was read from, which includes HF_HUB_OFFLINE."""
     if file.name != _TOKENIZER_CONFIG:
         return file.read_bytes()
-    said = json.loads(file.read_text(encoding="utf-8"))
-    return json.dumps({name: value for name, value in said.items() if name not in _PLACES}, sort_keys=True).encode()
+    settings = json.loads(file.read_text(encoding="utf-8"))
+    return json.dumps({name: value for name, value in settings.items() if name not in _PLACES}, sort_keys=True).encode()
 
 
 def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
@@ -146,7 +146,7 @@ def key_value_cache(text: Any) -> KeyValueCache | None:
     """Return the key-value cache of a text model's configuration, or None if the configuration has no such figures.
 
     Layers with a sliding window count as if they attended to all tokens, and where kinds of layers differ in their
-    heads, the widest counts, so that the cache is never larger than this says.
+    heads, the widest counts, so that the cache is never larger than this.
     """
     layers = _caching_layers(text)
     compressed = _most(text, "kv_lora_rank")

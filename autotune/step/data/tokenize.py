@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 from jinja2 import TemplateError
 
-from autotune.core.files import written_beside
+from autotune.core.files import written_atomically
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
@@ -58,7 +58,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
 
 def save_rows(rows: Dataset, directory: str) -> None:
     """Save rows atomically, replacing those that were there."""
-    with written_beside(Path(directory)) as part:
+    with written_atomically(Path(directory)) as part:
         rows.save_to_disk(str(part))
 
 

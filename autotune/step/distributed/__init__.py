@@ -1,1 +1,1 @@
-"""Training with several processes, of which this one is a rank: what accelerate and DeepSpeed need beside the plan."""
+"""Training with several processes, one of which is this rank: what accelerate and DeepSpeed need but the plan lacks."""

@@ -1,4 +1,4 @@
-"""Which library trains with several processes: what a plan's fields say."""
+"""Which library trains with several processes, by a plan's fields."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.
 
 
 class WrongEngineError(NotImplementedError):
-    """A library trains in another way than was planned, without having said so."""
+    """A library silently trains in another way than planned."""
 
 
 def world_size() -> int:
@@ -46,7 +46,7 @@ def import_engine(plan: TrainingPlan) -> None:
             importlib.import_module(name)
 
 
-def be_alone(plan: TrainingPlan) -> None:
+def set_single_process_environment(plan: TrainingPlan) -> None:
     """Set the variables of a group of one, which DeepSpeed needs; with several processes they are set already."""
     if plan.in_group and plan.launch.processes == 1:
         os.environ.update(launched(0, 1))
@@ -160,9 +160,9 @@ def agree(decision: bool) -> bool:
     """Return the first rank's decision on every rank; without several ranks, this one's own."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return decision
-    said = torch.tensor([decision], dtype=torch.uint8, device=_device_of_group())
-    dist.broadcast(said, src=0)
-    return bool(said.item())
+    shared = torch.tensor([decision], dtype=torch.uint8, device=_device_of_group())
+    dist.broadcast(shared, src=0)
+    return bool(shared.item())
 
 
 def leave() -> None:

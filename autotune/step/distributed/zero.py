@@ -93,7 +93,7 @@ def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
 
 
 def _noted(copy: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that also says that the buffer it copies gradients to holds gradients."""
+    """Return a method that also tags the buffer it copies gradients to as gradients."""
 
     def copy_grads_in_partition(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         copy(optimizer, *args, **kwargs)

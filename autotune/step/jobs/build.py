@@ -1,4 +1,4 @@
-"""The job ``build``: builds a plan's trainer on the virtual device, and says what TRL refuses, changes or warns of."""
+"""The job ``build``: builds a plan's trainer on the virtual device; returns TRL's refusals, changes and warnings."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     # Before the virtual device: what a module does when it is imported is not for that.
     for name in plan.rewards:
         reward_function(name)
-    said: list[str] = []
+    messages: list[str] = []
     used: dict[str, Any] = {}
 
     def run(device: torch.device) -> None:
         with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
             planned = config(plan, output_dir=folder, **NOT_TRACED)
-            with _listening(said):
+            with _listening(messages):
                 trainer = build_virtual(known, plan, planned, model_config, processor, TracedRows(request.rows), device)
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
 
@@ -59,9 +59,9 @@ def build(request: BuildRequest, context: JobContext) -> Built:
         run_virtually(run, target=request.target, capability=capability, world=world_of(plan))
     except InputError:
         raise
-    except Exception as error:  # noqa: BLE001 whatever a library raises is what it says of the plan
-        return Built(refused=f"{type(error).__name__}: {' '.join(str(error).split())}", warnings=tuple(said))
-    return Built(overrides=tuple(_overrides(plan.args, used)), warnings=tuple(dict.fromkeys(said)))
+    except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
+        return Built(refused=f"{type(error).__name__}: {' '.join(str(error).split())}", warnings=tuple(messages))
+    return Built(overrides=tuple(_overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
 
 
 def _overrides(given: Mapping[str, object], used: Mapping[str, Any]) -> Iterator[Override]:
@@ -75,12 +75,12 @@ _SET_BY_TRACES = frozenset({*NOT_TRACED, "gradient_accumulation_steps", "eval_st
 
 
 @contextmanager
-def _listening(said: list[str]) -> Iterator[None]:
+def _listening(messages: list[str]) -> Iterator[None]:
     """Append what libraries warn of, by Python's warnings or by their loggers."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(" ".join(record.getMessage().split()))
+            messages.append(" ".join(record.getMessage().split()))
 
     handler = Handler(logging.WARNING)
     loggers = [logging.getLogger(name) for name in _WARNING_LIBRARIES]
@@ -90,7 +90,7 @@ def _listening(said: list[str]) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        said.extend(" ".join(str(item.message).split()) for item in caught if _is_of_library(item.filename))
+        messages.extend(" ".join(str(item.message).split()) for item in caught if _is_of_library(item.filename))
     finally:
         for logger in loggers:
             logger.removeHandler(handler)

@@ -15,7 +15,7 @@ from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS, Meter
 from autotune.virtual.calls import arguments_of
 
-# Runs of an operator beside the first, which is not counted: short ones are repeated for as long as the least below.
+# Runs of an operator after the first, which is not counted: short ones are repeated for at least the time below.
 _MOST_RUNS = 9
 _LEAST_SECONDS = 0.002
 # Larger than the caches of any GPU: written between two runs, so that neither finds its tensors there.

@@ -12,7 +12,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed.group import be_alone, import_engine, leave, select_device
+from autotune.step.distributed.group import import_engine, leave, select_device, set_single_process_environment
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.run.batches import Batches
@@ -37,7 +37,7 @@ def succeeded(reply: ProbeReply) -> bool:
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
-    be_alone(request.plan)
+    set_single_process_environment(request.plan)
     select_device(request.device)
     import_engine(request.plan)
     # Import the architecture's module before the meter takes its baseline.
@@ -123,7 +123,7 @@ def _failed(
             limit_bytes=request.limit_bytes,
         )
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
-        # What the device held says nothing of the host, and the host has no limit of its own.
+        # The device's memory does not show the host's, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
     batches: Batches | None = progress.batches
     first = progress.first_step_seconds

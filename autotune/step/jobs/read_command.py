@@ -55,7 +55,7 @@ def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
         ),
         launch=hidden_values(found.launch),
         refused=hidden(found.refused, known),
-        warnings=tuple(hidden(said, known) for said in found.warnings),
+        warnings=tuple(hidden(warning, known) for warning in found.warnings),
     )
 
 
@@ -70,11 +70,11 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
         try:
             found = _read(parser, request.words)
         except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
-            said = " ".join(str(error).split())
-            return ReadCommand(faults=faults, names=names, refused=said or type(error).__name__)
+            refusal = " ".join(str(error).split())
+            return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
     objects, remaining = found
     # A class may turn what it is given into what it takes, such as one loss into a list of one.
-    faults = tuple(fault for fault in faults if fault.unknown or not _mended(fault.key, objects))
+    faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
     given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
         configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
@@ -82,7 +82,9 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
         overrides=tuple(_overrides(objects, given)),
         launch=options_of(remaining),
         names=names,
-        warnings=tuple(dict.fromkeys(said for said in _own(caught) if any(f"`{key}`" in said for key in given))),
+        warnings=tuple(
+            dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
+        ),
     )
 
 
@@ -202,7 +204,7 @@ def _shown(key: str, value: object) -> str:
     return SHOWN if is_secret(key) else shown(hidden_values(value))
 
 
-def _mended(key: str, objects: Sequence[Any]) -> bool:
+def _is_converted(key: str, objects: Sequence[Any]) -> bool:
     """Whether a class made a value that its field takes out of one that it does not."""
     for item in objects:
         if hasattr(item, key):

@@ -93,7 +93,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     rows = TracedRows(request.worst, request.trainable, once=not request.plan.in_group)
     processor = processor_for(request.model, known.processor)
-    steps = traced_training(request.plan, model_config, processor, rows, trained, beside=folder)
+    steps = traced_training(request.plan, model_config, processor, rows, trained, parent=folder)
     is_whole = model_config.get_text_config().num_hidden_layers == layers
     traced = _of_worst_rank(steps, request, trained, is_whole=is_whole)
     program = find_trainer(request.plan.trainer).program(request.plan)

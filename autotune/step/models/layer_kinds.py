@@ -17,8 +17,8 @@ _COMPUTED = ("layer_types", "layers_block_type", "kv_sharing_modes")
 def layer_kinds(config: Any, model: Any) -> tuple[str, ...]:
     """Return a name for the kind of each layer, in order; layers with equal names have the same structure.
 
-    They have the same modules and parameters, and the configuration says the same of them: attention has the same
-    parameters with a sliding window as without. Where a copy of fewer layers has others than the model's first ones,
+    They have the same modules, parameters and configuration: attention has the same parameters with a sliding window
+    as without. Where a copy of fewer layers has others than the model's first ones,
     each layer is of a kind of its own, so that nothing is concluded from a copy.
 
     Args:
@@ -66,7 +66,7 @@ def _structures(model: Any, paths: Collection[str], count: int) -> list[tuple[tu
 
 
 def _listed(text: Any, count: int) -> list[list[object]]:
-    """Return the configuration's lists with an entry per layer; one with the indices of all layers tells none apart."""
+    """Return the configuration's lists with an entry per layer, except one that has the indices of all layers."""
     named = vars(text) | {name: getattr(text, name, None) for name in _COMPUTED}
     lists = [list(value) for _, value in sorted(named.items()) if isinstance(value, list | tuple)]
     return [values for values in lists if len(values) == count and values != list(range(count))]

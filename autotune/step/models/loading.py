@@ -27,7 +27,7 @@ from autotune.virtual import unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
-# Beside as much unused memory, a smaller block is not taken (``caching_allocator_warmup`` of transformers).
+# With as much unused memory, a smaller block is not reused (``caching_allocator_warmup`` of transformers).
 _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
@@ -68,7 +68,7 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",
-            hint="Save a tokenizer beside the model's config.json.",
+            hint="Save a tokenizer next to the model's config.json.",
         ) from error
 
 

@@ -204,7 +204,7 @@ def _after_others(in_step: int) -> int:
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
-    Among rows of equal length, those with the most trainable tokens come first. Beside the widest micro-batch come
+    Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
     those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
     (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
     are narrower and all answer.

@@ -24,7 +24,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks:
     """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
 
     The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
-    loader makes of neighbouring rows needs more.
+    loader builds from neighbouring rows needs more.
 
     Args:
         ranks: processes that evaluate micro-batches of their own.

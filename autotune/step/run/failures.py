@@ -1,4 +1,4 @@
-"""Classifies an exception in a probe as out of memory, of which device, unsupported, or crashed, and says why."""
+"""Classifies an exception in a probe as out of memory, of which device, unsupported, or crashed, with the reason."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def judge(
 
     Args:
         began_training: whether a whole step was completed before; unsupported configurations fail earlier.
-        device: that the training ran on; beside a GPU, the host's memory may run out while the GPU's does not.
+        device: that the training ran on; with a GPU, the host's memory may run out while the GPU's does not.
         limit_bytes: the enforced limit, or None.
         headroom_bytes: bytes left below it when the exception was raised, or None if it did not apply to the process.
     """
@@ -118,5 +118,5 @@ def _requested_bytes(text: str) -> int | None:
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()][:_REASON_LINES]
-    said = [type(error).__name__, *([hidden(" ".join(lines))] if lines else [])]
-    return ": ".join(said)[:_REASON_CHARACTERS]
+    parts = [type(error).__name__, *([hidden(" ".join(lines))] if lines else [])]
+    return ": ".join(parts)[:_REASON_CHARACTERS]

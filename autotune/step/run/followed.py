@@ -81,8 +81,8 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             # Not every trainer computes its loss in a method of that name, and all go back through this one.
             around(self.accelerator, "backward", progress.going_back)
 
-    told = with_phases(Followed, known.methods, progress.inside)
-    return told if known.generating is None else around(told, known.generating, progress.generating)
+    followed = with_phases(Followed, known.methods, progress.inside)
+    return followed if known.generating is None else around(followed, known.generating, progress.generating)
 
 
 def _copied(batch: Any, device: Any) -> Any:
@@ -105,9 +105,9 @@ def around(owner: Any, name: str, context: Callable[[], AbstractContextManager[A
     method = getattr(owner, name)
 
     @functools.wraps(method)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         with context():
             return method(*args, **kwargs)
 
-    setattr(owner, name, told)
+    setattr(owner, name, wrapped)
     return owner

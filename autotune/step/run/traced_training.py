@@ -94,7 +94,7 @@ def traced_training(
     processor: Any,
     rows: TracedRows,
     trained: Trained | None = None,
-    beside: Path | None = None,
+    parent: Path | None = None,
 ) -> Callable[[torch.device], None]:
     """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
 
@@ -102,12 +102,12 @@ def traced_training(
         model_config: configuration of the model, as ``AutoConfig`` gives it.
         processor: its tokenizer or processor.
         trained: filled in during the training.
-        beside: folder that the training's temporary folder is made in; None: the system's.
+        parent: folder that the training's temporary folder is made in; None: the system's.
     """
 
     def run(device: torch.device) -> None:
         with (
-            tempfile.TemporaryDirectory(dir=beside) as folder,
+            tempfile.TemporaryDirectory(dir=parent) as folder,
             engine_on(device, plan),
             _cache_emptied(device),
             # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
@@ -166,7 +166,7 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
 def _cache_emptied(device: torch.device) -> Iterator[None]:
     """Make accelerate empty the cache of a virtual device where it does that of a GPU: before the first step.
 
-    Where the Trainer does so in a step, as its argument ``torch_empty_cache_steps`` says, is left to a trace's replays.
+    Emptying it in a step (``torch_empty_cache_steps``) is left to a trace's replays.
     """
     clear = memory.clear_device_cache
 
@@ -278,7 +278,7 @@ class _Phases(TrainerCallback):
         self._once = once
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Only a step that is traced once has to be told when its gradients are final.
+        # Only a step that is traced once has to know when its gradients are final.
         for parameter in kwargs["model"].parameters() if self._once else ():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)

@@ -25,7 +25,7 @@ _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_
 
 @contextmanager
 def shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
-    """Patch PyTorch and accelerate where sharding needs real tensors, or tells parameters by their addresses."""
+    """Patch PyTorch and accelerate where sharding needs real tensors, or identifies parameters by their addresses."""
     outside = _outside_of_modes
     with ExitStack() as stack:
         # Computes shapes on fake tensors of a mode of its own.

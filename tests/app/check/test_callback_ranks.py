@@ -36,23 +36,23 @@ class FakeRankOfTwo:
     """One of two ranks that are threads of this process, and exchange by lists what real ranks send."""
 
     rank: int
-    told_so_far: list[Any] = field(default_factory=list)
+    broadcast_so_far: list[Any] = field(default_factory=list)
     gathered_so_far: dict[int, Any] = field(default_factory=dict)
     met: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=20))
 
     def other(self) -> FakeRankOfTwo:
-        return FakeRankOfTwo(1 - self.rank, self.told_so_far, self.gathered_so_far, self.met)
+        return FakeRankOfTwo(1 - self.rank, self.broadcast_so_far, self.gathered_so_far, self.met)
 
     def gathered(self, own: Any) -> list[Any]:
         self.gathered_so_far[self.rank] = own
         self.met.wait()
         return [self.gathered_so_far[rank] for rank in range(2)]
 
-    def told(self, own: Any) -> Any:
+    def broadcast(self, own: Any) -> Any:
         if self.rank == 0:
-            self.told_so_far.append(own)
+            self.broadcast_so_far.append(own)
         self.met.wait()
-        return self.told_so_far[-1]
+        return self.broadcast_so_far[-1]
 
 
 @dataclass(frozen=True)

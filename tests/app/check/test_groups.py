@@ -150,7 +150,7 @@ def test_accelerate_reads_no_key_without_the_prefix(tmp_path: Path) -> None:
     arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     with mock.patch.dict(os.environ, prepare_multi_gpu_env(arguments)):
         assert ParallelismConfig().cp_size == 1
-    with pytest.raises(InputError, match="cp_size under parallelism_config is a key that accelerate never reads"):
+    with pytest.raises(InputError, match="cp_size under parallelism_config is a key that accelerate does not read"):
         engine_args(document, NOTHING, tmp_path, 8)
     with pytest.raises(InputError, match="'cp' is no mapping"):
         engine_args({**document, "parallelism_config": "cp"}, NOTHING, tmp_path, 8)

@@ -134,9 +134,9 @@ def test_accelerate_has_no_short_word_for_the_number_of_processes(script: str) -
         ("deepspeed --num_nodes 2", "Write --num_nodes and --num_gpus"),
         ("deepspeed --hostfile hosts --num_gpus 8", "Write --num_nodes and --num_gpus"),
         ("deepspeed --exclude worker-1:0", "Write --num_nodes and --num_gpus"),
-        ("deepspeed --include worker-0@worker-1:0,2", "does not say the same number of GPUs for each machine"),
+        ("deepspeed --include worker-0@worker-1:0,2", "does not name the same number of GPUs for each machine"),
         ("accelerate launch --num_machines 2", "Write num_processes"),
-        ("deepspeed --include worker-0", "does not say the same number of GPUs for each machine"),
+        ("deepspeed --include worker-0", "does not name the same number of GPUs for each machine"),
     ],
 )
 def test_a_number_that_follows_from_the_machines_is_not_known(words: str, said: str, script: str) -> None:
@@ -151,7 +151,7 @@ def test_a_number_that_follows_from_the_machines_is_not_known(words: str, said: 
         ("torchrun --nnodes two", "'two' is no number of machines"),
         ("torchrun --nproc_per_node", "expected one argument"),
         ("deepspeed --num_gpus four", "'four' is no number of processes"),
-        ("deepspeed --num_gpus 2 --include localhost:0", "DeepSpeed refuses --include beside --num_gpus"),
+        ("deepspeed --num_gpus 2 --include localhost:0", "DeepSpeed refuses --include together with --num_gpus"),
         ("accelerate launch --num_processes 3 --num_machines 2", "3 processes cannot be shared out among 2 machines"),
     ],
 )

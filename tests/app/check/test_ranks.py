@@ -19,8 +19,8 @@ from accelerate.utils import DistributedType
 import autotune
 from autotune.api import ranks
 from autotune.api.launched import launching_of
-from autotune.api.preflight import _Said
-from autotune.api.ranks import ApartError, StoreRanks, ranks_of
+from autotune.api.preflight import _Answer
+from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.errors import AutotuneError
 
@@ -75,7 +75,7 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
     def of(each: StoreRanks) -> Callable[[], Any]:
         def agree() -> Any:
             time.sleep(0.05 * each.rank)
-            return each.gathered({"rank": each.rank}), each.told("fits" if each.rank == 0 else None)
+            return each.gathered({"rank": each.rank}), each.broadcast("fits" if each.rank == 0 else None)
 
         return agree
 
@@ -88,16 +88,16 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
 
 def test_a_verdict_reaches_the_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = meeting(store, 2, monkeypatch)
-    said = _Said(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
-    assert run(lambda: first.told(said), lambda: second.told(_Said())) == [said, said]
+    said = _Answer(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
+    assert run(lambda: first.broadcast(said), lambda: second.broadcast(_Answer())) == [said, said]
 
 
 def test_what_runs_code_when_it_is_unpickled_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
     store = dist.HashStore()
-    store.set("autotune/7/0", pickle.dumps(_Said()))
-    with pytest.raises(ApartError, match="cannot be read"):
-        StoreRanks(store, 1, 2).told(_Said())
+    store.set("autotune/7/0", pickle.dumps(_Answer()))
+    with pytest.raises(RanksError, match="cannot be read"):
+        StoreRanks(store, 1, 2).broadcast(_Answer())
 
 
 def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,10 +119,10 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
 def test_a_store_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1):
         apart = StoreRanks(LostStore(), rank, 2)
-        with pytest.raises(ApartError, match=f"cannot reach the store of their group: {ENDED}"):
+        with pytest.raises(RanksError, match=f"cannot reach the store of their group: {ENDED}"):
             apart.gathered(rank)
-        with pytest.raises(ApartError, match=ENDED):
-            apart.told(rank)
+        with pytest.raises(RanksError, match=ENDED):
+            apart.broadcast(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -144,7 +144,7 @@ def test_no_connections_are_made_beside_those_of_the_training(monkeypatch: pytes
     dist.init_process_group("fake", store=kept, rank=0, world_size=2)
     try:
         met = ranks_of(SimpleNamespace(world_size=2))
-        assert met.told("fits") == "fits"
+        assert met.broadcast("fits") == "fits"
     finally:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Reads what autotune wrote beside a configuration: the document of the bundle that it may be of."""
+"""Reads the document of the bundle that a configuration may belong to, from the configuration's directory."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from autotune.emit.bundle import PLAN, RESULT
 
 _Document = TypeVar("_Document")
 DOCUMENTS = (RESULT, PLAN)
-"""The files of a bundle that say what it is, of a study and of a plan."""
-# What TRL's and transformers' classes make of their own defaults (__post_init__).
+"""The files that identify a bundle: of a study, and of a plan."""
+# Fields that TRL's and transformers' classes fill in from other defaults (__post_init__).
 _FILLED_IN = frozenset({"bf16", "gradient_checkpointing_kwargs", "pad_to_multiple_of", "steps_per_generation"})
 
 
 def result_in(folder: Path) -> Result | None:
-    """Return the result of the study whose bundle a folder is; None if it is of none."""
+    """Return the result of the study that wrote a folder, or None if no study did."""
     return _decoded(Result, folder / RESULT)
 
 
 def trainer_in(folder: Path) -> str | None:
-    """Return the trainer that the bundle in a folder is for; None if there is none."""
+    """Return the trainer of the bundle in a folder, or None if the folder is no bundle."""
     found = (_read(folder / name) for name in DOCUMENTS)
     named = (document.get("trainer") for document in found if isinstance(document, dict))
     return next((name for name in named if isinstance(name, str)), None)
 
 
 def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:
-    """Yield that a configuration is one of ``autotune plan``, where it is."""
+    """Yield a finding if ``autotune plan`` wrote the configuration."""
     known = _decoded(PlannedBundle, folder / PLAN)
     if known is not None and trains_like(known.plan, plan, config):
         yield Finding(
             Severity.NOTE,
-            f"autotune planned this configuration and has not measured it ({PLAN} has what it predicted).",
+            f"autotune planned this configuration and has not measured it ({PLAN} has the prediction).",
         )
 
 
 def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) -> bool:
-    """Return whether a configuration has all that a bundle's plan has, and nothing else that matters to a step."""
+    """Return whether a configuration trains as a bundle's plan does: no other field that changes a step is set."""
     differing = (name for name in plan.args if config.values.get(name) != config.defaults.get(name))
     further = {name for name in differing if name not in known.args} - _FILLED_IN
     model = {name: value for name, value in known.model.items() if value not in (None, False)}
