@@ -54,7 +54,7 @@ def worth_more(tried: Sequence[Offer], *, alone: bool) -> bool:
 
 
 def shown(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
-    """Return what a table shows of the numbers that were planned: all of a single kind.
+    """Return the offers that a table shows of the planned numbers of GPUs: all of a single kind.
 
     Of one of several kinds, these are the fewest GPUs that fit, and the number with which each trains the most tokens
     per second; what is nearest to fitting where nothing fits.

@@ -26,7 +26,7 @@ class Rewards:
     imported: bool = False
 
     def sentence(self, *, probed: bool) -> str:
-        """Return what a check does with the user's own, in a sentence; nothing if there are none."""
+        """Return how a check treats the user's own functions, in a sentence; empty if there are none."""
         named = ", ".join(self.own)
         if not self.own:
             return ""
