@@ -33,7 +33,7 @@ def possible(batch: int, options: Options, machines: int | None) -> Sequence[int
     )
 
 
-def worth_more(tried: Sequence[Offer], *, alone: bool) -> bool:
+def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
     """Return whether a larger number of GPUs of a kind is worth a plan.
 
     It is until something fits, and further as long as each GPU trains more tokens per second than with fewer GPUs:

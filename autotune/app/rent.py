@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.notes import notes_on_gpu, notes_on_processes
-from autotune.app.numbers import NUMBERS, possible, shown, worth_more
+from autotune.app.numbers import NUMBERS, possible, should_try_more_gpus, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
@@ -116,7 +116,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
     tried: list[Offer] = []
     for number in numbers:
         tried.append(survey.offer(word, number))
-        if not worth_more(tried, alone=alone):
+        if not should_try_more_gpus(tried, alone=alone):
             break
     if not any(offer.fits for offer in tried):
         tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]

@@ -44,7 +44,7 @@ def named_rewards(read: ReadCommand) -> tuple[str, ...]:
         UnreadError: it names a reward model.
     """
     if read.script.get(_MODEL):
-        raise UnreadError(f"Reward models ({_MODEL}) are not supported.")
+        raise UnreadError(f"A reward model ({_MODEL}) is not supported.")
     named = read.script.get(_FUNCTIONS)
     return tuple(map(str, named)) if isinstance(named, list) else ()
 

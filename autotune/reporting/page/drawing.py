@@ -31,7 +31,7 @@ class Chart:
     tall: bool = False
 
 
-def upright(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
+def vertical_line(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
     """Return a dashed vertical line with its label, for a layout.
 
     Args:

@@ -26,7 +26,7 @@ class World:
 
 
 @contextmanager
-def one_of(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
+def as_one_rank(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
     """Make the running trace that of one rank; to be entered before its modes.
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.
