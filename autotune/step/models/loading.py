@@ -33,7 +33,7 @@ _OFFLINE_HINT = "Check the name; where there is no network, give a local directo
 
 
 def load_config(source: ModelSource, head: Head) -> Any:
-    """Return the model's configuration, whose first architecture is the class that a trainer of that head trains.
+    """Return the model's configuration; its first architecture is the class that a trainer with that head trains.
 
     Raises:
         InputError: it is missing, cannot be read, or names no architecture that can be trained here.
