@@ -1,4 +1,4 @@
-"""The one rule for what is secret, and what stands in its place wherever something is shown, written or sent."""
+"""The one rule for secrets, and the text that replaces them wherever something is shown, written or sent."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def hidden(text: str, known: Collection[str] = ()) -> str:
 
 
 def hidden_url(url: str) -> str:
-    """Return a URL, or another text, without what is secret in it; a URL may have spaces, which end one in a text."""
+    """Return a URL, or another text, without its secrets; a URL alone may have spaces, which end a URL in a text."""
     joined = _joined(url)
     shown = hidden(joined)
     return url if shown == joined else shown
@@ -167,12 +167,12 @@ def _begins_option(word: object) -> bool:
 
 
 def _joined(text: str) -> str:
-    """Return a URL in which nothing is left that would end it within a text; another text as it is."""
+    """Return a URL without characters that would end it within a text; another text unchanged."""
     return _BREAKS.sub(lambda found: quote(found[0]), text) if _SCHEME.match(text) else text
 
 
 def _places(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
-    """Yield where a secret begins and ends in a text, quotes around it left out."""
+    """Yield start and end of each secret in a text, without quotes around it."""
     place = 0
     while (found := pattern.search(text, place)) is not None:
         start, end = found.span("value")

@@ -12,8 +12,8 @@ class AutotuneError(Exception):
 
     Attributes:
         message: one sentence that names the thing that is wrong.
-        hint: what the user can do, or an empty string.
-        exit_code: what the command line ends with.
+        hint: advice for the user, or an empty string.
+        exit_code: exit code of the command line.
     """
 
     exit_code = 2

@@ -36,7 +36,7 @@ class SpaceFile:
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched.
+    """The choices to search.
 
     Attributes:
         choices: by knob, the concrete choices; a single one where nothing is searched. The baseline's is among them.
@@ -159,7 +159,7 @@ def resolve(
     setting: Setting,
     wishes: Wishes,
 ) -> Space:
-    """Return what is searched in a setting.
+    """Return the space to search in a setting.
 
     Raises:
         InputError: a fixed choice is impossible on this machine.

@@ -1,4 +1,4 @@
-"""``autotune.check``: whether a configuration will run, what it does silently, and whether it fits."""
+"""``autotune.check``: whether a configuration runs, its silent behaviour, and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads how a training that runs already was started."""
+"""Reads how a running training was started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune.PreflightCallback``: checks a training that is about to start, from within its trainer."""
+"""``autotune.PreflightCallback``: checks a training from within its trainer before it starts."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _architecture(model: Any) -> str:
 
 
 def _least(budgets: list[str | int | None]) -> str | int | None:
-    """Return the least memory that a process may need: that given to all of them, or what is free of their devices."""
+    """Return the smallest memory budget of the processes: the given one, or the free memory of their devices."""
     known = [budget for budget in budgets if isinstance(budget, int)]
     return min(known) if known else budgets[0]
 
@@ -235,7 +235,7 @@ def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[di
 
 
 def _free(args: Any) -> int | None:
-    """Return the memory that the training can have: what is free now, and what it holds already."""
+    """Return the memory available to the training: free memory plus what it holds already."""
     if args.device.type == "cpu":
         return None
     import torch

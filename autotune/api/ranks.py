@@ -1,4 +1,4 @@
-"""Lets the processes of a training that runs already agree on what the first of them found out."""
+"""Lets the processes of a running training agree on the result of the first process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RanksError(AutotuneError):
 
 
 class StoreRanks:
-    """The processes of a training, as one of them sees them; all of them have to call the same methods.
+    """One process's view of all processes of a training; all of them have to call the same methods.
 
     They exchange JSON values, or dataclasses, one per process, through the store of PyTorch's group. Each method may
     raise an :class:`RanksError`.
@@ -43,7 +43,7 @@ class StoreRanks:
     Args:
         store: PyTorch's key-value store; None for a single process.
         rank: the number of this process, from 0.
-        processes: how many there are.
+        processes: number of processes.
     """
 
     def __init__(self, store: Any, rank: int, processes: int) -> None:

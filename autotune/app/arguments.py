@@ -125,6 +125,7 @@ class ProbeArguments(SearchArguments):
             own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes. None: what others leave free.
+        exclude: knobs that stay at TRL's default, or at the value of ``base``.
         margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
@@ -265,7 +266,7 @@ class CheckArguments(Arguments):
 
     @property
     def passes(self) -> bool | None:
-        """What an answer that is too close to call, or unknown, counts as; None: neither."""
+        """Whether an answer that is too close to call, or unknown, passes; None: undecided."""
         return None if self.when_unsure is None else self.when_unsure == "pass"
 
     @property
@@ -279,7 +280,7 @@ class CheckArguments(Arguments):
 
     @property
     def settings(self) -> dict[str, object]:
-        """What was asked for, by name, without what is secret."""
+        """The given options by name, without secrets."""
         given = {name: value for name, value in vars(self).items() if name not in ("listener", "peft_config")}
         shown = {**hidden_values({**given, "config": self.file}), "command": hidden_words(self.command)}
         return {name: value for name, value in shown.items() if value not in (None, (), False)}

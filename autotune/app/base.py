@@ -1,4 +1,4 @@
-"""Reads a base in the terms of techniques: what is searched, what is held as the user has it, what every plan has."""
+"""Splits a base into technique choices to search, choices to hold, and entries of every plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _OTHER_WORDS = {"generation_batch_size": "steps_per_generation"}
 
 @dataclass(frozen=True)
 class Start:
-    """Where a search with a base starts.
+    """The start of a search with a base.
 
     Attributes:
         batch: documents per optimizer step: the base's, or those asked for.
@@ -48,7 +48,7 @@ class Start:
 
 
 def start_of(base: UserBase, options: Options, workload: Workload, machine: Machine) -> Start:
-    """Return where a search with a base starts.
+    """Return the start of a search with a base.
 
     Raises:
         InputError: the base sets a technique to what autotune does not know.
@@ -112,7 +112,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
-    """Return a plan that cuts no rows with the length of the longest of them, which is the same training."""
+    """Return a plan that cuts no rows with the longest row's length as its maximum: the same training."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
     if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
         return plan
@@ -236,7 +236,7 @@ def _kept(plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Mapping[
 
 
 def _as_written(base: UserBase, technique: Technique) -> str:
-    """Return what the file has for a technique, as it is written there; what it leaves at TRL's default otherwise."""
+    """Return a technique's keys and values as written in the file, or a text for TRL's default."""
     keys = written_keys(base, technique)
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in keys.items()}
-    return ", ".join(f"{name}: {value}" for name, value in values.items()) or f"{technique.name} as TRL has it"
+    return ", ".join(f"{name}: {value}" for name, value in values.items()) or f"TRL's default of {technique.name}"

@@ -103,10 +103,10 @@ def dry_run(asked: DryRunArguments) -> DryRun:
 
 
 def answer(ran: Ran, count: int, steps: int) -> Answer:
-    """Return what the end of a command means.
+    """Return the result of a command that has ended.
 
     Args:
-        count: how many null GPUs it had.
+        count: number of null GPUs.
         steps: optimizer steps that it was to take.
     """
     using = [each for each in ran.processes if each.uses_cuda]
@@ -243,7 +243,7 @@ def _device(gpu: str | None) -> NullDevice:
 
 
 def _masked(ran: Ran, command: Sequence[str]) -> Ran:
-    """Return what became of a command, without what is secret in the texts that its processes wrote down."""
+    """Return the record of a command without the secrets in the texts of its processes."""
     known = secrets_in(tuple(command)) | secrets_in(dict(os.environ))
     shown: tuple[Any, ...] = tuple(decode(Followed, _without(encode(each), known)) for each in ran.processes)
     return dataclasses.replace(ran, processes=shown)
@@ -258,7 +258,7 @@ def _without(document: Any, known: frozenset[str]) -> Any:
 
 
 def _used(refused: Sequence[Refused]) -> str:
-    """Return what is used that a null GPU cannot stand in for, in words."""
+    """Return the used functions that null GPUs do not support, in words."""
     by_use: dict[str, str] = {}
     for each in refused:
         by_use.setdefault(each.belongs_to, each.function)

@@ -1,4 +1,4 @@
-"""Says what a training needs of the memory of each machine, and whether the machine has it where that is known."""
+"""Describes the host memory that a training needs on each machine, and whether the machine has it, if known."""
 
 from __future__ import annotations
 

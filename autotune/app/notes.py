@@ -55,7 +55,7 @@ TIME_ERROR = 0.25
 
 
 def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
-    """Yield what is not known of a GPU that is planned for."""
+    """Yield the limits of knowledge about a GPU that is planned for."""
     if gpu.memory_kind in ("total", "nominal"):
         yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
     if not gpu.verified:
@@ -84,7 +84,7 @@ def notes_on_workers(hardware: Hardware, further: int) -> tuple[str, ...]:
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:
-    """Yield which rows are dropped since their prompts are the longest, or that none is, where that was asked for."""
+    """Yield the rows that --prompt-coverage drops, the longest prompts, or that it drops none."""
     share = workload.rollouts.prompt_coverage
     for profile in workload.profiles if share < 1 else ():
         kept, dropped = profile.lengths, profile.dropped
@@ -105,7 +105,7 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
 def notes_on_processes(
     processes: int, machines: int, network: float | None, *, on_gpus: bool, at_most: bool = False
 ) -> Iterator[str]:
-    """Yield what is not known, or easily overlooked, of several processes.
+    """Yield notes on what is not known, or easily overlooked, with several processes.
 
     Args:
         network: Gbit/s of each machine's network, or None.
@@ -130,7 +130,7 @@ def notes_on_processes(
 
 
 def notes_on_vllm(problem: TrainerProblem) -> Iterator[str]:
-    """Yield what a plan does not know of candidates with vLLM."""
+    """Yield the assumptions and gaps of a plan with vLLM."""
     choices = problem.choices.get(VLLM, ())
     if any(choice != OFF for choice in choices):
         yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."

@@ -33,7 +33,7 @@ def possible(batch: int, options: Options, machines: int | None) -> Sequence[int
     )
 
 
-def worth_more(tried: Sequence[Offer], *, alone: bool) -> bool:
+def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
     """Return whether a larger number of GPUs of a kind is worth a plan.
 
     It is until something fits, and further as long as each GPU trains more tokens per second than with fewer GPUs:
@@ -54,7 +54,7 @@ def worth_more(tried: Sequence[Offer], *, alone: bool) -> bool:
 
 
 def shown(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
-    """Return what a table shows of the numbers that were planned: all of a single kind.
+    """Return the offers that a table shows of the planned numbers of GPUs: all of a single kind.
 
     Of one of several kinds, these are the fewest GPUs that fit, and the number with which each trains the most tokens
     per second; what is nearest to fitting where nothing fits.

@@ -1,4 +1,4 @@
-"""Suggests to the user, in a sentence, what would be faster or need less memory, if it is predicted to be worth it."""
+"""Suggests, in a sentence each, changes that are predicted to be faster or to need less memory."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def offers(problem: TrainerProblem, evaluator: Evaluator, best: Estimate, *, fit
 def packing_offer(
     problem: TrainerProblem, run: Callable[[Sequence[Candidate]], Sequence[Estimate]], best: Estimate
 ) -> tuple[str, ...]:
-    """Return what packed rows would bring that hold more documents than an optimizer step was asked to have.
+    """Return the gain from packed rows that hold more documents than an optimizer step was asked to have.
 
     Example: "Packed rows of 2,048 tokens hold 15 documents: from --global-batch-size 15 on they are predicted to be 1.3
     times as fast."
@@ -75,7 +75,7 @@ def _speedup(packed: Estimate, rate: float) -> float:
 def dropping_offer(
     problem: TrainerProblem, traced: Callable[[Candidate, Setting], Estimate], best: Candidate
 ) -> tuple[str, ...]:
-    """Return what dropping the few longest prompts would save, for a trainer that cuts none.
+    """Return the memory saved by dropping the few longest prompts, for a trainer that cuts none.
 
     Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 9.00 GiB."
 

@@ -1,4 +1,4 @@
-"""Widens a problem of which nothing fits by what offloads to the host, as a last resort."""
+"""Adds candidates that offload to the host to a problem in which nothing fits, as a last resort."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def as_searched(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile
 
 
 def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> Iterator[str]:
-    """Yield that a search in which all probes ran out of memory did not try what offloads to the host.
+    """Yield a note if all probes of a search ran out of memory and no offloading candidate was tried.
 
     It is not tried within the search: after the first probe, the choices of a search stay as they are.
 

@@ -31,7 +31,7 @@ class Options:
     Attributes:
         num_processes: processes that train together, or None for one on each device, or for one to each worker.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
-        rollouts: what is known of prompts, generated completions and their rewards.
+        rollouts: prompts, generated completions and their rewards.
         coverage_asked: whether the user gave the token coverage.
         workers: how many probe at the same time, or None for one that has all of the machine.
         margin: share of the budget, 0 to 0.5, that stays free while probing.
@@ -124,7 +124,7 @@ def probe_options(asked: ProbeArguments) -> Options:
 
 
 def plan_options(asked: PlannedArguments) -> Options:
-    """Return the options of a plan, whose rows are those of a dataset or all of one length.
+    """Return the options of a plan on a dataset, or on rows of one length.
 
         Raises:
     InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.

@@ -27,7 +27,7 @@ class RunFacts:
     """Facts of a run that its study does not hold.
 
     Attributes:
-        notes: what the user should know, in sentences.
+        notes: notes for the user, in sentences.
         comparisons: short runs that winner and baseline each should have had.
         wall_seconds: since the run began.
         settings: the options that the user set.
@@ -141,7 +141,7 @@ def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
-    """Return the peak of a probe that ran, or what a run that ran out of memory had held and then asked for."""
+    """Return the peak of a successful probe, or of an out-of-memory run with the failed request."""
     shown = next((run for run in runs_after(record, records) if not run.ok), record.measurement)
     lacked = shown.out_of_memory
     if lacked is None or lacked.held_bytes is None:

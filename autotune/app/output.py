@@ -1,4 +1,4 @@
-"""Creates and checks the output directory of a run, and keeps there what a resume needs."""
+"""Creates and checks the output directory of a run, with the files that a resume needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE, _LOCK_FILE})
 
 @dataclass(frozen=True)
 class Output:
-    """Where a run writes.
+    """The output directory of a run.
 
     Attributes:
         directory: absolute path.
@@ -35,7 +35,7 @@ class Output:
 
     @property
     def workload(self) -> Path:
-        """Where the tokenised rows and the jobs that made them lie."""
+        """The folder of the tokenised rows and of the jobs that wrote them."""
         return self.directory / "workload"
 
     @property

@@ -186,7 +186,7 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:
-    """Yield what the best estimate needs of the host; on a CPU that is what it needs of the device."""
+    """Yield the host memory of the best estimate; on a CPU it is the device memory."""
     for memory in (estimate.memory for estimate in best):
         if memory is not None and planned.gpu is not None:
             text = host_text(memory, planned.hardware.launch, planned.host_bytes)

@@ -1,4 +1,4 @@
-"""The machine that is planned for, which need not be this one, and the workload, which is read without it."""
+"""The machine to plan for, which need not be this one, and the workload, read without that machine."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def machines_of(processes: int, asked: int | None) -> int:
 
 
 def check_network(network: float, planned: Sequence[Machine]) -> None:
-    """Check that the speed of a network is one, and that times depend on it.
+    """Check that the rate of a network is valid, and that predicted times depend on it.
 
     Args:
         network: Gbit/s of each machine's network.

@@ -187,7 +187,7 @@ def _handed_over(
     server: JobServer,
     out: Output,
 ) -> tuple[BaseFile | None, tuple[str, ...]]:
-    """Return what a base becomes by the recommendation, and notes on it."""
+    """Return the base's file edited by the recommendation, and notes on it."""
     if base is None or start is None:
         return None, ()
     trainer, setting = problem.trainer, problem.setting

@@ -31,7 +31,7 @@ class Arguments:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What was asked for, by name: the arguments that differ from their defaults, without what is secret.
+        """The arguments that differ from their defaults, by name, without secrets.
 
         ``settings`` in ``result.json`` and in a plan's document have it, and the command that repeats a run is made of
         it.
@@ -69,7 +69,7 @@ def taking(
 
 
 def descriptions(kind: object) -> dict[str, str]:
-    """Return what the arguments in a class are, by name; a class describes again what it has otherwise."""
+    """Return the descriptions of the arguments of a class, by name; those of a subclass override its parents'."""
     found: dict[str, str] = {}
     for each in reversed(inspect.getmro(kind)) if isinstance(kind, type) else ():
         described = inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.notes import notes_on_gpu, notes_on_processes
-from autotune.app.numbers import NUMBERS, possible, shown, worth_more
+from autotune.app.numbers import NUMBERS, possible, should_try_more_gpus, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
@@ -116,7 +116,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
     tried: list[Offer] = []
     for number in numbers:
         tried.append(survey.offer(word, number))
-        if not worth_more(tried, alone=alone):
+        if not should_try_more_gpus(tried, alone=alone):
             break
     if not any(offer.fits for offer in tried):
         tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
@@ -125,7 +125,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
 
 @dataclass
 class _Survey:
-    """Plans for one GPU after another; what they have in common is computed once.
+    """Plans for one GPU after another, and computes shared parts once.
 
     Attributes:
         prices: of an hour of one GPU, by the catalogue's name; None without prices.
@@ -151,11 +151,11 @@ class _Survey:
 
     @property
     def unit(self) -> Unit:
-        """What times and costs are of."""
+        """The unit that times and costs refer to."""
         return "epoch" if self.asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> Offer:
-        """Return what a number of GPUs come to."""
+        """Return the offer for a number of GPUs."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
@@ -175,7 +175,7 @@ class _Survey:
         return self._best(blank, evaluator)
 
     def offloading(self) -> Offer | None:
-        """Return what one GPU of the kind that was planned for last comes to with last resorts; None without any."""
+        """Return the offer for one GPU, of the kind planned for last, with last resorts; None without any."""
         if self._single is None:
             return None
         blank, own = self._single
@@ -235,10 +235,10 @@ def _order(offer: Offer) -> tuple[object, ...]:
 def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     asked, batch, prices = survey.asked, survey.batch, survey.prices
     auto = asked.num_processes == AUTO
-    yield "Nothing was measured, and times are by the roofline of each GPU: they rank, and are shorter than real ones."
+    yield "Nothing was measured."
     yield (
-        "What batches of varied lengths may add was not traced for each GPU: plan for the one that you choose, with"
-        " --gpu NAME."
+        "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
+        " with --gpu NAME."
     )
     if survey.searched:
         yield SEARCHED
@@ -254,7 +254,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:
         yield (
-            f"May not fit, since less is to spare than the estimate may be off by: {tight}. The plan for one of them"
+            f"May not fit, since less is to spare than the error of the estimate: {tight}. The plan for one of them"
             " (--gpu NAME) names the fastest that has more to spare."
         )
     for gpu in {offer.gpu.name: offer.gpu for offer in offers}.values():

@@ -106,7 +106,7 @@ def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | Non
 
 
 def generating_gpus(gpus: int) -> Iterator[int]:
-    """Yield how many of the GPUs of a machine a server may get: powers of two, one GPU at least being left."""
+    """Yield the possible numbers of GPUs of a server: powers of two that leave at least one GPU for training."""
     number = 1
     while number < gpus:
         yield number
@@ -125,7 +125,7 @@ def server_of(plan: TrainingPlan, model: ModelProfile, gpus: int, tokens: int | 
 
 
 def held_by_server(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation | str:
-    """Return what a server takes of each of its GPUs, or why it does not start there."""
+    """Return a server's memory on each of its GPUs, or why it does not start there."""
     return (
         undivided(model, engine.parallel)
         or why_not(engine, model, total_bytes)

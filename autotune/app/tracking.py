@@ -70,7 +70,7 @@ class Tracking:
             self._listener(Ranked(best, evaluator.problem.baseline))
 
     def _of_all(self, event: Tracing) -> Tracing:
-        """Return how far all traces are, given how far those of one call are."""
+        """Return the progress of all traces, given that of one call."""
         if self._evaluator is None:
             return event
         traces = self._evaluator.traces

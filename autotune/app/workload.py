@@ -22,7 +22,7 @@ class WorkloadReader:
     """Reads a workload by jobs in a server's child processes.
 
     Attributes:
-        directory: where the jobs' folders and the tokenised rows go.
+        directory: directory of the jobs' folders and the tokenised rows.
         most_seconds: time after which reading and tokenising is ended; None: never.
     """
 
@@ -44,7 +44,7 @@ class WorkloadReader:
 
         Args:
             evaluation: the rows that training is evaluated on, or None.
-            rollouts: what is known of generated completions, or None.
+            rollouts: prompts and completions, or None.
             peft: the choice of ``peft_config``, which is checked against the model.
 
         Raises:

@@ -67,12 +67,12 @@ def add_options(
 
 
 def _option(name: str, default: object = None) -> str:
-    """Return the option of an argument; that of one that is true by default turns it off."""
+    """Return the option of an argument; for an argument that is true by default, it is ``--no-…``."""
     return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
 
 def _form(annotation: object, name: str, default: object) -> dict[str, Any]:
-    """Return how argparse reads an argument of a type."""
+    """Return argparse's settings for an argument of a type."""
     kinds = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
     origins = {get_origin(kind) for kind in kinds}
     words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())

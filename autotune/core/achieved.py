@@ -23,7 +23,7 @@ class AchievedRates:
             memory bounds, by how they pass over their tensors.
         links: of NVLink or PCIe, by the number of GPUs that a collective joins in a machine, ascending.
         sustained: time of an operator within a training over its time alone on the device.
-        source: where the figures are from.
+        source: source of the figures.
         generation: which of them are another card's of the same generation, for lack of figures; empty: none.
     """
 

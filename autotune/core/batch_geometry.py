@@ -29,7 +29,7 @@ class Shape:
     Attributes:
         rows: ``per_device_train_batch_size``; 1 if rows are laid end to end.
         tokens: tokens of the widest sequence, padding included, or of the one row; a mean need not be a whole number.
-        generated: how many of these tokens the trained model generates.
+        generated: number of these tokens that the trained model generates.
         beside: tokens of the widest sequence of a second tensor of as many rows, which passes through models without
             gradients; 0: there is none, or it is as wide as the first.
         filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.

@@ -61,9 +61,9 @@ class Blocks:
         return Block(rows, tokens, bool(self.padded[place]), beside, bool(self.beside_padded[place]))
 
     def needs(self, places: Numbers) -> Numbers:
-        """Return what the memory of some blocks grows with; shape (blocks, needs).
+        """Return the quantities that the memory of blocks grows with; shape (blocks, quantities).
 
-        That is tokens and the square of the length in each tensor, and the masks.
+        These are tokens and the square of the length of each tensor, and the masks.
         """
         import numpy as np
 
@@ -114,7 +114,7 @@ def worst_blocks(blocks: Blocks) -> list[int]:
 
 
 def _front(blocks: Blocks, places: Numbers) -> Numbers:
-    """Return those of some blocks that need more than each other one in some respect; of equal ones, the first."""
+    """Return the blocks on the Pareto front of needs; of equal blocks, the first."""
     import numpy as np
 
     front, needs = [], blocks.needs(places)

@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 class Basis(StrEnum):
-    """Where the figures of a bundle come from.
+    """The source of a bundle's figures.
 
     ``MEASURED``: real steps, by ``autotune probe``. ``PLANNED``: traces, by ``autotune plan``; nothing has run.
     """
@@ -53,17 +53,17 @@ class PlannedBundle:
         basis: ``planned``: nothing of this was measured.
         directory: absolute path of the bundle.
         device: name of the device that was planned for.
-        processes: that train, each on such a device; the server's GPUs are not among them.
+        processes: number that train, each on such a device; the server's GPUs are not included.
         budget_bytes: memory of each device that the training may need.
         candidate: the choices.
         plan: the training plan of the bundle.
         needed_bytes: memory of each device that the training is predicted to need.
         error: share of that by which it may be off, either way.
-        spare_bytes: what it leaves of the budget.
+        spare_bytes: the budget less the need.
         tokens_per_second: predicted; None where the device's speed is not known, or vLLM generates.
         server: the split into GPUs that generate and GPUs that train; None without a server.
         environment: versions of the software that was traced, by package.
-        settings: what was asked for and is no default, by the names of ``autotune.plan``'s parameters.
+        settings: the options that differ from the defaults, by the names of ``autotune.plan``'s parameters.
     """
 
     schema: int

@@ -12,7 +12,7 @@ class CatalogueOption:
     """One choice of a knob.
 
     Attributes:
-        summary: what it does, in a few words.
+        summary: its effect, in a few words.
         effect: ``exact`` or ``changes-training``.
         available: whether this machine supports it.
         reason: why not, in words; empty if it does.
@@ -31,8 +31,8 @@ class CatalogueRow:
 
     Attributes:
         knob: its name, spelled the same everywhere.
-        summary: what it trades, in one sentence.
-        needs: what it needs, in words; empty when nothing.
+        summary: its trade-off, in one sentence.
+        needs: its requirements, in words; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, such as ``args.packing``.
         in_default_space: whether the trainer's shipped search space has it.

@@ -19,7 +19,7 @@ class Configuration:
     Attributes:
         kind: the name of its class, such as ``DPOConfig``.
         values: its fields, in JSON's types.
-        defaults: what the class has where nothing is set.
+        defaults: default values of the class.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class Fault:
 
     Attributes:
         key: the key, as written.
-        message: what is wrong with it, as the rest of a sentence that begins with the key.
+        message: the problem, as the rest of a sentence that begins with the key.
         unknown: whether nothing takes a key of that name.
     """
 
@@ -71,12 +71,12 @@ class Override:
 
 @dataclass(frozen=True)
 class Built:
-    """What a trainer's class did when it was built from a plan.
+    """The result of building a trainer's class from a plan.
 
     Attributes:
         refused: the error by which TRL or one of its libraries refused the plan; empty if none did.
         overrides: arguments that the class changed.
-        warnings: what it warned of, or logged as a warning.
+        warnings: its warnings, raised or logged.
     """
 
     refused: str = ""
@@ -86,7 +86,7 @@ class Built:
 
 @dataclass(frozen=True)
 class ReadCommand:
-    """What TRL's own parser made of a command.
+    """A command as read by TRL's own parser.
 
     Attributes:
         configurations: by the name of the class. Empty if the parser refused the command.
@@ -95,7 +95,7 @@ class ReadCommand:
         launch: keys and values that ``trl`` hands on to ``accelerate launch``.
         names: every key that the classes and ``accelerate launch`` take.
         refused: the error by which the parser or a class refused the command; empty if none did.
-        warnings: what the classes warned of.
+        warnings: warnings of the classes.
     """
 
     configurations: Mapping[str, Configuration] = field(default_factory=dict)

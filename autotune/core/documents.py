@@ -179,7 +179,7 @@ class Documents:
 
     @cached_property
     def _tokens_kept(self) -> Numbers:
-        """The tokens that are left at each maximum length, with documents that need a larger one dropped."""
+        """The tokens kept at each maximum length; documents that need a larger one are dropped."""
         return self._tokens_at(needed=True)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The result of ``autotune dry-run``: what each process of a script took of its null GPU, and whether that fits."""
+"""The result of ``autotune dry-run``: the memory of each process on its null GPU, and whether it fits."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ EXIT_CODES: Mapping[DryOutcome, int] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened.
+    """A place in the source code.
 
     Attributes:
         file, line, function: of the deepest call in the user's own files; an empty file if none of them was running.
-        text: that line.
+        text: the source line.
         within: the deepest line of a library below it, torch left out, such as ``trl/trainer/utils.py:12, in pad``.
     """
 
@@ -60,7 +60,7 @@ class Span:
         device: index of the GPU as the process sees it.
         card: the GPU's identifier.
         allocated_bytes, reserved_bytes: peaks of PyTorch's allocator.
-        beside_bytes: what else is held of the GPU at the end of the step: CUDA's context, other libraries, other
+        beside_bytes: other memory in use on the GPU at the end of the step: CUDA's context, other libraries, other
             processes.
         total_bytes: memory that CUDA can allocate.
     """
@@ -75,7 +75,7 @@ class Span:
 
     @property
     def held_bytes(self) -> int:
-        """What was held of the GPU in all, at the peak."""
+        """Peak memory in use on the GPU, in total."""
         return self.reserved_bytes + self.beside_bytes
 
 
@@ -85,8 +85,8 @@ class Loader:
 
     Attributes:
         order: ``largest first``, ``as shuffled`` where that was asked for, or ``as it is`` for the reason given.
-        field, unit: what was measured of its rows.
-        rows: how many there are; 0 where they were not measured.
+        field, unit: of the measured row sizes.
+        rows: number of rows; 0 if they were not measured.
         largest: size of the largest row.
     """
 
@@ -109,8 +109,8 @@ class FailedAllocation:
 
     Attributes:
         step: the step that was under way.
-        allocated_bytes, reserved_bytes: what PyTorch's allocator held.
-        free_bytes: what was free of the GPU.
+        allocated_bytes, reserved_bytes: of PyTorch's allocator.
+        free_bytes: free memory of the GPU.
     """
 
     step: int
@@ -143,7 +143,7 @@ class Followed:
 
     Attributes:
         rank: its number among those that train together.
-        local_ranks: how many of these the launcher started on this machine.
+        local_ranks: number of ranks that the launcher started on this machine.
         uses_cuda: whether it used a GPU.
         ended: ``stopped`` after the last step, ``finished`` by itself, ``error``; empty if it was killed.
         steps: optimizer steps that were taken.
@@ -193,12 +193,12 @@ class DryRun:
         reason: why the answer is what it is, where figures alone do not give it.
         command: its words, without what is secret.
         gpu: name of the null GPUs; ``gpus`` is their number, and ``total_bytes`` what CUDA can allocate on each.
-        steps: how many optimizer steps were asked for.
+        steps: number of requested optimizer steps.
         held_bytes: the most that was held of a GPU; with what was then asked for, where memory ran out. None: nothing.
-        spare_bytes: what was left of it; below 0 where memory ran out, by what lacked.
+        spare_bytes: free memory left; if memory ran out, the missing bytes below 0.
         failed: the request for memory that ended the script; None if none did.
         processes: those that used a GPU, by rank.
-        refused: what the script used and a null GPU cannot stand in for.
+        refused: functions of the script that null GPUs do not support.
         notes: limitations of the result, in sentences.
     """
 

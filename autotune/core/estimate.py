@@ -20,7 +20,7 @@ SCHEMA = 1
 
 
 class Origin(StrEnum):
-    """What an estimate is derived from.
+    """The source of an estimate.
 
     ``TRACED``: traces at the sizes of the candidate's own micro-batches. ``UNKNOWN``: there is no estimate, and only a
     probe can measure it.
@@ -49,10 +49,10 @@ class MemoryEstimate:
         machine_bytes: the same of all processes in one machine together.
         step_seconds: time of a typical optimizer step, for ranking; None if the device's speed is not known.
         error: share of :attr:`device_bytes` by which the estimate may be off, either way.
-        varied_bytes: what the allocator may reserve beyond :attr:`device_bytes` once micro-batches of many lengths have
-            run, since blocks cached for one length do not always fit the next; None if that was not traced.
-            If the device has no room for it, the allocator frees cached blocks, which takes time.
-        assumptions: what was assumed because neither the configuration nor the trace determines it, in sentences.
+        varied_bytes: bytes that the allocator may reserve beyond :attr:`device_bytes` after micro-batches of many
+            lengths, since blocks cached for one length do not always fit the next; None if that was not traced. If the
+            device has no room for it, the allocator frees cached blocks, which takes time.
+        assumptions: assumptions where neither configuration nor trace determines a value, in sentences.
         generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
             if none are.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
@@ -93,7 +93,7 @@ class Estimate:
     """The estimate of one candidate.
 
     Attributes:
-        origin: what the estimate is derived from.
+        origin: source of the estimate.
         memory: predicted memory and time; None if there is no estimate.
         tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
@@ -125,7 +125,7 @@ def need(estimate: Estimate) -> float:
 
 
 def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
-    """Return a key that sorts what fits first, the fastest of it first; then the least memory; then what is unknown."""
+    """Return a sort key: candidates that fit, the fastest first; then by least memory; then unknown ones."""
     memory = estimate.memory
     need_bytes = memory.device_bytes if memory is not None else 0
     rate = estimate.tokens_per_second or 0.0
@@ -186,11 +186,11 @@ class Plan:
         changes: for those that do not fit and were asked about.
         trace_count: number of traces of the estimates.
         new_trace_count: of these, how many were run now; the others were kept from before.
-        explanation: how the estimate of one candidate came about; None unless that was asked for.
-        bundle: what was written for it; None where none was asked for, or there is nothing to write.
+        explanation: the stages of one estimate; None unless requested.
+        bundle: the written bundle; None if none was requested, or there is nothing to write.
         unwritten: why there is nothing to write though it was asked for; empty otherwise.
-        trainer: which of TRL's.
-        processes: that train together, each on such a GPU: memory is that of the one that needs the most, and
+        trainer: name of TRL's trainer.
+        processes: number that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
         lengths: of the rows, as ``autotune lengths`` counts them.
         environment: versions of the software that was traced, by package.

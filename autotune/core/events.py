@@ -78,7 +78,7 @@ class ProbeFinished:
 
 @dataclass(frozen=True)
 class ProbeLost:
-    """A probe that had begun will not end, since its worker is gone; another one repeats it under another number."""
+    """A running probe is lost with its worker; another worker repeats it under another number."""
 
     number: int
 

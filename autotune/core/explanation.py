@@ -1,4 +1,4 @@
-"""How the estimate of one candidate came about, stage by stage: what ``autotune plan --explain`` shows."""
+"""The stages of the estimate of one candidate, as ``autotune plan --explain`` shows them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class TracedPoint:
     """One trace that an estimate follows from.
 
     Attributes:
-        layers: how many were traced.
+        layers: number of traced layers.
         shape: of the traced micro-batch.
         weight: of its figures in those of the whole model. Negative ones are subtracted.
         new: whether it was run now; else it was in the cache.
         tensor_bytes: the most bytes that tensors held at once.
         allocated_bytes, reserved_bytes: of the simulated caching allocator; on a CPU of tensors, and None.
-        assumptions: what the trace took for granted, with how often.
+        assumptions: assumptions of the trace, with counts.
     """
 
     layers: int
@@ -73,11 +73,11 @@ class PartTime:
 
 @dataclass(frozen=True)
 class Additions:
-    """What a device has to have beyond the bytes of tensors; nothing on a CPU.
+    """Device memory beyond the bytes of tensors; zero on a CPU.
 
     Attributes:
         rounding_bytes: tensors' sizes are rounded up to blocks.
-        workspace_bytes: what is always there, such as cuBLAS's workspaces.
+        workspace_bytes: constant memory, such as cuBLAS's workspaces.
         fragmentation_bytes: reserved and not in use at the peak.
         context_bytes: CUDA's context.
     """
@@ -95,7 +95,7 @@ class Explanation:
     Attributes:
         subject: why this candidate.
         candidate: whose estimate is explained.
-        training_plan: what TRL's trainer is built from.
+        training_plan: the plan that TRL's trainer is built from.
         documents: in the dataset.
         document_tokens: in all of them, before any cutting.
         longest_tokens: of the longest sequence.

@@ -40,7 +40,7 @@ class LengthBin:
 
 @dataclass(frozen=True)
 class LengthLimit:
-    """What a maximum length of ``max_length`` tokens keeps and drops: the trainer cuts longer rows, or drops them.
+    """Tokens and rows that a maximum length of ``max_length`` keeps and drops: longer rows are cut or dropped.
 
     Attributes:
         coverage: share of tokens, 0 to 1, that is kept.
@@ -101,7 +101,7 @@ def length_report(workload: Workload) -> LengthReport:
 
 
 def limit(documents: Documents, max_length: int) -> LengthLimit:
-    """Return what a maximum length, in tokens, keeps and drops."""
+    """Return the tokens and rows that a maximum length, in tokens, keeps and drops."""
     return LengthLimit(
         max_length=max_length,
         coverage=documents.coverage(max_length),

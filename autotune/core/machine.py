@@ -26,10 +26,10 @@ class Hardware:
         used_by_others_bytes: memory of the device that other processes hold already.
         compute_capability: CUDA's (major, minor), or None.
         processes: number of training processes to launch, over all machines.
-        machines: how many machines they run on, the same number on each.
+        machines: number of machines, with equally many processes on each.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
-        openmp: how the threads of a training on a CPU wait for one another: variables of OpenMP as a shell sets them,
+        openmp: waiting of a training's threads on a CPU: variables of OpenMP as a shell sets them,
             such as ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
     """
 

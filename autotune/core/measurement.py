@@ -74,7 +74,7 @@ class Measurement:
     """The measurement of one probe; every figure that was not measured is None.
 
     Attributes:
-        status: how it ended.
+        status: its outcome.
         reason: why it did not end ``ok``, in words; empty otherwise.
         peak_bytes: CUDA: peak of allocated bytes. CPU: high-water of anonymous resident memory (mapped files left out)
             above the baseline taken after imports.
@@ -82,7 +82,7 @@ class Measurement:
         device_bytes: CUDA: what the process held at the end according to the driver (context included). CPU: None.
         host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``, on any device; of
             several processes, the sum.
-        allocation_retries: how often the caching allocator had to free its cache and try again.
+        allocation_retries: number of times that the caching allocator had to free its cache and try again.
         tokens_per_second: dataset tokens of a mean optimizer step, padding excluded, over ``step_seconds``.
         tokens_per_second_error: relative standard error of that rate within this probe. It does not include the spread
             between two probes of one candidate.

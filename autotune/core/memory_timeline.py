@@ -19,7 +19,7 @@ BESIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a part of the run begins, or its backward pass.
+    """The start of a part of the run, or of its backward pass.
 
     Attributes:
         start: index of its first moment.

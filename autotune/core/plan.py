@@ -19,7 +19,7 @@ class Launch:
 
     Attributes:
         processes: the world size, over all machines.
-        machines: how many machines they run on, the same number on each.
+        machines: number of machines, with equally many processes on each.
     """
 
     processes: int = 1
@@ -77,7 +77,7 @@ class TrainingPlan:
         model: fields of ``trl.ModelConfig``: ``dtype``, ``attn_implementation``, ``use_peft``, ``load_in_4bit``, ….
         truncate_to: tokens to which every row is cut before the trainer sees it, or None. Needed if the trainer
             refuses ``max_length`` (padding-free without packing).
-        launch: how its processes are started.
+        launch: the launch of its processes.
         env: environment variables of the training process.
         peft: a configuration in PEFT's own JSON; empty where ``model`` configures the adapter.
         rewards: reward functions, in the words of TRL's ``reward_funcs``; empty for a trainer that takes none.

@@ -50,11 +50,11 @@ class PrepareRequest:
     """Read the model's configuration and tokenizer, load and tokenise the dataset, once per workload.
 
     Attributes:
-        tokenized_directory: where to save the tokenised rows.
+        tokenized_directory: directory for the tokenised rows.
         rollouts: for trainers that generate completions.
         peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         evaluation: the rows that training is evaluated on, or None.
-        evaluation_directory: where to save those, tokenised.
+        evaluation_directory: directory for those, tokenised.
     """
 
     model: ModelSource
@@ -218,14 +218,14 @@ class TraceReply:
         allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
             workspaces included, context excluded). CPU: the peak of tensor bytes.
         reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
-        varied_bytes: what it would reserve beyond that after micro-batches of other lengths; None if that was not
+        varied_bytes: bytes that it would reserve beyond that after micro-batches of other lengths; None if that was not
             requested.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
         step: time of an optimizer step on that micro-batch; None without a GPU whose speeds are known.
         tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
         between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
             processes exchange gradients in the last one alone.
-        assumptions: what was assumed where the step depends on the values of real data, and how often.
+        assumptions: assumptions where the step depends on the values of real data, with counts.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
         replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
@@ -382,7 +382,7 @@ class InputProblem:
 
     Attributes:
         message: one sentence that names the input.
-        hint: what to do about it.
+        hint: advice for the user.
     """
 
     message: str

@@ -1,4 +1,4 @@
-"""What training would take on each of several GPUs: which fits, how fast it is there, and what it costs."""
+"""Memory, speed and cost of a training on each of several GPUs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Rent:
 
     Attributes:
         offers: those that fit, the cheapest first where there are prices, else the fastest; then those that do not fit.
-        unit: what ``seconds`` and ``cost`` of the offers are of.
+        unit: unit that ``seconds`` and ``cost`` of the offers refer to.
         priced: whether prices were given.
         trace_count, new_trace_count: number of traces of the table, and how many of them were run now.
         environment: versions of the software that was traced, by package.

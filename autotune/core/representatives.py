@@ -53,7 +53,7 @@ def representatives(
 
     Args:
         tokens: the sizes, at least 1 each; not empty.
-        shares: how much of the distribution has each size; None: equally much.
+        shares: share of each size in the distribution; None: equal shares.
         beside: further figures of the micro-batches of each size.
         most: the most sizes to choose.
         most_tokens: the largest size to choose.
@@ -86,7 +86,7 @@ def summed(counts: Any, rows: int) -> tuple[Numbers, Numbers]:
     """Return the distribution of the sum of ``rows`` sizes that are drawn by chance: sizes, and the share of each.
 
     Args:
-        counts: how many there are of each size, from 0 tokens on.
+        counts: number of each size, from 0 tokens on.
     """
     import numpy as np
 

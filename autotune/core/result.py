@@ -48,15 +48,15 @@ class Smallest:
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate that the search looked at.
+    """One candidate of the search.
 
     Attributes:
         number: the Optuna trial's number, and the name of its folder under ``probes/``.
         reason: why it is not ``ok``, in words; empty otherwise.
         start_seconds: time from the request to the first training step; None when there was none.
         wall_seconds: time that the probe took; 0 for a vetoed candidate.
-        predicted_bytes: need of the budget as predicted at that time; None when it was not predicted.
-        predicted_tokens_per_second: token rate as predicted at that time.
+        predicted_bytes: need as predicted before its probe; None when it was not predicted.
+        predicted_tokens_per_second: token rate as predicted before its probe.
         illegal: why it may not be recommended even if it fits, in words; empty where it may.
         later_failure: the first run after its probe that did not end ``ok``; None if all did.
     """
@@ -95,7 +95,7 @@ class Choosable:
         max_length: tokens to which rows are cut or packed; None when they are not.
         documents_per_step: mean dataset rows that an optimizer step holds.
         steps_per_epoch: optimizer steps in an epoch.
-        tokens_per_second_low, tokens_per_second_high: where one further run is expected: the 95 % prediction interval
+        tokens_per_second_low, tokens_per_second_high: range of one further run: the 95 % prediction interval
             from the spread between runs; None for fewer than two runs.
         runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
         tokens_per_step: mean dataset tokens of an optimizer step.
@@ -103,7 +103,7 @@ class Choosable:
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
         seconds: time of a mean optimizer step by phase, in seconds; its phases that are timed apart.
         evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
-        timeline: its memory through one step as it was traced; None where nothing was.
+        timeline: its traced memory through one step; None if nothing was traced.
     """
 
     number: int
@@ -175,7 +175,7 @@ class BaseFile:
         further: those that are fields of TRL's other classes: of the model, the data, the rewards.
         env: environment variables that it sets.
         launch: the document for ``accelerate launch`` that the file names; empty without.
-        withheld: keys of the file that are secret, such as ``env.HF_TOKEN``, and so in nothing that is written.
+        withheld: keys of the file that are secret, such as ``env.HF_TOKEN``, and therefore never written.
     """
 
     file: str
@@ -190,7 +190,7 @@ class BaseFile:
 
     @property
     def withheld_text(self) -> str:
-        """How a training gets what is withheld, in a sentence; empty if nothing is.
+        """How to give a training the withheld secrets, in a sentence; empty if nothing is withheld.
 
         Without a token of its own, a call of the hub takes that of the environment (``huggingface_hub.get_token``).
         """
@@ -227,17 +227,17 @@ class Result:
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
             short runs, or the ratio of their probes if there are none; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run, and every short one.
-        smallest_peak_bytes: the smallest peak seen in any probe, for a budget that nothing fits in; of a run that ran
-            out of memory, what it had held and then asked for. A candidate that ran and is illegal is left out.
-        settings: the options of the run that are no defaults, by the names of the API's parameters.
+        smallest_peak_bytes: the smallest peak of any probe, for a budget that nothing fits in; for a run that ran
+            out of memory, with the failed request. Candidates that fit but are illegal are left out.
+        settings: the options of the run that differ from the defaults, by the names of the API's parameters.
         output_directory: directory of the bundle.
         speedup_low, speedup_high: 95 % confidence interval of the mean; None for fewer than two pairs.
         pairs: number of pairs of alternating short runs of the recommendation and the baseline.
         base: the user's configuration that the run started from, which is the baseline then; None: TRL's default is.
         candidates: number of candidates in the search space.
-        ended: what ended the search for further candidates; None if the user did.
-        compared: of how many candidates the recommendation is the fastest, and what ended the search, in words that
-            follow "it is"; empty without a recommendation, and where no candidate was left.
+        ended: the reason why the search ended; None if the user interrupted it.
+        compared: the number of candidates that the recommendation was compared with, and the end of the search, in
+            words that follow "it is"; empty without a recommendation, and where no candidate was left.
         smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
     """
 

@@ -22,8 +22,8 @@ class Base:
         own: those of the held techniques whose values are none of its choices: their entries are in ``entries``.
         entries: by path, such as ``args.max_grad_norm``, the plan entries that every candidate has and that no
             technique writes, those in ``own`` apart.
-        documents: by path, such as ``args.deepspeed``, the user's own document of an engine, without what tells a
-            choice. Candidates that use the engine have it.
+        documents: by path, such as ``args.deepspeed``, the user's own engine document, without entries of
+            techniques. Candidates that use the engine have it.
     """
 
     file: str
@@ -66,9 +66,9 @@ class Setting:
 
     @property
     def documents_per_process(self) -> int:
-        """Documents of one optimizer step that one process handles, or the processes that share its rows."""
+        """Documents of an optimizer step per process, or per group of processes that share rows."""
         return self.global_batch_size * self.ranks_per_row // self.machine.hardware.processes
 
     def users_own(self, knob: str, choice: Choice) -> bool:
-        """Return whether a choice is that of the user's configuration, so that it does not change what is trained."""
+        """Return whether a choice is the user's own, so that it does not change the user's training."""
         return self.base is not None and self.base.choices.get(knob) == choice

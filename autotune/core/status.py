@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class ProbeStatus(StrEnum):
-    """How one candidate ended. All but ``VETOED`` are what a probe showed."""
+    """How one candidate ended. All but ``VETOED`` are results of a probe."""
 
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
@@ -30,7 +30,7 @@ class RunStatus(StrEnum):
 
 
 class Ending(StrEnum):
-    """What ended the search for further candidates; ``EXHAUSTED``: none was left."""
+    """The reason why the search ended; ``EXHAUSTED``: no candidate was left."""
 
     TIME = "the time limit"
     TRIALS = "the trial limit"

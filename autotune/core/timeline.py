@@ -52,7 +52,7 @@ class Section:
         time: time of this part, or None if the speed of the device is not known.
         backward: index of the first moment in the backward pass; the number of moments if there is none.
         machine_bytes: peak bytes on the host of all ranks in one machine together, the first rank among them.
-        operators: how often each operator of the trace ran, by its number there; empty unless that was requested.
+        operators: number of runs of each operator of the trace, by its index there; empty unless requested.
     """
 
     part: Part

@@ -53,7 +53,7 @@ def tensors_in(arguments: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What the caching allocator counts at most for the same trace, if it is used in one way.
+    """Peaks of the caching allocator for the same trace, with one setting of the allocator.
 
     Attributes:
         allocated_bytes, reserved_bytes: as in :class:`autotune.core.protocol.TraceReply`.
@@ -66,7 +66,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """What of a trace differs between GPUs that run the same kernels.
+    """The figures of a trace that differ between GPUs with the same kernels.
 
     Attributes:
         capability, speeds: of these GPUs.

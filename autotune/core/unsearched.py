@@ -18,7 +18,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Unlockable:
-    """What ``--allow KNOB`` would add to the search. None of these choices was measured.
+    """Choices that ``--allow KNOB`` would add to the search. None of them was measured.
 
     Attributes:
         choices: the choices that would be searched.

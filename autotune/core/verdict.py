@@ -1,4 +1,4 @@
-"""The verdict of ``autotune check``: whether a configuration will run, what it does silently, and whether it fits."""
+"""The verdict of ``autotune check``: whether a configuration runs, its silent behaviour, and whether it fits."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ EXIT_CODES: Mapping[Outcome, int] = {
 
 
 class Severity(StrEnum):
-    """How grave a finding is.
+    """The severity of a finding.
 
-    ``ERROR``: the training cannot start. ``SILENT``: it starts, and does something else than is written. ``NOTE``:
+    ``ERROR``: the training cannot start. ``SILENT``: it starts, but differs from the configuration. ``NOTE``:
     worth knowing.
     """
 
@@ -55,7 +55,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about the configuration.
+    """A finding about the configuration.
 
     Attributes:
         message: a sentence.
@@ -72,7 +72,7 @@ class Finding:
 
 
 class Source(StrEnum):
-    """Where the figures come from: ``TRACED`` without a device, ``PROBED`` now, or ``STUDIED`` by an earlier study."""
+    """The source of the figures: ``TRACED`` without a device, ``PROBED`` now, or ``STUDIED`` by an earlier study."""
 
     TRACED = "traced"
     PROBED = "probed"
@@ -84,15 +84,15 @@ class Need:
     """The memory that the training needs on its device, at its worst micro-batch.
 
     Attributes:
-        source: where the figures come from.
+        source: source of the figures.
         bytes: the need; of a run that ran out of memory, what it held and then asked for.
-        least_bytes, most_bytes: between which it lies, by the stated error; equal to ``bytes`` if it was measured.
+        least_bytes, most_bytes: bounds of it, by the stated error; equal to ``bytes`` if it was measured.
         rows, tokens: of the largest micro-batch; one row of all tokens where rows are laid end to end.
         phase: the phase of the run that was the largest, or in which memory ran out; empty where it is not known.
         memory: the parts of a traced need; None if it was measured.
         tokens_per_second: dataset tokens per second; None where it is not known.
-        varied_bytes: what the caching allocator may reserve beyond ``most_bytes`` after micro-batches of many lengths;
-            without room for it, it frees cached blocks, which takes time. None if it was not traced.
+        varied_bytes: bytes that the caching allocator may reserve beyond ``most_bytes`` after micro-batches of many
+            lengths; without room for it, it frees cached blocks, which takes time. None if it was not traced.
     """
 
     source: Source
@@ -115,7 +115,7 @@ class Remedy:
         keys: the keys to change, with their new values.
         diff: the change of the file, as a unified diff; empty if there is no file.
         bytes: the traced need afterwards.
-        most_bytes: what it may be at most, by the stated error.
+        most_bytes: upper bound of it, by the stated error.
         slower: time of a step afterwards, divided by that of now; None where it is not known.
     """
 
@@ -139,9 +139,9 @@ class Verdict:
         device: name of the device that it was checked for; empty without one.
         budget_bytes: memory that the training may need; 0 without a device.
         need: None if it is not known.
-        findings: what is wrong, silent, or worth knowing, in the order of the file.
-        remedy: for what does not fit; None if no single change or pair of changes was found.
-        plan: what was checked, as autotune understood it; None if it could not be read.
+        findings: errors, silent behaviour and notes, in the order of the file.
+        remedy: the smallest change that fits, if the need does not; None if no change of up to three techniques does.
+        plan: the training plan that was checked; None if the configuration could not be read.
         documents_per_step: documents of an optimizer step over all processes; None where it is not known.
         processes: training processes that would be started.
         environment: versions of the software that the verdict holds for.
@@ -189,12 +189,12 @@ class Verdicts:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What became of the keys of a file that TRL no longer has.
+    """The result of rewriting the keys of a file that TRL no longer has.
 
     Attributes:
         file: the file that was written, or the one that was read if nothing changed.
         diff: the change, as a unified diff; empty if there is none.
-        left: what only the user can decide.
+        left: changes that only the user can decide.
     """
 
     file: str

@@ -40,13 +40,13 @@ class DatasetSource:
     """Where a dataset comes from, in the terms of ``datasets.load_dataset``.
 
     Attributes:
-        name: what the user wrote, for messages.
+        name: the user's name of it, for messages.
         path: builder name (``json``, ``csv``, ``parquet``) for files, else a hub id or a directory.
         data_files: absolute path of a single local file, or None.
-        split: which split is trained on.
+        split: the split to train on.
         mixture: entries of TRL's ``datasets``, each with the fields of ``trl.scripts.utils.DatasetConfig``, in place of
             the others above but the name; empty for a dataset that those describe.
-        test_size: what ``datasets.Dataset.train_test_split`` is to keep from training, at random; None: nothing.
+        test_size: rows that ``datasets.Dataset.train_test_split`` keeps from training, at random; None: none.
         reading: fields of the trainer's configuration by which it reads the rows, such as ``dataset_text_field``, where
             the user set them.
     """
@@ -61,7 +61,7 @@ class DatasetSource:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """What it is read from: files, directories and hub ids, and the file of a chat template."""
+        """The places it is read from: files, directories and hub ids, and the file of a chat template."""
         template = self.reading.get(CHAT_TEMPLATE)
         found = [str(template)] if template is not None else []
         if not self.mixture:
@@ -77,7 +77,7 @@ class DatasetSource:
 
 @dataclass(frozen=True)
 class Rollouts:
-    """What is known of prompts, and of generating and scoring their completions, for the trainers that do.
+    """Prompts, and the generation and scoring of their completions, for trainers that generate.
 
     Attributes:
         rewards: reward functions, in the words of TRL's ``reward_funcs``; empty: one of TRL's own that costs nothing.
@@ -94,7 +94,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class KeyValueCache:
-    """What the attention of a model caches of each token that it generates after, without its type.
+    """Size of a model's key-value cache for each token, without its type.
 
     Attributes:
         layers: layers that cache; layers of linear attention, which have a state of fixed size, do not.
@@ -112,7 +112,7 @@ class ModelProfile:
     """The properties of a model that its configuration and tokenizer determine; read by building it without storage.
 
     Attributes:
-        name: what the user wrote, or its absolute path.
+        name: the user's name of it, or its absolute path.
         model_type: transformers' name of the architecture, such as ``qwen2``.
         architecture: name of the model's class, such as ``Qwen2ForCausalLM``.
         parameters: number of weights.
@@ -168,12 +168,12 @@ class DatasetProfile:
     """The properties of a tokenised dataset.
 
     Attributes:
-        name: what the user wrote.
-        format: which of TRL's dataset formats it is in, such as ``messages`` or ``prompt+completion``.
+        name: the user's name of it.
+        format: its format of TRL's, such as ``messages`` or ``prompt+completion``.
         columns: its columns as loaded.
         lengths: tokens per row, before any truncation; of the longest sequence if a row has several.
         trainable_tokens: tokens that the loss counts (label not -100).
-        tokenized_directory: where ``datasets.Dataset.save_to_disk`` put the tokenised rows.
+        tokenized_directory: directory of the tokenised rows (``datasets.Dataset.save_to_disk``).
         fingerprint: hash of the tokenised rows.
         completions: lengths of typical completions from the dataset's column, in tokens; None without one.
         several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
@@ -229,7 +229,7 @@ class Workload:
 
     Attributes:
         packing_checks: result of the self-test that compares packed with separate logits, by attention implementation.
-        rollouts: what is known of the completions, for trainers that generate them.
+        rollouts: the completions, for trainers that generate them.
         evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
         absent: plan entries of techniques, such as ``args.FIELD``, for which the installed TRL has no field.
     """

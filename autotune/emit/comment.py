@@ -13,8 +13,8 @@ def filled(sentence: str, first: str = "", further: str = "") -> str:
     """Return a sentence as lines of a comment.
 
     Args:
-        first: what the first line begins with.
-        further: what the others do.
+        first: prefix of the first line.
+        further: prefix of the other lines.
     """
     return textwrap.fill(
         one_line(sentence),

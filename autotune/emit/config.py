@@ -31,13 +31,13 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
     run = f"{SERVE} first, and then {TRAIN}, which runs: {command}" if given.server is not None else command
     # In `env` of this file, it would take the place of what the user has set.
     several = (
-        f"One process trains on one GPU, and TRL refuses to start it where it sees several: name one, as in "
+        f"One process trains on one GPU, and TRL refuses to start it if several are visible: name one, as in "
         f"{visible([0])} {command}."
     )
     shown = [several] if given.on_one_gpu and given.server is None else []
     if given.hardware.openmp:
         # `env` of this file is read after torch, and with it OpenMP, is loaded.
-        shown.append(f"Threads wait for one another as in the probes with {given.hardware.openmp} {command}.")
+        shown.append(f"For waiting threads as in the probes, run: {given.hardware.openmp} {command}")
     lines = [f"Run with: {run}", *shown, *provenance(given, rows)]
     head = "\n".join(filled(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"

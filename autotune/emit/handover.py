@@ -1,4 +1,4 @@
-"""What a bundle hands over: one training, and what is known of it, however that came about."""
+"""The content of a bundle: one training and its figures, measured or planned."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Handover:
 
     Attributes:
         plan: the arguments of the training.
-        workload, hardware: what it trains, and on what.
-        basis: how its figures came about.
-        figures: what is known of it, where from, and what for that holds; one sentence each.
+        workload, hardware: of the training.
+        basis: whether its figures are measured or planned.
+        figures: its figures, their source and validity; one sentence each.
         timed: whether its speed is among them.
         threads: CPU threads of each process; None where the machine's cores are not known.
         server: the GPUs of the same machine on which a vLLM server generates, before those that train; None without.

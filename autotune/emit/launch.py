@@ -45,7 +45,7 @@ def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
     """Return the keys of a configuration for ``trl`` by which ``accelerate launch`` starts a plan.
 
     Args:
-        directory: where the files of :func:`launch_files` are.
+        directory: directory of the files of :func:`launch_files`.
     """
     return {"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else dict(_ALONE)
 
@@ -66,7 +66,7 @@ def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] 
 
 
 def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, object]:
-    """Return what ``accelerate launch --config_file`` reads; the user's own keys stay that no engine has for itself.
+    """Return the document for ``accelerate launch --config_file``; the user's own keys stay unless an engine sets them.
 
     FSDP is in the trainer's own arguments, and DeepSpeed here: on a CPU, transformers otherwise fills in DeepSpeed's
     document before the group exists. MULTI_CPU would start a single process (accelerate 1.15, ``commands/launch.py``).

@@ -1,4 +1,4 @@
-"""What ``autotune probe`` hands over, and what it measured of that, in sentences."""
+"""The sentences of a measured bundle: the recommendation and its measurements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.units import format_bytes, format_rate
 
 
 def measured(result: Result, chosen: Choosable) -> Handover:
-    """Return what a result recommends."""
+    """Return the measured bundle of a result."""
     figures = (
         _recommended_text(result),
         _where(result),
@@ -54,11 +54,11 @@ def _measured(chosen: Choosable) -> str:
         parts.append(f"peak memory {format_bytes(chosen.peak_bytes)} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected(chosen)}")
-    return f"It showed {' and '.join(parts)}." if parts else ""
+    return f"Result: {' and '.join(parts)}." if parts else ""
 
 
 def _expected(chosen: Choosable) -> str:
     low, high = chosen.tokens_per_second_low, chosen.tokens_per_second_high
     if low is None or high is None:
         return " in one run"
-    return f" in {chosen.runs} runs, of which a further one is expected between {low:,.0f} and {high:,.0f}"
+    return f" in {chosen.runs} runs; a further run is expected between {low:,.0f} and {high:,.0f}"

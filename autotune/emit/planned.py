@@ -1,4 +1,4 @@
-"""What ``autotune plan`` hands over, and what it predicted of that, in sentences that claim no measurement."""
+"""The sentences of a planned bundle: the recommendation and its predictions; none claims a measurement."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ SERVER_TIMEOUT = 240
 def planned(
     document: PlannedBundle, workload: Workload, hardware: Hardware, *, max_tokens: int | None, threads: int | None
 ) -> Handover:
-    """Return what a planned bundle hands over.
+    """Return the content of a planned bundle.
 
     Args:
-        hardware: that trains, without the server's GPUs.
+        hardware: the hardware that trains, without the server's GPUs.
         max_tokens: of the longest prompt with its completion; None where the trainer names no such limit.
         threads: CPU threads of each process; None where the machine's cores are not known.
     """

@@ -10,7 +10,7 @@ from autotune.trainers import find_trainer
 
 
 def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
-    """Return what is known of the training, on which machine, with which versions, and its validity, a sentence each.
+    """Return the provenance of a training: figures, machine, versions and validity, a sentence each.
 
     After that comes what has to be known of the bundle's files.
     """

@@ -70,7 +70,7 @@ class TrainingRows:
 
 
 def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:
-    """Return where a plan's rows are: the user's dataset, or what the bundle's directory has for it."""
+    """Return the place of a plan's rows: the user's dataset, or its copy in the bundle's directory."""
     source, evaluation, here = workload.dataset_source, workload.evaluation_source, directory.absolute()
     cut, copied = cut_length(workload, plan) is not None, copies_rows(workload, plan)
     if evaluation is None or not plan.evaluates:

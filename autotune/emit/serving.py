@@ -1,4 +1,4 @@
-"""A vLLM server on GPUs of its own and the training that asks it: their commands, and the scripts of a bundle."""
+"""A vLLM server on GPUs of its own and the training that uses it: their commands, and the scripts of a bundle."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision
     are one tensor-parallel group.
 
     Args:
-        gpus: how many; None: those of another machine, as vLLM finds them, for trainings on any.
+        gpus: number of GPUs; None: those of another machine, as vLLM finds them, for trainings on any.
         max_tokens: of the longest prompt with its completion; None: what the model was made for.
     """
     words = ["trl", "vllm-serve", "--model", model]

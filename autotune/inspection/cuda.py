@@ -36,7 +36,7 @@ def visible_gpus() -> tuple[Hardware, ...]:
 
 
 def visible_words(count: int) -> tuple[str, ...]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` calls the first of the visible devices, in the order of them."""
+    """Return the words of ``CUDA_VISIBLE_DEVICES`` for the first visible devices, in order."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
     return tuple(itertools.islice(words, count))

@@ -28,7 +28,7 @@ _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 
 
 def dataset_source(text: str) -> DatasetSource:
-    """Return where the dataset ``text`` names comes from: a file, a directory of files, or a hub id.
+    """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when it is loaded.
 
@@ -51,7 +51,7 @@ def dataset_source(text: str) -> DatasetSource:
 
 
 def evaluation_source(dataset: str | None, evaluation: str | None, split: str | None) -> DatasetSource | None:
-    """Return where the rows to evaluate on come from, or None if neither a dataset nor a split is named for them.
+    """Return the source of the rows to evaluate on, or None if neither a dataset nor a split is named for them.
 
     A split of the training dataset or, if ``evaluation`` names another dataset, of that one. Without a split it is the
     only one that a file has, and else ``test``, which is what ``trl`` evaluates on (``ScriptArguments``).
@@ -88,7 +88,7 @@ def evaluation_source(dataset: str | None, evaluation: str | None, split: str | 
 
 
 def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
-    """Check that ``trl`` can load the rows to train on and those to evaluate on, for which it makes a single call.
+    """Check that ``trl`` can load the training and evaluation rows, which it loads in a single call.
 
     Raises:
         InputError: they are neither splits of one dataset, nor two files of one format.

@@ -1,4 +1,4 @@
-"""Keys and values of TRL configurations that went, are deprecated or never were, and what to write instead."""
+"""Removed, deprecated and never valid keys and values of TRL configurations, and their replacements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NONE: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class Legacy:
-    """What has become of a key, or of one value of a key.
+    """The fate of a key, or of one value of a key: removed, deprecated or without effect.
 
     Three things can be done: write something else (``write``), decide (``by_hand``), or take the key out (neither).
 
@@ -82,7 +82,7 @@ class Legacy:
 
 
 def legacy_of(trainer: str, key: str, value: object) -> Legacy | None:
-    """Return what has become of a key with a value, or None when it is not in the table.
+    """Return the table's entry for a key with a value, or None when it is not in the table.
 
     Args:
         trainer: the trainer's name; a name without a section has what all trainers share.
@@ -126,7 +126,7 @@ def _of_value(key: str, value: object, row: Mapping[str, Any], library: str) -> 
 
 
 def _in_list(found: Legacy, values: Sequence[object], legacy_value: object) -> Legacy:
-    """Return what holds for an item of a list as what holds for the list."""
+    """Return an entry for an item of a list as an entry for the whole list."""
     new = (found.write or {}).get(found.key)
     if new is None:
         return found
@@ -153,7 +153,7 @@ def _legacy(key: str, value: object, row: Mapping[str, Any], library: str, *, of
 
 
 def _filled(template: Any, value: object) -> Any:
-    """Return what is to be written with the user's value in its place."""
+    """Return the replacement text with the user's value filled in."""
     if isinstance(template, Mapping):
         return {key: _filled(inner, value) for key, inner in template.items()}
     if isinstance(template, list):

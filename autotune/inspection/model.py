@@ -28,7 +28,7 @@ _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".p
 
 
 def model_source(text: str, init: Init, *, tokenizes: bool = True) -> ModelSource:
-    """Return where the model ``text`` names comes from: a local directory, a ``config.json``, or a hub id.
+    """Return the source of the model that ``text`` names: a local directory, a ``config.json``, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when its configuration is fetched.
 

@@ -37,7 +37,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     ``suffixes``.
 
     Args:
-        text: what the user typed.
+        text: the user's input.
         kind: ``model`` or ``dataset``, for messages.
         suffixes: endings, in lower case and with their dot, that only a file has.
 

@@ -37,7 +37,7 @@ def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mappi
 
     Args:
         prices: name and price of each.
-        where: what messages call the place where they are from.
+        where: name of their source in messages.
 
     Raises:
         InputError: a GPU is not in the catalogue or named twice, or a price is no number above zero.

@@ -71,7 +71,7 @@ def unified_diff(before: str, after: str, name: str) -> str:
 
 @dataclass
 class _Touched:
-    """What happens to the entries of one mapping."""
+    """The edits of the entries of one mapping."""
 
     mapping: Node
     replaced: list[tuple[Entry, Mapping[str, object]]] = field(default_factory=list)
@@ -137,7 +137,7 @@ def _check_new(here: _Touched) -> None:
 
 
 def _wanted(values: Mapping[str, Any], edits: Sequence[tuple[tuple[str, ...], Mapping[str, object] | None]]) -> Any:
-    """Return what the values of a mapping should be after edits."""
+    """Return the expected values of a mapping after edits."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         inside = [(path, write) for path, write in edits if path[0] == key]

@@ -26,8 +26,8 @@ class YamlFile:
     """A configuration as it is in a file.
 
     Attributes:
-        path: where the file is; messages name it.
-        text: what it holds, line ends as they are.
+        path: path of the file, for messages.
+        text: its content, line ends unchanged.
         values: result of PyYAML's ``safe_load``, as TRL reads it: YAML 1.1, so ``on`` is true and
             ``1e-5`` a string. All keys at the top are strings.
         root: the mapping at the top as a tree that knows its places in ``text``.

@@ -1,4 +1,4 @@
-"""A YAML configuration without the values of its secret keys; every line of it stays where it is."""
+"""Removes the values of secret keys from a YAML configuration; line numbers stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an entry of a YAML mapping stands in the text, and what has to be put there to replace, drop or add entries."""
+"""Locates an entry of a YAML mapping in the text, and returns the text that replaces, drops or adds entries."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _comments(text: str, entry: Entry, end: int) -> list[str]:
 
 
 def _between(text: str, start: int, end: int, inside: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yield what of a piece of the text is in none of some pieces inside it."""
+    """Yield the parts of a piece of text that lie outside some pieces inside it."""
     for begin, stop in inside:
         yield text[start : max(begin, start)]
         start = max(stop, start)

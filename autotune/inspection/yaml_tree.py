@@ -28,7 +28,7 @@ class TreeError(Exception):
 
     Attributes:
         line: where, from 1; None where it is nowhere in particular.
-        hint: what to do about it, or an empty string.
+        hint: advice for the user, or an empty string.
     """
 
     def __init__(self, message: str, line: int | None = None, hint: str = "") -> None:
@@ -45,13 +45,13 @@ class Node:
         start: index of its first character; an anchor or a tag before it belongs to it.
         end: index behind its last character. A block collection ends where its last value does.
         line: line of ``start``, from 1.
-        key: what a scalar means as a key.
+        key: the value of a scalar as a key.
         merge: whether a scalar is ``<<``.
         style: as PyYAML names it: ``|`` and ``>`` for block scalars, quotes, or an empty string.
         flow: whether a collection is written in brackets.
         entries: keys and values of a mapping, as written, merge keys included.
         items: values of a sequence.
-        target: what an alias refers to.
+        target: the target of an alias.
     """
 
     kind: Literal["scalar", "mapping", "sequence", "alias"]
@@ -67,7 +67,7 @@ class Node:
     target: Node | None = None
 
     def resolved(self) -> Node:
-        """Return what an alias refers to, or else the node."""
+        """Return the target of an alias, or else the node itself."""
         return self.target if self.target is not None else self
 
     def own(self, key: object) -> tuple[Node, Node] | None:

@@ -64,7 +64,7 @@ def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None
 
 
 def _of_device(line: str, device: DeviceKind) -> bool:
-    """Whether the memory that ran out is that which the budget limits."""
+    """Whether the budget limits the memory that ran out."""
     return device == "cpu" or _DEVICE_OUT_OF_MEMORY in line.lower()
 
 

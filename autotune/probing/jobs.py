@@ -62,7 +62,7 @@ def prepare(
         raise JobLostError(
             f"Reading {request.model.name} and tokenising {request.dataset.name} was ended after "
             f"{format_duration(ending.wall_seconds)}.",
-            hint="Give fewer rows with --dataset, or look whether the chat template comes to an end.",
+            hint="Give fewer rows with --dataset, or check that the chat template terminates.",
         )
     return _expect(PrepareReply, ending, folder)
 

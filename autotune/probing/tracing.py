@@ -54,7 +54,7 @@ class Group:
     Attributes:
         libraries: key of the processes in which they can be traced: what is patched in libraries stays patched.
         indices: of the requests.
-        layers: that are traced in all.
+        layers: total number of traced layers.
     """
 
     libraries: str

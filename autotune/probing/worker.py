@@ -1,4 +1,4 @@
-"""A process that runs one job after another, so that all but the first find it warm."""
+"""A process that runs one job after another: only the first one has to import and warm up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of ``autotune check``: the verdict in one line, then its evidence, then what was found."""
+"""The report of ``autotune check``: the verdict in one line, then its evidence, then the findings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
-        none = doc.Paragraph("No change of up to three techniques that trains the same was found to fit.")
+        none = doc.Paragraph("No change of up to three techniques fits and trains the same.")
         yield doc.Section("Remedy", (none,))
 
 
@@ -79,9 +79,9 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
             f"{_error(need)}"
         )
     elif need.source is Source.PROBED:
-        yield f"Run for real on its worst micro-batches{_rate(need)}; the most was held in {need.phase or 'a step'}"
+        yield f"Measured by a real run of its worst micro-batches{_rate(need)}; peak in {need.phase or 'a step'}"
     else:
-        yield f"Measured by the study whose bundle this is, on this device and with these versions{_rate(need)}"
+        yield f"Measured by the study of this bundle, on this device and with these versions{_rate(need)}"
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
         yield "--probe runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:

@@ -78,7 +78,7 @@ _SAME_STEP = 0.1
 
 @dataclass(frozen=True)
 class Cost:
-    """What keys of the user's own configuration cost.
+    """The cost in time of keys of the user's own configuration.
 
     Attributes:
         written: the keys with their values, as in YAML.
@@ -205,11 +205,11 @@ def runs_text(result: Result, recommended: Choosable) -> str:
 
 def costs_title(file: str) -> str:
     """Return the heading of :func:`costs`."""
-    return f"What {printable(file)} sets by hand, in time of a step with all else as recommended"
+    return f"Cost of settings in {printable(file)}, in time of a step with all else as recommended"
 
 
 def costs(result: Result) -> tuple[Cost, ...]:
-    """Return what the user's own configuration sets and costs most, such as ``gradient_checkpointing: true``."""
+    """Return the most expensive settings of the user's own configuration, such as ``gradient_checkpointing: true``."""
     keys = result.base.keys if result.base is not None else {}
     found = [
         Cost(printable(", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items())), item.speedup - 1)

@@ -12,7 +12,7 @@ from autotune.reporting.steps import Step
 
 
 class Tone(StrEnum):
-    """How a sentence is to be taken, which decides its colour."""
+    """The mood of a sentence, which decides its colour."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -145,9 +145,9 @@ class Candidates:
     """The candidates one by one.
 
     Attributes:
-        counts: how many there are of which outcome, in sentences.
+        counts: numbers by outcome, in sentences.
         lines: on all of them, such as the reasons of vetoes.
-        number: what they are numbered by.
+        number: name of their numbers, such as trial.
         columns: of their figures.
         last: title of the last column: the candidate, and the reason.
         in_terminal: whether a terminal shows the rows; those of a search were shown as it ran.
@@ -172,7 +172,7 @@ class Point:
     """A candidate whose memory and speed are known.
 
     Attributes:
-        label: what the figures are of, such as a trial.
+        label: the subject of the figures, such as a trial.
         role: ``recommended``, ``default`` or ``other``.
         on_front: whether no other one is at least as fast and needs less memory.
     """
@@ -230,7 +230,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many rows of the dataset are about so long.
+    """The number of rows of the dataset by length.
 
     Attributes:
         bins: those of ``autotune lengths``.
@@ -295,7 +295,7 @@ class Verdict:
         choices: of the chosen candidate, where they differ from the baseline.
         evidence: lines on which the headline stands, in a terminal.
         remarks: on the headline, in sentences.
-        command: that trains as recommended, which pages have here; empty without one.
+        command: command that trains as recommended, shown on pages; empty without one.
     """
 
     headline: str
@@ -311,7 +311,7 @@ class Document:
     """A report.
 
     Attributes:
-        subject: what was planned or compared, in a sentence; empty where the headline has it.
+        subject: the subject of the plan or comparison, in a sentence; empty if the headline has it.
         title: of a page.
     """
 

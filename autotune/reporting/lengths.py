@@ -73,7 +73,7 @@ def _cuts(report: LengthReport) -> bool:
 
 
 def long_rows_text(report: LengthReport) -> str:
-    """Return what becomes of rows that are longer than the maximum length."""
+    """Return whether rows longer than the maximum length are cut or dropped, as a sentence."""
     if not _drops(report):
         return "Rows that are longer than max_length are cut."
     if not _cuts(report):

@@ -36,7 +36,7 @@ _LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", Noted: "italic"
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
 _MARGIN = 4
-_TITLE = "Best of what is traced so far (provisional)"
+_TITLE = "Best candidates traced so far (provisional)"
 _WIDTHS = (10, 10, 9)
 
 

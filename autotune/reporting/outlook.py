@@ -61,7 +61,7 @@ def left_out_lines(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
 
 
 def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
-    """Return what each ``--allow`` would add to the candidates."""
+    """Return the choices that each ``--allow`` would add to the candidates."""
     return tuple(
         f"--allow {item.knob} would add {', '.join(str(choice) for choice in item.choices)}"
         + (f" ({item.changes})" if item.changes else "")
@@ -88,7 +88,7 @@ def interrupted_text(result: Result) -> str:
 
 
 def candidate_name(result: Result, candidate: Candidate) -> str:
-    """Return what differs from the baseline, or all choices where that was never measured."""
+    """Return the differences from the baseline, or all choices if the baseline was never measured."""
     if result.baseline is None:
         return written(candidate)
     return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
@@ -142,7 +142,7 @@ def next_command(result: Result, trl: str = "trl") -> str:
 
 
 def _first_gpu() -> str:
-    """Return what shows a command the first visible GPU alone; nothing where a single one is.
+    """Return the prefix that limits a command to the first visible GPU; empty if only one is visible.
 
     TRL refuses to train in one process that sees several.
     """

@@ -1,4 +1,4 @@
-"""Progress as plain lines, for logs and pipes: one per event, but of rankings the first alone, and no counts."""
+"""Progress as plain lines, for logs and pipes: one per event, with only the first ranking and no counts."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     Where the plan explains an estimate, its stages take the place of the candidates.
 
     Args:
-        top: how many of the best candidates a terminal shows; a page has as many as are of use.
+        top: number of the best candidates that a terminal shows; a page has as many as are useful.
     """
     if plan.explanation is not None and top is not None:
         return explanation_report(plan.explanation, plan)
@@ -90,7 +90,7 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
 
 
 def _steps(plan: Plan, chosen: str) -> tuple[tuple[Step, ...], str]:
-    """Return memory through one step of the compared candidates, and why it is not known of one of them."""
+    """Return the memory through one step of the compared candidates, and why it is missing for one of them."""
     best = plan.best
     compared = [("recommended", chosen, plan.timeline)] if best is not None else []
     if best is None or best.candidate != plan.baseline.candidate:
@@ -122,7 +122,7 @@ def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
 
 
 def _points(plan: Plan) -> tuple[doc.Point, ...]:
-    """Return the candidates with their figures: the front, the compared ones, and one of those that lie together."""
+    """Return the candidates with their figures: the front, the compared ones, and one of each cluster."""
     known = {estimate.candidate: estimate for estimate in (*plan.estimates, plan.baseline)}
     sized = [
         (estimate, estimate.memory.device_bytes, estimate.tokens_per_second)

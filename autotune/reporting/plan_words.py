@@ -21,7 +21,7 @@ _MEANINGS = {
 
 
 def subject_text(found: Plan | Rent, target: str) -> str:
-    """Return what was planned for a target: the workload with its fixed choices."""
+    """Return the subject of a plan: the workload with its fixed choices, and the target."""
     fixed = found.settings.get("fix")
     words = f", with {written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
     return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{words}, planned for {target}"

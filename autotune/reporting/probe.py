@@ -120,7 +120,7 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
 
 
 def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
-    """Return memory through one step of the compared candidates, and why it is not known of one of them."""
+    """Return the memory through one step of the compared candidates, and why it is missing for one of them."""
     chosen, baseline = result.recommended, result.baseline
     compared = (("recommended", "recommended", chosen), ("default", name, baseline))
     known = [(role, name, one) for role, name, one in compared if one is not None]
@@ -168,7 +168,7 @@ def _contributions(result: Result) -> Iterator[doc.Section]:
 
 
 def _file(result: Result) -> Iterator[doc.Section]:
-    """Yield what the user's own file sets and costs most, and what changes in it."""
+    """Yield the most expensive settings of the user's own file, and the changes to it."""
     base, found = result.base, costs(result)
     if base is None:
         return

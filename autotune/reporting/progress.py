@@ -54,7 +54,7 @@ class Progress:
         running: the probes that run, by their numbers: one for each worker of this machine.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
-        tracing: how far traces are; None when none are run.
+        tracing: progress of traces; None when none are run.
         ranked: the last provisional ranking, or None.
     """
 
@@ -144,14 +144,14 @@ class Progress:
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
     def finished_text(self, event: ProbeFinished) -> str:
-        """Return what a probe ran, for a line with its number, without earlier runs under that number."""
+        """Return the candidate and purpose of a finished probe, for a line with its number."""
         if event.purpose in ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.candidate_text(event.candidate, event.purpose)
 
 
 def tracing_text(tracing: Tracing) -> str:
-    """Return how far traces are."""
+    """Return the progress of traces."""
     left = tracing.remaining_seconds
     remaining = "" if left is None else f", about {format_duration(left)} left"
     return f"{tracing.done:,} of about {tracing.expected:,} traces{remaining}"
@@ -162,9 +162,9 @@ def ranked_text(ranked: Ranked) -> str:
     best = ranked.best[0]
     rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
     if not best.fits:
-        return f"first ranking: nothing of what is traced so far fits; the least needs {needs}"
+        return f"first ranking: no candidate traced so far fits; the least needs {needs}"
     figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
-    return f"first ranking, of what is traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
+    return f"first ranking of the candidates traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
 
 
 def resumed_text(progress: Progress) -> str:

@@ -34,7 +34,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(configuration_text(offer), []).append(gpus_text(offer))
-    title = "The fastest configuration there, by what differs from TRL's default"
+    title = "The fastest configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 

@@ -24,7 +24,7 @@ class Step:
     Attributes:
         role: ``recommended`` or ``default``.
         name: of the candidate, in a few words.
-        measured: what probes measured of it, in a sentence; empty without any.
+        measured: measurements of probes, in a sentence; empty without any.
     """
 
     role: str

@@ -1,4 +1,4 @@
-"""Sentences on a search that ended without a recommendation: what was nearest to fitting, and what was not tried."""
+"""Sentences on a search that ended without a recommendation: the nearest candidate, and those not tried."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _ended_text(trial: Trial) -> str:
 
 
 def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
-    """Yield how the lightest candidate failed that had fit its probe."""
+    """Yield the later failure of the lightest candidate that had fit its probe."""
     trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
@@ -64,7 +64,7 @@ def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
 
 
 def _smallest_text(result: Result) -> Iterable[str]:
-    """Yield what became of the candidate with the smallest predicted need."""
+    """Yield the outcome of the candidate with the smallest predicted need."""
     found, trial = result.smallest, _trial_of(result, result.smallest)
     if found is None:
         return

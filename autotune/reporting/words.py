@@ -48,7 +48,7 @@ def bytes_or_dash(count: float | None) -> str:
 
 
 def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
-    """Return what a device needs, what is to spare, and what the host needs; dashes for what is not known."""
+    """Return device need, spare memory and host need; a dash for each that is not known."""
     memory = estimate.memory if estimate is not None else None
     if estimate is None or memory is None:
         return MISSING, MISSING, MISSING
@@ -77,7 +77,7 @@ def share_text(share: float) -> str:
 
 
 def kept_text(documents: Documents, max_length: int) -> str:
-    """Return what a maximum length keeps of a dataset, such as ``90.0 % of the tokens and 97.0 % of the rows``."""
+    """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
     rows = documents.row_coverage(max_length)
     kept_rows = f" and {share_text(rows)} of the rows" if rows < 1 else ""
     return f"{share_text(documents.coverage(max_length))} of the tokens{kept_rows}"

@@ -1,4 +1,4 @@
-"""Fields of configuration classes: what they take, their values in JSON's types, and whether two mean the same."""
+"""Fields of configuration classes: accepted values, values in JSON's types, and equality of two values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "t
 
 
 def mismatch(hint: Any, value: Any) -> str:
-    """Return what a field takes, in words, if it does not take a value of YAML; else nothing.
+    """Return the accepted values of a field, in words, if it does not accept a value of YAML; else None.
 
     Text is taken where argparse, or the class itself (JSON for a mapping), converts it.
     """

@@ -54,7 +54,7 @@ def prepare_environment(device: str, processes: int) -> None:
     """Set the variables that the libraries read when they are imported; call it before anything imports them.
 
     Args:
-        processes: how many processes a job may have, each with a GPU of its own.
+        processes: maximum number of processes of a job, each with its own GPU.
     """
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"

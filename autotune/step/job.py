@@ -31,7 +31,7 @@ class JobType:
     """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply.
 
     Attributes:
-        processes: how many processes run a request together, each with a rank.
+        processes: number of processes that run a request together, each with a rank.
         succeeded: whether a reply is one after which the other ranks may go on.
     """
 

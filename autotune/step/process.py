@@ -27,7 +27,7 @@ def die_with(parent: int) -> None:
 
 
 def forked(run: Callable[[], int]) -> int:
-    """Fork a process that runs a function and exits with what that returns, or ends with this one; return its id."""
+    """Fork a process that runs a function, exits with its result, and ends with this process; return its id."""
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()

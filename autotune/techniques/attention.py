@@ -19,7 +19,7 @@ _PAGED = "kernels-community/paged-attention"
 
 @dataclass(frozen=True)
 class _Flash:
-    """What a FlashAttention implementation needs.
+    """The requirements of a FlashAttention implementation.
 
     Attributes:
         package: distribution that holds it; None for a kernel of the Hub.

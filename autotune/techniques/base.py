@@ -33,7 +33,7 @@ class Effect(StrEnum):
 
 
 class Fails(str):
-    """A conflict with which training fails, instead of training otherwise in silence."""
+    """A conflict with which training fails, instead of silently training something else."""
 
     __slots__ = ()
 
@@ -44,7 +44,7 @@ class Option:
 
     Attributes:
         choice: its spelling; for a family of choices, a representative such as ``r16``.
-        summary: what it does, in a few words.
+        summary: its effect, in a few words.
         effect: its effect on training with all other techniques at TRL's defaults.
         family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
             Those of digits are whole numbers.
@@ -93,7 +93,7 @@ class Technique:
 
     Class attributes:
         name: the knob's spelling everywhere.
-        summary: what it trades, in one sentence.
+        summary: its trade-off, in one sentence.
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
         trl_default: the choice that equals TRL's behaviour without any setting.
         needs: its requirements, in words, for the catalogue; empty without any.
@@ -102,8 +102,8 @@ class Technique:
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are further settings, of which a user's own are kept.
-        by_trainer: what differs with a trainer, by its name.
-        impact: what its choices change of a trace.
+        by_trainer: facts that depend on the trainer, by its name.
+        impact: the effect of its choices on a trace.
     """
 
     name: ClassVar[str]
@@ -233,7 +233,7 @@ class NumberTechnique(Technique):
 
 
 def facts(technique: Technique, trainer: str) -> TrainerFacts:
-    """Return what differs with the trainer of that name."""
+    """Return the facts of a technique that depend on the trainer of that name."""
     return technique.by_trainer.get(trainer, _NO_DIFFERENCE)
 
 
@@ -252,7 +252,7 @@ def how_changes(technique: Technique, trainer: str) -> str:
 
 
 def refused_or_ignored(technique: Technique, choice: Choice, trainer: str) -> str | None:
-    """Return why TRL refuses a choice with a trainer, or how it trains otherwise in silence; None if it takes it."""
+    """Return why TRL refuses or silently changes a choice with a trainer; None if it supports the choice."""
     option, own = option_of(technique, choice), facts(technique, trainer)
     return (own.refused.get(option.choice) or own.ignored.get(option.choice)) if option else None
 

@@ -68,7 +68,7 @@ def offloads(zero: Mapping[str, object]) -> bool:
 
 
 def _impact_in(plan: TrainingPlan) -> PlanImpact:
-    """Return what the engine of a plan changes of the extrapolation over layers.
+    """Return the engine's effect on the extrapolation over layers.
 
     ZeRO-2 on the device keeps whole each tensor that a process's share has a part of, so the share is uneven. ZeRO-1
     and ZeRO-2 that offload copy each gradient in float32 first, as far as it belongs to the process's share
@@ -123,7 +123,7 @@ class Sharding(Technique):
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for one process that offloads nothing, and for quantised weights that would be shared out."""
+        """Return a reason for a single process without offload, and for sharded quantised weights."""
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"

@@ -26,7 +26,7 @@ class Scope(Enum):
 
 @dataclass(frozen=True)
 class PlanImpact:
-    """What the techniques of one training plan change of how its traces are extrapolated.
+    """The effect of a training plan's techniques on the extrapolation of its traces.
 
     Attributes:
         layer_period: period of the effect, in layers: 2 if it applies to every second layer.
@@ -59,7 +59,7 @@ class PlanImpact:
 
 @dataclass(frozen=True)
 class TraceImpact:
-    """What the choices of a technique change of a trace. The defaults assume the most.
+    """The effect of a technique's choices on a trace. The defaults assume the largest effect.
 
     Attributes:
         scope: the part of a trace that depends on the choice.

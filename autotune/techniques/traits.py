@@ -56,7 +56,7 @@ def libraries_of(plan: TrainingPlan) -> str:
 
 
 def impact_in(plan: TrainingPlan) -> PlanImpact:
-    """Return what all techniques of a plan change of how its traces are extrapolated."""
+    """Return the effect of all techniques of a plan on the extrapolation of its traces."""
     return PlanImpact.of_all(technique.impact.in_plan(plan) for technique in catalogue())
 
 

@@ -41,7 +41,7 @@ class VllmTensorParallelSize(SizeOfVllm):
 
 
 def undivided(model: ModelProfile, gpus: int) -> str | None:
-    """Return why heads cannot be shared out, which vLLM demands (``vllm/config/model.py``); None if they can."""
+    """Return why vLLM cannot share out the heads, as it requires (``vllm/config/model.py``); None if it can."""
     heads = model.attention_heads
     return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
 

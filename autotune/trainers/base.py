@@ -60,7 +60,7 @@ class DatasetFormat:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """What the fields of a trainer's own configuration mean to a trace, except those that techniques write.
+    """The effect of a trainer's own configuration fields on a trace, except those that techniques write.
 
     A field that is in none of these has to be at its default if a user's configuration is traced.
 
@@ -88,14 +88,14 @@ class Trainer(ABC):
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
         label: its name in messages, such as ``DPO``.
-        title: what it does, as the first words of a script.
+        title: its purpose, as the first words of a script.
         config_class, trainer_class: names of TRL's classes.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
         fields: fields of the trainer's configuration that ``transformers.TrainingArguments`` lacks. They determine
             which techniques it has; a contract test compares them with the installed TRL.
-        config_fields: what these mean to a trace.
+        config_fields: the effect of these fields on a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         generates: whether it trains on completions that the model generates, and that reward functions score.
@@ -104,11 +104,11 @@ class Trainer(ABC):
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
-        counted: what the rows of a global batch are, in the plural.
+        counted: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
         cpu_args, cuda_args: arguments that training on that device needs.
-        also_set: by the path of a switch in a plan, such as ``model.use_peft``, what this trainer needs set as well
-            where it is on.
+        also_set: by the path of a switch in a plan, such as ``model.use_peft``, the entries that this trainer also
+            needs if the switch is on.
     """
 
     name: ClassVar[str]
@@ -177,11 +177,11 @@ class Trainer(ABC):
         return self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
 
     def copies(self, plan: TrainingPlan) -> int:
-        """Return how many rows of a micro-batch each row of the dataset makes."""
+        """Return the number of micro-batch rows for each row of the dataset."""
         return 1
 
     def evaluated_copies(self, plan: TrainingPlan) -> int:
-        """Return how many rows of a micro-batch of evaluation each row makes."""
+        """Return the number of micro-batch rows for each row in evaluation."""
         return self.copies(plan)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
@@ -192,7 +192,7 @@ class Trainer(ABC):
         return Layout.PADDED
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return the arguments with which the trainer makes micro-batches of a shape out of :meth:`traced_rows`.
+        """Return the arguments with which the trainer builds micro-batches of a shape from :meth:`traced_rows`.
 
         They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped.
         """
@@ -200,7 +200,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
-        """Return the rows, as tokens of their parts, that make a micro-batch of a shape.
+        """Return the rows, as tokens of their parts, of a micro-batch of a shape.
 
         Args:
             trainable: share of the dataset's tokens that the loss counts.

@@ -1,4 +1,4 @@
-"""Puts entries into a training plan: those of a technique's choice, and the user's own document of an engine."""
+"""Puts entries into a training plan: those of a technique's choice, and the user's own engine document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch geometry with evaluation: its micro-batches are made as those of training are, of other rows."""
+"""Batch geometry with evaluation: its micro-batches are built like those of training, from other rows."""
 
 from __future__ import annotations
 

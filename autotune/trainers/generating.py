@@ -203,7 +203,7 @@ class Generating(Prompted):
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
-        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
+        """Return why generation or evaluation cannot have whole groups of completions from the given prompts."""
         broken = _broken_groups(plan, plan.data_ranks)
         if broken is not None:
             return broken
@@ -225,7 +225,7 @@ def uses_of(plan: TrainingPlan) -> int:
 
 
 def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
-    """Return why so many processes would have a part of a group of completions, in words, or None."""
+    """Return why this number of processes would split a group of completions, in words, or None."""
     copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
     if completions % copies:
         return (

@@ -161,7 +161,7 @@ class _Kept:
 
 @lru_cache(_LENGTHS)
 def _kept(documents: Documents, length: int | None) -> _Kept:
-    """Return the documents that are kept; if none is, which a probe will report, those that cutting all would leave."""
+    """Return the kept documents; if there are none, which a probe reports, all documents cut."""
     import numpy as np
 
     dropping = length is None or documents.first_kept <= length

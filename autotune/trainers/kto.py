@@ -186,7 +186,7 @@ TRAINER = UnpairedPreference()
 
 @dataclass(frozen=True)
 class _Epoch:
-    """What is needed of the blocks of an epoch.
+    """The blocks of an epoch: counts and worst blocks.
 
     Attributes:
         rows, tokens: of all of them, without padding.

@@ -140,7 +140,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why TRL cannot do a candidate."""
+        """Return why TRL cannot train a candidate."""
         plan = self.plan(candidate, setting)
         refused = self.refused(plan, setting.workload)
         if refused is not None:
@@ -157,7 +157,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         return None
 
     def unintended(self, candidate: Candidate, setting: Setting) -> str | None:
-        """Return what the loss is computed of where completions leave no room for prompts.
+        """Return the unintended loss if completions leave no room for prompts.
 
         ``OnlineDPOTrainer._forward`` then passes the completions alone, whole, and does not shift their logits by the
         one token by which the model predicts: TRL 1.16 trains so, with no more than a warning of the configuration.

@@ -16,7 +16,7 @@ from autotune.trainers.base import Trainer
 
 @dataclass(frozen=True)
 class TrainerProblem:
-    """What the study searches; see ``autotune.study.problem.Problem``."""
+    """The problem that a study searches; see ``autotune.study.problem.Problem``."""
 
     trainer: Trainer
     space: Space

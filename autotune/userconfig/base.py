@@ -1,4 +1,4 @@
-"""Reads the configuration of the user's own that a search starts from, with TRL's own parser."""
+"""Reads the user's own configuration that a search starts from, with TRL's parser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class UserBase:
     Attributes:
         config: the values of the trainer's class.
         plan: its training plan, with every field that matters to a step, those at their defaults included.
-        launching: how its processes are started.
+        launching: the launch of its processes.
         assumptions: assumptions where the file does not determine a value, in sentences.
     """
 
@@ -65,11 +65,11 @@ class UserBase:
 
     @property
     def defaults(self) -> Mapping[str, object]:
-        """What TRL's classes have for a key that is not in the file."""
+        """Defaults of TRL's classes for keys that are not in the file."""
         return {name: value for item in self.read.configurations.values() for name, value in item.defaults.items()}
 
     def keys(self, path: str) -> tuple[Key, ...]:
-        """Return where in the file the entry at a path of a plan stands, or should; nothing for one of an engine."""
+        """Return the keys in the file for the entry at a path of a plan; empty for an engine's entry."""
         return () if of_engine(path) else keys_of(self.file.values, path)
 
     def at(self, key: Key) -> tuple[object, ...]:

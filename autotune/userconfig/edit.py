@@ -78,7 +78,7 @@ def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
 
 
 def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
-    """Yield what keys have to be, by their path in the file; those that are so already among them."""
+    """Yield the required values of keys, by their path in the file, including unchanged ones."""
     if wanted.model is not None:
         yield ("model_name_or_path",), wanted.model
     if wanted.rows is not None:

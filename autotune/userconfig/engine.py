@@ -1,4 +1,4 @@
-"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+"""Reads the sharding engine from accelerate's and DeepSpeed's documents, as fields of a configuration."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def engine_args(
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in the documents lead.
-        processes: how many are started; None where that is not known.
+        processes: number of started processes; None where it is not known.
         accumulation: default for a document of DeepSpeed that accelerate names and that does not set it; accelerate
             takes 1 (DeepSpeedPlugin).
 
@@ -194,7 +194,7 @@ def _following(config: Configuration, processes: int | None) -> Following:
     As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
 
     Args:
-        processes: how many are started; None where that is not known.
+        processes: number of started processes; None where it is not known.
     """
     values: Mapping[str, Any] = config.values
     rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
@@ -215,7 +215,7 @@ def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, o
 
 
 def loading_text(document: Mapping[str, object], config: Configuration) -> str | None:
-    """Return what comes of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
+    """Return a sentence on the effect of FSDP's ``cpu_ram_efficient_loading``; None where it is not set.
 
     accelerate then shares out the weights of the first process alone, and transformers has read them in every process
     by then (``tests/contract/test_trl_loading.py``).

@@ -78,7 +78,7 @@ class UserPlan:
     """A user's configuration.
 
     Attributes:
-        plan: what is traced; its ``args`` hold the sizes of the configuration.
+        plan: the plan to trace; its ``args`` hold the sizes of the configuration.
         assumptions: assumptions where the configuration does not determine a value, in sentences.
     """
 
@@ -126,7 +126,7 @@ def reading_of(config: Configuration) -> Mapping[str, object]:
 
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
-    """Return the fields of a trainer's configuration on which a step depends, those that set sizes included."""
+    """Return the fields of a trainer's configuration that a step depends on, including sizes."""
     sizes = _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
     return _TRACED | trainer.config_fields.traced | written | sizes

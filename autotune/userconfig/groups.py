@@ -1,4 +1,4 @@
-"""Reads accelerate's sizes of groups of processes, and refuses what accelerate would not start, naming the key."""
+"""Reads accelerate's sizes of process groups; refuses sizes that accelerate would not start, and names the key."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def started_by(
     Args:
         groups: as :func:`groups_of` returns them.
         engine: the field of the engine that shards, ``fsdp`` or ``deepspeed``; empty without one.
-        processes: how many are started; None where that is not known.
+        processes: number of started processes; None where it is not known.
 
     Raises:
         InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).

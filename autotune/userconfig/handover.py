@@ -1,4 +1,4 @@
-"""Makes the body of ``config.yaml`` out of the file of a base, and reads it again to see that it trains by the plan."""
+"""Builds the body of ``config.yaml`` from the file of a base, and reads it again to check that it has the plan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def handed_over(
     A file that cannot be edited, such as one with merges, is written anew with its values, without its comments.
 
     Args:
-        folder: where the configuration is written to be read again; it need not exist.
+        folder: folder to write the configuration to for reading it again; it need not exist.
     """
     edits, note = edits_of(base, wanted, trainer, setting), ""
     # The files that it names are in the bundle later, and next to it here.

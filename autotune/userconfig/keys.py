@@ -1,4 +1,4 @@
-"""Finds the keys of a configuration file that stand for entries of a plan, under the names that the file has them."""
+"""Finds the keys of a configuration file for entries of a plan, under the file's own names."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def of_groups(path: str) -> bool:
 
 
 def engine_key(path: str) -> str:
-    """Return what a user calls an entry of an engine, such as ``zero_optimization.stage``."""
+    """Return the user's name of an entry of an engine, such as ``zero_optimization.stage``."""
     return path.partition(".")[2].removeprefix("deepspeed.")
 
 
 def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
-    """Return where in a file the entry at a path of a plan stands, or should; nothing for what has no key.
+    """Return the keys in a file for the entry at a path of a plan; empty if there is no key.
 
     Args:
         values: the keys and values of the file.

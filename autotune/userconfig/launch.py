@@ -45,15 +45,15 @@ class Launching:
     Attributes:
         processes: number over all machines; 1 if nothing sets it.
         counted: whether something sets the number.
-        engine: what shards the training, in words; empty without.
-        machines: how many machines they run on.
-        document: what ``accelerate launch --config_file`` reads; empty without.
+        engine: the sharding engine, in words; empty without one.
+        machines: number of machines.
+        document: the document of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in it lead.
         known: whether the command was read for all of this.
         flags: further words for ``accelerate launch`` by which an engine is chosen or set.
         precise: whether such words set the precision, which overrides its document.
         default: accelerate's own file, where that is the document, since no other is named.
-        precision: what accelerate's launcher hands on to the processes that it starts.
+        precision: the precision that accelerate's launcher passes to its processes.
         ignored: the number of processes that is asked for, if the document sets a single one.
     """
 
@@ -91,8 +91,8 @@ def launching(
 
     Args:
         read, config: the command as read by TRL's parser; None before that.
-        gpus: how many this machine has, if the command is for them; None otherwise.
-        default: what accelerate reads where no file is named; None: nothing.
+        gpus: number of this machine's GPUs, if the command is for them; None otherwise.
+        default: the file that accelerate reads if none is named; None: no file.
 
     Raises:
         InputError: a file that it names cannot be read, or a number of processes is none.
@@ -148,7 +148,7 @@ def started_by(written: Written, gpus: int | None = None, default: Path | None =
 
 
 def default_file(written: Written) -> Path | None:
-    """Return what accelerate reads for a command that names no file; None if it is not there.
+    """Return the file that accelerate reads for a command that names none; None if it does not exist.
 
     accelerate finds its place when it is imported (accelerate 1.15, ``commands/config/config_args.py``), before ``trl``
     sets the variables of a file.
@@ -187,7 +187,7 @@ def _asked(given: Mapping[str, object], document: Mapping[str, object]) -> objec
 
 
 def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) -> Started | None:
-    """Return what ``accelerate launch`` starts, by its words or by its document; None if neither sets it.
+    """Return the processes of ``accelerate launch``, by its words or by its document; None if neither sets them.
 
     Raises:
         InputError: a number is none, or the processes cannot be shared out equally.

@@ -25,11 +25,11 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Started:
-    """What a launcher starts.
+    """The processes that a launcher starts.
 
     Attributes:
         processes: over all machines.
-        machines: how many machines these run on, the same number on each.
+        machines: number of machines, with equally many processes on each.
     """
 
     processes: int
@@ -37,10 +37,10 @@ class Started:
 
 
 def counted(command: Command, gpus: int | None) -> Started | None:
-    """Return what the launcher of a command starts; None if it is another launcher, or its words do not determine it.
+    """Return the processes of a command's launcher; None if it is another launcher, or its words do not set them.
 
     Args:
-        gpus: how many this machine has, if the check is for them; None otherwise.
+        gpus: number of this machine's GPUs, if the check is for them; None otherwise.
 
     Raises:
         InputError: a number is none, or the launcher refuses the words.
@@ -108,7 +108,7 @@ def _of_deepspeed(launch: Sequence[str]) -> Started | None:
 
 
 def _of_slots(text: str) -> Started:
-    """Return what is started on slots by their numbers, as in ``worker-0:0,1@worker-1:0,1``."""
+    """Return the processes on slots given by numbers, as in ``worker-0:0,1@worker-1:0,1``."""
     slots: dict[str, set[str]] = {}
     for host in text.split("@"):
         name, _, numbers = host.partition(":")

@@ -1,4 +1,4 @@
-"""Reads what shards the training of a base, and refuses what no probe or bundle can honour, naming the key."""
+"""Reads the engine of a base; refuses settings that no probe or bundle supports, and names the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says what is wrong with the keys of a configuration, all of it at once, and what to write instead."""
+"""Reports all problems of a configuration's keys at once, with what to write instead."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOLLOWED_NOWHERE = "trust_remote_code"
 
 
 def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
-    """Return what is wrong with a configuration or silently changed in it, in the order of its file."""
+    """Return the problems and silent changes of a configuration, in the order of its file."""
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
     if read.refused and not any(item.severity is Severity.ERROR for item in found):
         found.append(refused(written, read.refused))
@@ -102,7 +102,7 @@ def of_error(written: Written, error: InputError) -> Finding:
 
 
 def mentioned(written: Written, text: str) -> str:
-    """Return the first key that a text mentions of those that the user wrote, or nothing."""
+    """Return the first of the user's keys that a text mentions, or an empty text."""
     places = {name: re.search(rf"\b{re.escape(name)}\b", text) for name in written.given}
     found = {name: place.start() for name, place in places.items() if place is not None}
     return min(found, key=lambda name: found[name], default="")

@@ -31,7 +31,7 @@ def read(
     Args:
         hardware: the device that the configuration is for; None: any GPU.
         folder: the job's; it need not exist.
-        processes: how many read it together.
+        processes: number of processes that read it together.
     """
     request = ReadCommandRequest(
         written.trainer,
@@ -82,7 +82,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
 
 
 def _unfilled(plan: TrainingPlan, written: Written) -> TrainingPlan:
-    """Return a plan without what TRL's classes fill in of other fields, which would be another for other sizes."""
+    """Return a plan without fields that TRL's classes derive from others, and that would differ at other sizes."""
     filled = {
         name
         for name, source in _FILLED_IN.items()

@@ -26,7 +26,7 @@ class Rewards:
     imported: bool = False
 
     def sentence(self, *, probed: bool) -> str:
-        """Return what a check does with the user's own, in a sentence; nothing if there are none."""
+        """Return how a check treats the user's own functions, in a sentence; empty if there are none."""
         named = ", ".join(self.own)
         if not self.own:
             return ""
@@ -44,7 +44,7 @@ def named_rewards(read: ReadCommand) -> tuple[str, ...]:
         UnreadError: it names a reward model.
     """
     if read.script.get(_MODEL):
-        raise UnreadError(f"Reward models ({_MODEL}) are not supported.")
+        raise UnreadError(f"A reward model ({_MODEL}) is not supported.")
     named = read.script.get(_FUNCTIONS)
     return tuple(map(str, named)) if isinstance(named, list) else ()
 

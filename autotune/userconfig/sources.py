@@ -117,7 +117,7 @@ def _rows(read: ReadCommand, dataset: str | None) -> Loaded:
 
 
 def _check_splits(train: str, test: str, *, parted: bool) -> None:
-    """Check that the splits have names that TRL gives them, whatever those of the datasets in a mixture are."""
+    """Check that the splits have TRL's names, whatever the datasets in a mixture call them."""
     known = (_TRAIN, _TEST) if parted else (_TRAIN,)
     if train not in known:
         raise InputError(
@@ -170,7 +170,7 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
     """Return the rows that the entries of ``datasets`` make together.
 
     Args:
-        size: what is kept from training, at random (``test_split_size``); None: nothing.
+        size: rows kept from training, at random (``test_split_size``); None: none.
         streams: whether TRL streams them.
 
     Raises:
@@ -209,7 +209,7 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
 
 
 def _check_shown(item: Mapping[str, object]) -> None:
-    """Check that an entry can be handed over: what names the rows cannot be without what is secret in it."""
+    """Check that an entry can be written into a bundle: the address of its rows must hold no secret."""
     for place in DatasetSource("", "", mixture=(hidden_values(item),)).places:
         if MASK in place:
             raise InputError(
@@ -219,7 +219,7 @@ def _check_shown(item: Mapping[str, object]) -> None:
 
 
 def _check_files(item: Mapping[str, object]) -> None:
-    """Check the files of an entry that are named one by one and are here, as those of a single dataset are."""
+    """Check the local files that an entry names one by one, like those of a single dataset."""
     if item.get("path") not in BUILDERS.values():
         return
     for place in DatasetSource("", "", mixture=(item,)).places if item.get("data_files") else ():

@@ -1,4 +1,4 @@
-"""Says which entries of a plan a change may write into the trainer's own file, and which keys these are there."""
+"""Determines which plan entries can be written into the trainer's own file, and under which keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Writable:
 
 
 def writable(values: Mapping[str, object], config: Configuration, started: Launching, *, on_cpu: bool) -> Writable:
-    """Return what the trainer's own file can set.
+    """Return the entries that the trainer's own file can set.
 
     An engine that accelerate's document names is not the trainer's to change: transformers reads no ``fsdp_config``
     without ``fsdp``, and accelerate refuses ``deepspeed`` together with its own keys of DeepSpeed.
@@ -66,7 +66,7 @@ def writable(values: Mapping[str, object], config: Configuration, started: Launc
     Args:
         values: the keys of the file; empty without one.
         config: the values as read by TRL's parser.
-        started: how the processes are started.
+        started: the launch of the processes.
         on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before there is a group.
     """
     # accelerate takes an object for it, and a file has mappings.

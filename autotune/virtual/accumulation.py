@@ -1,4 +1,4 @@
-"""Applies PyTorch's rules for writing gradients in place, which fake tensors are exempt from, to a trace.
+"""Applies PyTorch's rules for writing gradients in place to a trace; PyTorch exempts fake tensors from them.
 
 For real tensors the autograd engine adds in place when it holds the only reference to the first gradient
 (``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and ``can_accumulate_inplace``), and the formulas of indexing

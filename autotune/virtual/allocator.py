@@ -149,7 +149,7 @@ class CachingAllocator:
             block.merge_into_cache()
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """Record that another stream uses the block, so that freeing it waits for that stream."""
+        """Record that another stream uses the block: freeing it then waits for that stream."""
         if stream != block.free_list.stream:
             self._used_by_others.add(block)
 

@@ -1,4 +1,4 @@
-"""Hands a trace to a process of its own where this one has CUDA, which a virtual GPU would break.
+"""Runs a trace in a separate process if this one has CUDA, which a virtual GPU would break.
 
 PyTorch has one accelerator per process besides the CPU, and a registered one cannot be removed: once the virtual GPU is
 registered, a backward pass on CUDA fails in the autograd engine (``at::getAccelerator`` prefers the registered one, so
@@ -33,7 +33,7 @@ _INSTEAD = (
 
 
 class HandOverError(RuntimeError):
-    """What is to be traced cannot be pickled, or not unpickled in the process of the trace."""
+    """The traced function cannot be pickled, or not unpickled in the process of the trace."""
 
 
 def needed() -> bool:

@@ -66,7 +66,7 @@ def captured(block_mask: Any) -> list[Tensor]:
 
 
 def kind_of_mask(part: Any) -> Any:
-    """Return what two masks have in common if the code compiled for one runs for the other.
+    """Return a key that is equal for two masks if the code compiled for one runs for the other.
 
     Args:
         part: a mask function, or what one captures.

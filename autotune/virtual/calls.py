@@ -74,7 +74,7 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
 
 
 def _bound(tree: Any) -> int:
-    """Return a number below which whole numbers index every dimension of the first tensor, which is what is indexed."""
+    """Return a bound below which integers are valid indices in every dimension of the first tensor, the indexed one."""
     sizes = next((shape for shape, *_ in tensors_in(tree) if shape), ())
     return max(1, min(sizes, default=2))
 

@@ -55,7 +55,7 @@ class Work:
         bytes_written: bytes written; for communication, those that each rank sends to others.
         waits: for a copy, whether the host waits until it is done; for communication, whether the device does, because
             it is on the device's default stream.
-        times: how often it is done; an operator of a loop that was traced once stands for all its repetitions.
+        times: number of executions; an operator of a loop that was traced once stands for all its repetitions.
         collective: for communication, which ranks take part; None: some of one machine.
         access: for what memory bounds, how it passes over its tensors.
         length: for attention, tokens of a query's row; 0: not known.

@@ -52,7 +52,7 @@ _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
 
 class Sharing(Protocol):
-    """How operators are run that only a training with several processes has.
+    """How to run operators that only a training with several processes has.
 
     Attributes:
         wrappers: kinds of tensors that consist of others; they first dispatch an operator on those themselves.
@@ -75,7 +75,7 @@ class VirtualMode(TorchDispatchMode):
     """Runs operators under the fake tensor mode below it on the stack, and updates the ledger.
 
     Attributes:
-        knowledge: what is known of values.
+        knowledge: the known values.
         sharing: how operators are run that only a training with several processes has, or None for a single one.
     """
 

@@ -73,7 +73,7 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
 
 
 def _kind_of_call(given: tuple[Tensor, ...], block_mask: Any) -> Any:
-    """Return what Dynamo compiles anew for, but for sizes, of which it compiles the second for all others."""
+    """Return the key that Dynamo recompiles for, without sizes: the second size is compiled for all others."""
     mask = kind_of_mask(block_mask.mask_mod) if block_mask is not None else None
     return torch.is_grad_enabled(), mask, *((tensor.dtype, tensor.requires_grad) for tensor in given)
 

@@ -105,7 +105,7 @@ def _is_known(tensor: torch.Tensor) -> bool:
 
 
 def _attached(tree: Any) -> Any:
-    """Return arguments of an operator with what is attached to the tensors among them, computed or not."""
+    """Return arguments of an operator with tensors replaced by their attached known values, computed or not."""
     if isinstance(tree, torch.Tensor):
         return getattr(tree, _KNOWN) if isinstance(tree, FakeTensor) else tree
     if type(tree) in (tuple, list):
@@ -114,7 +114,7 @@ def _attached(tree: Any) -> Any:
 
 
 def _values(tree: Any) -> Any:
-    """Return what :func:`_attached` returned with computed values."""
+    """Return the arguments that :func:`_attached` returned, with computed values."""
     if isinstance(tree, Later):
         return tree.value
     if type(tree) in (tuple, list):

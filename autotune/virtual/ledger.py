@@ -110,7 +110,7 @@ class Ledger:
         self.events.append(MemoryEvent(0, Place.DEVICE, THE_CACHE))
 
     def multiplied(self, *, in_backward: bool) -> None:
-        """Record that the operator that runs is a product on the device, whose result is allocated."""
+        """Record that the running operator is a matrix product on the device; its result is allocated."""
         if in_backward not in self._multiplied and self.device_type != "cpu":
             self._multiplied.add(in_backward)
             self.events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, len(self.operators)))

@@ -1,4 +1,4 @@
-"""How long ranks send to one another: over the links of a machine, and over the network between machines."""
+"""The time of communication between ranks: over the links of a machine, and over the network between machines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MACHINES_OF_TREES = 2
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Which ranks take part in a collective operator.
+    """The ranks that take part in a collective operator.
 
     Attributes:
         ranks: the ranks of the group.
@@ -39,9 +39,9 @@ def sending_seconds(sent_bytes: int, collective: Collective | None, speeds: GpuS
     that add up what passes through them (SHARP) are not counted on.
 
     Args:
-        sent_bytes: what each rank sends.
-        collective: which ranks take part; None: some of one machine.
-        launch: how ranks are shared out among machines. Those of a machine are consecutive, as torchrun numbers them.
+        sent_bytes: bytes that each rank sends.
+        collective: the ranks that take part; None: some of one machine.
+        launch: distribution of ranks over machines. Those of a machine are consecutive, as torchrun numbers them.
     """
     link = speeds.nvlink if speeds.nvlink and _linked(collective, speeds, launch) else speeds.pcie
     together = launch.per_machine if collective is None else min(len(collective.ranks), launch.per_machine)

@@ -113,7 +113,7 @@ Notes = dict[Any, Any]
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of an operator on arguments of some metadata.
+    """Cached results of an operator for arguments with the same metadata.
 
     Attributes:
         rule: how to recreate its result.

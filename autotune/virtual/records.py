@@ -11,7 +11,7 @@ from autotune.virtual.costs import Work
 
 
 class Place(StrEnum):
-    """Which memory holds a storage. On the target ``cpu`` there is no accelerator and everything is on the device."""
+    """The memory that holds a storage. The target ``cpu`` has no accelerator: everything is on the device."""
 
     DEVICE = "device"
     HOST = "host"
@@ -63,7 +63,7 @@ class OperatorRecord:
         shapes: sizes of its tensor inputs, then of its tensor outputs.
         dtypes: their types, such as ``torch.bfloat16``.
         work: its work on the device; nothing for an operator of the host, a view or an allocation.
-        place: where its outputs are.
+        place: memory of its outputs.
         in_backward: whether it ran inside the backward pass, recomputation included.
         call: the operator with its arguments, as :func:`autotune.virtual.calls.call_of` describes them; empty: unknown.
     """

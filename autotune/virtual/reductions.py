@@ -31,7 +31,7 @@ def workspaces(func: Any, args: Any, result: torch.Tensor, capability: tuple[int
     Args:
         func: one of :data:`KERNELS`.
         args: its positional arguments.
-        result: what it returned.
+        result: its return value.
         capability: compute capability of the GPU.
     """
     given = args[0]

@@ -25,9 +25,9 @@ class Replay:
     """Figures of the caching allocator after a replay.
 
     Attributes:
-        peak_allocated_bytes: what ``torch.cuda.max_memory_allocated`` would return.
-        peak_reserved_bytes: what ``torch.cuda.max_memory_reserved`` would return.
-        retries: how often it had to release its cache before a request could be met.
+        peak_allocated_bytes: as ``torch.cuda.max_memory_allocated`` would return.
+        peak_reserved_bytes: as ``torch.cuda.max_memory_reserved`` would return.
+        retries: number of times that it had to release its cache to meet a request.
     """
 
     peak_allocated_bytes: int

@@ -26,7 +26,7 @@ from autotune.virtual.known import listed
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
-from autotune.virtual.ranks import World, one_of
+from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Category, Place, Trace
 from autotune.virtual.tensors import replaced
 
@@ -85,7 +85,7 @@ def trace(
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
         if world is not None:
-            stack.enter_context(one_of(world, ledger, mode))
+            stack.enter_context(as_one_rank(world, ledger, mode))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)

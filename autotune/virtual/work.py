@@ -52,7 +52,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
         func: the operator, such as ``torch.ops.aten.mm.default``.
         args: its positional arguments; only metadata of tensors is read, so they may be fake.
         kwargs: its named arguments.
-        result: what it returned.
+        result: its return value.
         device_type: type of the target device; tensors on any other device count as host memory.
     """
     packet = func.overloadpacket

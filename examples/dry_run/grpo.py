@@ -12,13 +12,17 @@ PROMPTS, COMPLETION = 64, 48
 
 
 def brief(completions: list[str], **_: Any) -> list[float]:
-    """Reward short completions; a null GPU draws the last token of the vocabulary, so that all are alike."""
+    """Reward short completions; on a null GPU, the first of a batch is a token longer than the others."""
     return [-float(len(each)) for each in completions]
 
 
+def prompts() -> list[str]:
+    """Return made-up prompts, of which the longest are the last."""
+    return ["the batch is in the memory " * (1 + number // 8) for number in range(PROMPTS)]
+
+
 def main(model: str, output: str = "out") -> None:
-    """Train on made-up prompts, of which the longest is the last."""
-    prompts = ["the batch is in the memory " * (1 + number // 8) for number in range(PROMPTS)]
+    """Train on them."""
     trainer = GRPOTrainer(
         model,
         reward_funcs=brief,
@@ -30,7 +34,7 @@ def main(model: str, output: str = "out") -> None:
             beta=0.04,
             report_to="none",
         ),
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        train_dataset=Dataset.from_dict({"prompt": prompts()}),
     )
     trainer.train()
 

@@ -227,7 +227,7 @@ def test_the_numbers_of_live_parameters_are_a_choice_or_held(tmp_path: Path) -> 
     ("document", "message"),
     [
         ({**ZERO2, "optimizer": {"type": "AdamW"}}, "optimizer in DeepSpeed's document"),
-        ({**ZERO2, "train_micro_batch_size_per_gpu": 7}, r"train_micro_batch_size_per_gpu: 7, .* it is 2"),
+        ({**ZERO2, "train_micro_batch_size_per_gpu": 7}, r"train_micro_batch_size_per_gpu: 7, .* give 2"),
         ({**ZERO2, "bf16": {"enabled": False}, "fp16": {"enabled": True}}, "bf16.enabled: False"),
         ({"zero_optimization": {"stage": 0}}, "zero_optimization.stage: 0"),
         (

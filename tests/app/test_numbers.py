@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from autotune.app.arguments import SearchArguments
-from autotune.app.numbers import possible, shown, worth_more
+from autotune.app.numbers import possible, should_try_more_gpus, shown
 from autotune.app.options import checked_options
 from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
@@ -46,16 +46,16 @@ def _offer(gpu: Gpu, count: int, rate: float | str | None) -> Offer:
 )
 def test_more_gpus_are_planned_for_until_each_trains_no_more(each: Sequence[float | str | None], goes_on: bool) -> None:
     for alone in (False, True):
-        assert worth_more(offers(*each), alone=alone) == goes_on
+        assert should_try_more_gpus(offers(*each), alone=alone) == goes_on
 
 
 def test_where_the_speed_of_a_gpu_is_not_known_the_first_number_that_fits_is_the_last() -> None:
     unknown = find_gpu("24GiB")
     assert unknown.speeds is None
-    assert worth_more(offers(None, gpu=unknown), alone=False)
-    assert not worth_more(offers(None, UNTIMED, gpu=unknown), alone=False)
-    assert worth_more(offers(None, UNTIMED, gpu=unknown), alone=True)
-    assert not worth_more(offers(None, UNTIMED, UNTIMED, gpu=unknown), alone=True)
+    assert should_try_more_gpus(offers(None, gpu=unknown), alone=False)
+    assert not should_try_more_gpus(offers(None, UNTIMED, gpu=unknown), alone=False)
+    assert should_try_more_gpus(offers(None, UNTIMED, gpu=unknown), alone=True)
+    assert not should_try_more_gpus(offers(None, UNTIMED, UNTIMED, gpu=unknown), alone=True)
 
 
 def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> None:

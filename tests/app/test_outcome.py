@@ -239,7 +239,9 @@ def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1))
     found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
     (note,) = found.notes
-    assert note.startswith("Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: a bug")
+    assert note.startswith(
+        "Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: the prediction is wrong"
+    )
 
 
 def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read_again() -> None:

@@ -89,7 +89,7 @@ def test_the_head_of_the_config_says_what_was_measured_and_where(tmp_path: Path)
         "NVIDIA A10G",
         "trl 1.16.0",
         "21.00 GiB",
-        "23,000 tok/s on typical ones in 6 runs, of which a further one is expected between 21,400 and 24,720",
+        "23,000 tok/s on typical ones in 6 runs; a further run is expected between 21,400 and 24,720",
         "2.30x (2.11 to 2.51) the speed of TRL's default",
         "Confirmed by a longer run",
     ):

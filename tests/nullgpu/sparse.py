@@ -23,7 +23,7 @@ def llama_70b() -> Any:
 
 
 def write_sparse(folder: Path, config: Any) -> int:
-    """Write a checkpoint in bfloat16 and return the bytes of its weights.
+    """Write a checkpoint in bfloat16, tied weights once as transformers does, and return the bytes of its weights.
 
     The file is one of safetensors: the length of a header as 8 bytes, the header as JSON, and the weights.
     """
@@ -35,7 +35,8 @@ def write_sparse(folder: Path, config: Any) -> int:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, weight in model.state_dict().items():
+    weights = {name: each for name, each in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    for name, weight in weights.items():
         start, end = end, end + weight.numel() * weight.element_size()
         header[name] = {"dtype": "BF16", "shape": list(weight.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()

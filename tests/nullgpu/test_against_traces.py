@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine, ended
 
 pytestmark = NEEDS_CUDA_BUILD
 
@@ -51,3 +52,42 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
     traced, measured = both(machine, {2000: 8}, **choices)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
+
+
+LOADED = """
+    import json, sys, torch
+    from pathlib import Path
+    from tests.small import write_small_model
+    from trl.trainer.utils import create_model_from_path
+    write_small_model(Path(sys.argv[1]), hidden_size=512, intermediate_size=1536, num_hidden_layers=4)
+    how = json.loads(sys.argv[2])
+    kept = [create_model_from_path(sys.argv[1], dtype="float32", **how) for _ in range(2)]
+    print(json.dumps([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
+"""
+BUILT = """
+    import json, sys
+    from transformers import AutoConfig
+    from autotune.step.models.loading import virtual_model
+    from autotune.virtual import trace
+    from autotune.virtual.replay import replay
+    how = {"dtype": "float32", "attn_implementation": "sdpa", **json.loads(sys.argv[2])}
+    config, kept = AutoConfig.from_pretrained(sys.argv[1]), []
+    def build(device):
+        kept.extend(virtual_model(config, how, None, device) for _ in range(2))
+    found = replay(trace(build))
+    print(json.dumps([found.peak_allocated_bytes, found.peak_reserved_bytes]))
+"""
+
+
+@pytest.mark.parametrize("how", [{}, pytest.param({"device_map": {"": 0}}, marks=pytest.mark.nightly)])
+def test_two_models_that_are_loaded_reserve_what_is_traced(
+    machine: NullMachine, tmp_path: Path, how: Mapping[str, Any]
+) -> None:
+    # Where layers are spread over devices by their free memory, a number is allocated on each device before. Threads
+    # that read weights would allocate them in an order of chance.
+    model = str(tmp_path / "model")
+    loaded = machine.run(LOADED, model, json.dumps(how), HF_DEACTIVATE_ASYNC_LOAD="1")
+    variables = machine.environment()
+    del variables["NULLGPU_DEVICE"]
+    with machine.start(BUILT, model, json.dumps(how), variables=variables) as process:
+        assert ended(process) == loaded

@@ -28,6 +28,7 @@ PROGRAM = """
         "power": torch.full((2,), 9.0, device="cuda").pow(0.5).tolist(),
         "power of a number": (2.0 ** torch.arange(3.0, device="cuda")).tolist(),
         "norm": torch.linalg.vector_norm(torch.tensor([3.0, 4.0], device="cuda")).item(),
+        "first": mask.int().argmax().item(),
         "argmax": scores.argmax(-1).tolist(), "drawn": torch.multinomial(scores.softmax(-1), 1).flatten().tolist(),
         "sum allocates": torch.cuda.memory_allocated() - before,
     }))
@@ -45,6 +46,7 @@ def test_integers_and_small_tensors_are_computed(machine: NullMachine) -> None:
     assert (shown["power"], shown["norm"]) == ([3.0, 3.0], 5.0)
     assert shown["power of a number"] == [1.0, 2.0, 4.0]
     assert shown["unique"] == list(range(10))
+    assert shown["first"] == 0
 
 
 def test_what_is_drawn_from_numbers_that_were_not_computed_is_the_last(machine: NullMachine) -> None:

@@ -215,7 +215,7 @@ TRACED = (
     Tracing(45, 180, 65.0),
     Ranked((FASTEST, DEFAULT), BASELINE),
 )
-FIRST = "first ranking: nothing of what is traced so far fits; the least needs 31.00 GiB"
+FIRST = "first ranking: no candidate traced so far fits; the least needs 31.00 GiB"
 
 
 def frame(*events: Event, width: int, **environment: str) -> str:
@@ -238,7 +238,7 @@ def lines(text: str) -> list[str]:
 def test_traces_in_a_pipe_are_a_stage_and_their_first_ranking() -> None:
     assert plain(*TRACED) == ["Tracing training steps with no GPU", FIRST]
     assert plain(TRACED[-1])[0].startswith(
-        "first ranking, of what is traced so far: gradient_checkpointing=selective lora=r16 packing=bfd "
+        "first ranking of the candidates traced so far: gradient_checkpointing=selective lora=r16 packing=bfd "
     )
     assert plain(TRACED[-1])[0].endswith(" (9,000 tok/s, 20.00 GiB)")
 
@@ -251,7 +251,7 @@ def test_traces_in_a_terminal_are_a_bar_with_counts_and_a_provisional_ranking(
     sent = frame(*TRACED, width=width, **environment)
     bar, title, _, *candidates = lines(sent)
     assert bar.endswith(" 45 of about 180 traces, about 1 min 05 s left")
-    assert title == "Best of what is traced so far (provisional)"
+    assert title == "Best candidates traced so far (provisional)"
     assert [line.split()[:5] for line in candidates] == [
         ["20.00", "GiB", "4.00", "GiB", "9,000"],
         ["31.00", "GiB", "-7.00", "GiB", "7,000"],

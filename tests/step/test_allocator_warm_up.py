@@ -1,4 +1,4 @@
-"""The block that transformers takes from the caching allocator before it loads weights to a GPU, in a trace."""
+"""What transformers takes from the caching allocator before it loads weights to a GPU, in a trace."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from autotune.step.models.loading import virtual_model
 from autotune.virtual import trace
 from tests.virtual.models import config_of
 
-kept = []
-
-def build(device):
-    kept.append(virtual_model(config_of("llama"), {"dtype": "float32", "attn_implementation": "sdpa"}, None, device))
-
-traced = trace(build)
+kept, events = [], []
+for how in ({}, {"device_map": "auto"}, {"device_map": None}, {"device_map": {"": 0}}):
+    loading = {"dtype": "float32", "attn_implementation": "sdpa", **how}
+    traced = trace(lambda device: kept.append(virtual_model(config_of("llama"), loading, None, device)))
+    events.append([event.change_bytes for event in traced.events])
 weights = {id(tensor): tensor.numel() * 4 for tensor in kept[0].parameters()}
-json.dump([sum(weights.values()), [event.change_bytes for event in traced.events]], open(sys.argv[1], "w"))
+json.dump([sum(weights.values()), events], open(sys.argv[1], "w"))
 """
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[int]]:
-    """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed."""
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[list[int]]]:
+    """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed.
+
+    The sizes come for each way to choose the model's devices: spread over devices twice, and on a given one twice.
+    """
     file = tmp_path_factory.mktemp("built") / "found.json"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=250)
@@ -45,15 +47,25 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, list[int]]:
     return weights, events
 
 
-def test_one_block_for_all_weights_is_allocated_and_freed_before_them(found: tuple[int, list[int]]) -> None:
-    weights, events = found
+def test_a_number_is_allocated_and_freed_before_where_layers_are_spread_by_the_memory_of_devices(
+    found: tuple[int, list[list[int]]],
+) -> None:
+    by_default, spread, *given = found[1]
+
+    assert by_default[:2] == spread[:2] == [8, -8]
+    # The weights fit into the segment of that number, so that there is no block for them.
+    assert by_default[2:] == spread[2:] == given[0][2:] == given[1][2:]
+
+
+def test_one_block_for_all_weights_is_allocated_and_freed_before_them(found: tuple[int, list[list[int]]]) -> None:
+    weights, [*_, events] = found
 
     assert events[:2] == [weights, -weights]
     assert max(events[2:]) < weights
 
 
-def test_each_weight_is_allocated_once_though_two_modules_have_it(found: tuple[int, list[int]]) -> None:
-    weights, events = found
+def test_each_weight_is_allocated_once_though_two_modules_have_it(found: tuple[int, list[list[int]]]) -> None:
+    weights, [*_, events] = found
     frequencies = 2 * 4 * 16 // 2
 
     assert sum(events[2:]) == weights + frequencies

@@ -172,7 +172,7 @@ def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., PrepareReply]
 def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(
     prepared: Callable[..., PrepareReply], tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are empty"):
+    with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are not empty"):
         prepared([{"prompt": ""}] * 3, trainer="grpo")
 
 

@@ -204,7 +204,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
     Args:
-        launched: how its processes were started.
+        launched: the launch of its processes.
     """
     started = time.monotonic()
     _check_options(asked)

@@ -18,7 +18,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     """Write a configuration file of TRL's with the keys that TRL has now.
 
     Args:
-        output: where to write; None: to the file itself.
+        output: file to write; None: the file itself.
 
     Raises:
         InputError: the file cannot be read or written, or does not determine its trainer.

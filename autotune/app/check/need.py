@@ -1,4 +1,4 @@
-"""Finds the memory that a training needs: what a study measured of it, a real run, or a trace."""
+"""Finds the memory that a training needs: measured by a study, measured by a real run, or traced."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def probed(
     folder: Path,
     timeout_seconds: float | None = None,
 ) -> Answer:
-    """Return what a real run of a plan's worst micro-batches shows, on this machine's device and within the budget.
+    """Return the need in a real run of a plan's worst micro-batches, on this machine's device and within the budget.
 
     Args:
         timeout_seconds: time after which it is ended, from the start of its process; None: never.
@@ -142,7 +142,7 @@ def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
 
 
 def _held(measured: Measurement) -> int | None:
-    """Return what a run held of its device; of one that ran out, what it had and then asked for.
+    """Return the device memory of a run; if it ran out, with the failed request.
 
     None where that is not known, as of one that the kernel ended, or that ran out of the host's memory.
     """
@@ -164,7 +164,7 @@ def _largest(peaks: Mapping[str, int]) -> str:
 def studied(
     config: Configuration, plan: TrainingPlan, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> Answer | None:
-    """Return what the study measured whose bundle a configuration is of; None if it measured something else.
+    """Return the need measured by the study whose bundle has the configuration; None if it measured another plan.
 
     Args:
         folder: the configuration's.

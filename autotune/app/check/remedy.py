@@ -28,7 +28,7 @@ class Changed:
     """A configuration with a change.
 
     Attributes:
-        keys: what changes, by the key's path in the file, such as ``("model_init_kwargs", "use_kernels")``; None drops
+        keys: the changes, by the key's path in the file, such as ``("model_init_kwargs", "use_kernels")``; None drops
             the key.
         memory: the traced need afterwards.
     """
@@ -38,11 +38,11 @@ class Changed:
 
 
 class Remedies:
-    """Looks for changes of one plan that do not change what is trained.
+    """Finds changes of one plan that keep the training the same.
 
     Args:
         known: the plan in the words of techniques.
-        writable: what the user's file can set.
+        writable: entries that the user's file can set.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Keeps verdicts: the same files, software and options have the same one, which then needs neither torch nor TRL."""
+"""Caches verdicts by files, software and options: a cached one needs neither torch nor TRL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
 
 
 def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
-    """Return a kept verdict for another budget, if that is known: what does not fit needs its own smallest change.
+    """Return a cached verdict for another budget, or None: what does not fit needs its own smallest change.
 
     Args:
         host_bytes: memory of the machine that the device is in; None where it is not known.

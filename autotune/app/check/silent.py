@@ -47,7 +47,7 @@ def silent_findings(
 
 
 def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
-    """Yield what is taken of rows of which TRL parts some off, or that it streams.
+    """Yield the assumptions about rows that TRL splits or streams.
 
     Args:
         streams: whether it does, while they are read whole here.
@@ -165,7 +165,7 @@ def _longest(setting: Setting) -> int:
 
 
 def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
-    """Yield what techniques know of choices that TRL refuses, undoes, or that do not go together."""
+    """Yield the techniques' rules about choices that TRL refuses or undoes, or that conflict."""
     for technique in trainer.techniques:
         if technique.name not in known.exact:
             continue

@@ -1,4 +1,4 @@
-"""A check on its way: what was asked, of which command, for which device."""
+"""The input of a check: its options, command and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the first worker and the further ones send one another, and how a search is sent from one to another.
+"""The messages between the first worker and the further ones, and the serialised search.
 
 At a socket, the first worker sends an :class:`Assignment` and then the packed :class:`~autotune.app.search.Run`; the
 other one answers with events as they happen, and at last with :class:`Ended`. At the end of the socket, which is the
@@ -23,7 +23,7 @@ _OWN = {JobServer: "server", ServerTracer: "tracer"}
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a worker needs before it can take a search.
+    """The devices of a worker, which it needs before it receives a search.
 
     Attributes:
         hardware: the device as each worker has it.
@@ -46,7 +46,7 @@ class Ended:
 
 class _Packer(pickle.Pickler):
     def persistent_id(self, obj: object) -> str | None:
-        """Return what stands for an object in a search that is sent, or None for one that is sent itself."""
+        """Return the reference that replaces an object in a serialised search, or None to serialise the object."""
         return _OWN.get(type(obj))
 
 

@@ -47,7 +47,7 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
     Args:
         further: shares of the machine in addition to that of ``run.server``.
         listener: receives the events of all workers, from several threads, one event at a time.
-        module: what the further workers run.
+        module: the module that further workers run.
 
     Raises:
         InputError: the storage cannot be used, or not by several processes.

@@ -2,8 +2,7 @@
 
 Device memory of a null GPU is host memory, so an operator's own CPU kernel can write the result. The CUDA kernel's host
 code runs first, so that everything is allocated as on a GPU. What depends on large tensors of floating-point numbers
-stays whatever was in memory; what is drawn from such, or is their largest, is the last index: no special token, and a
-valid one.
+stays whatever was in memory; what is drawn from such, or is their largest, is the last index, which is a valid token.
 
 PyTorch calls :func:`hook` at the end of ``import torch``: the folder beside this file names it as an entry point of the
 group ``torch.backends``. Operators are replaced when the process first uses CUDA. ``NULLGPU_INTEGERS=0`` leaves all as
@@ -52,7 +51,7 @@ _OF_ALL_DEVICES = {"copy_"}
 # Called with numbers that were wrapped into tensors on the device, which PyTorch cannot hand to Python: a number to the
 # power of a tensor.
 _OF_WRAPPED_NUMBERS = {"aten::pow.Tensor_Tensor", "aten::pow.Tensor_Tensor_out"}
-_DRAWN = ("aten::multinomial", "aten::argmax")
+_DRAWN = ("multinomial", "argmax")
 # Elements up to which a call is computed: of integers and booleans alone, and with floating-point numbers among them.
 _MOST_INTEGERS = 1 << 22
 _MOST_NUMBERS = 1 << 15
@@ -79,8 +78,9 @@ def install() -> int:
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     atexit.register(_settle)
-    for full in _DRAWN:
-        _replace(library, full, _last_index(torch.library.get_kernel(full, "CUDA")))
+    for name in _DRAWN:
+        overload = getattr(torch.ops.aten, name).default
+        _replace(library, f"aten::{name}", _last_index(overload, torch.library.get_kernel(f"aten::{name}", "CUDA")))
     count = 0
     for name in dict.fromkeys(_OPERATORS):
         for form in (name, f"{name}_"):
@@ -91,7 +91,7 @@ def install() -> int:
                 if full in _OF_WRAPPED_NUMBERS or not _has_cuda_kernel(full, form):
                     continue
                 original = torch.library.get_kernel(full, "CUDA")
-                _replace(library, full, _on_host(overload, original, form in _SHAPED_BY_VALUES))
+                _replace(library, full, _on_host(overload, original, shaped_by_values=form in _SHAPED_BY_VALUES))
                 count += 1
     return count
 
@@ -145,7 +145,7 @@ def _replace(library: Any, full: str, kernel: Callable[..., Any]) -> None:
     library.impl(full.removeprefix("aten::"), kernel, "CUDA", with_keyset=True, allow_override=True)
 
 
-def _on_host(overload: Any, original: Any, shaped_by_values: bool) -> Callable[..., Any]:
+def _on_host(overload: Any, original: Any, *, shaped_by_values: bool) -> Callable[..., Any]:
     """Return a kernel that computes small calls of an operator on the host, and leaves the others to the original."""
     import torch
 
@@ -180,10 +180,13 @@ def _on_host(overload: Any, original: Any, shaped_by_values: bool) -> Callable[.
     return kernel
 
 
-def _last_index(original: Any) -> Callable[..., Any]:
-    """Return a kernel whose result is the last index of the scores, which were never computed."""
+def _last_index(overload: Any, original: Any) -> Callable[..., Any]:
+    """Return a kernel whose result is the last index of scores, which were never computed; that of integers is."""
+    on_host = _on_host(overload, original, shaped_by_values=False)
 
     def kernel(keyset: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+        if not scores.is_floating_point():
+            return on_host(keyset, scores, *args, **kwargs)
         drawn = original.call_boxed(keyset, scores, *args, **kwargs)
         _host(drawn).fill_(scores.shape[-1] - 1)
         return drawn

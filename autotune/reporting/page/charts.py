@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.reporting.document import Charts, Document, Factor, Histogram, Plane, Point, Predicted
-from autotune.reporting.page.drawing import Chart, Figure, plain, scale, upright
+from autotune.reporting.page.drawing import Chart, Figure, plain, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import format_bytes, format_rate
 
@@ -81,7 +81,7 @@ def _front(shown: Plane) -> Figure:
         "layout": {
             "xaxis": {"title": {"text": f"{shown.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
-            **upright(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
+            **vertical_line(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
         },
     }
 
@@ -129,7 +129,7 @@ def _choices(factors: Sequence[Factor]) -> Figure:
         "layout": {
             "xaxis": {"title": {"text": "speed-up"}, "rangemode": "tozero"},
             "yaxis": {"automargin": True},
-            **upright(1.0, "no difference"),
+            **vertical_line(1.0, "no difference"),
         },
     }  # fmt: skip
 
@@ -152,7 +152,7 @@ def _lengths(shown: Histogram) -> Figure:
                 "ticktext": [f"{part.high:,}" for part in shown.bins], "tickangle": -45,
             },
             "yaxis": {"title": {"text": "rows"}}, "bargap": 0.05,
-            **({} if shown.cut is None else upright(_among(shown, shown.cut), f"cut at {shown.cut:,}")),
+            **({} if shown.cut is None else vertical_line(_among(shown, shown.cut), f"cut at {shown.cut:,}")),
         },
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What all charts of the page are drawn with: lines of a limit, scales, texts for Plotly."""
+"""Elements of all charts of the page: limit lines, scales, texts for Plotly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Chart:
     Attributes:
         name: its id in the page.
         title: above it.
-        caption: what it shows, in sentences, for those who do not see it.
+        caption: its content in sentences, for screen readers.
         tall: whether it needs more height than others, such as for slanted names.
     """
 
@@ -31,7 +31,7 @@ class Chart:
     tall: bool = False
 
 
-def upright(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
+def vertical_line(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
     """Return a dashed vertical line with its label, for a layout.
 
     Args:

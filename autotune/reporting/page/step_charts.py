@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, MemoryTimeline
-from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale, upright
+from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale, vertical_line
 from autotune.reporting.steps import Step, Stretch, shown_levels, shown_parts, stretches
 from autotune.units import format_bytes, format_share
 
@@ -147,7 +147,7 @@ def _breakdown(steps: Sequence[Step], budget_bytes: int, most: int) -> Figure:
         for part in _ordered(names)
     ]  # fmt: skip
     line = (
-        upright(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}", anchor="right")
+        vertical_line(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}", anchor="right")
         if budget_bytes <= most
         else {}
     )

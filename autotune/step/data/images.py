@@ -1,4 +1,4 @@
-"""Finds rows with images, of which neither the tokens nor what the model computes of them are planned or measured."""
+"""Finds rows with images, which autotune neither plans nor measures."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ _NAMED = 10
 
 
 def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
-    """Return tokenised rows without those whose prompts are longer than the request's coverage needs, and which.
+    """Return tokenised rows without the longest prompts, as the request's coverage allows, and the dropped rows.
 
     The longest prompt that is kept is the shortest of which it is true that at least the share ``prompt_coverage`` of
     all prompts is no longer. Prompts of equal length are kept or dropped together.

@@ -80,7 +80,7 @@ def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:
 
 
 def dealt(per_micro_batch: _Array, ranks: int) -> _Array:
-    """Return what each of this rank's micro-batches has, repeated for every rank that gets micro-batches of its own.
+    """Return the values of this rank's micro-batches, repeated for every rank that gets micro-batches of its own.
 
     accelerate deals micro-batches out to these ranks in turn (``BatchSamplerShard``), so that each gets its own.
     """

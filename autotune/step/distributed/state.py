@@ -78,7 +78,7 @@ def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) ->
 
 @contextmanager
 def in_place_of(rank: int) -> Iterator[None]:
-    """Make libraries take this process for another rank where they ask which one writes a checkpoint.
+    """Make this process act as another rank where libraries decide which rank writes a checkpoint.
 
     transformers and accelerate ask accelerate's state (``TrainingArguments.should_save``), PyTorch and DeepSpeed ask
     the process group (``torch/distributed/_state_dict_utils.py``, ``ranks_only``; ``deepspeed/runtime/engine.py``,

@@ -46,7 +46,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
         if not profile.documents.tokens:
             raise InputError(
                 f"No row of {asked.dataset.name} has a token.",
-                hint=f"Look whether its texts are empty, and whether the tokenizer of {asked.model.name} knows them.",
+                hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
         save_rows(rows, asked.tokenized_directory)
         return replace(profile, dropped=dropped)

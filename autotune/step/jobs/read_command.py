@@ -138,7 +138,7 @@ def _always(answer: bool) -> Callable[[], bool]:
 
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
-    """Return what the user set, in the types of the fields, before the classes change anything."""
+    """Return the user's values in the types of the fields, before the classes change any."""
     known = _dests(parser)
     given: dict[str, Any] = {}
     config = _file_of(words)
@@ -183,7 +183,7 @@ def _launch_names() -> frozenset[str]:
 
 
 def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str]) -> Iterator[Fault]:
-    """Yield what is wrong with single keys; TRL's parser would end at the first of them, or not notice."""
+    """Yield the problems of single keys; TRL's parser would end at the first of them, or miss them."""
     hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
     choices = {action.dest: action.choices for action in parser._actions}
     for key, value in given.items():
@@ -205,7 +205,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def _is_converted(key: str, objects: Sequence[Any]) -> bool:
-    """Whether a class made a value that its field takes out of one that it does not."""
+    """Whether a class converted an unaccepted value into an accepted one."""
     for item in objects:
         if hasattr(item, key):
             return not mismatch(get_type_hints(type(item))[key], plain(getattr(item, key)))

@@ -21,7 +21,7 @@ _LANGUAGE_MODELS = {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(), *MODEL_FOR_IMAG
 
 @dataclass(frozen=True)
 class Head:
-    """What a trainer trains on top of a model's layers, and so the class with which TRL loads the model.
+    """The head that a trainer trains on a model's layers, which decides the class that TRL loads.
 
     Attributes:
         auto_class: transformers' class through which TRL loads the model; None: TRL loads the class that the

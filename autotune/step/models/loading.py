@@ -29,11 +29,14 @@ from autotune.virtual import unused_bytes
 _WEIGHT_DEVIATION = 0.02
 # With as much unused memory, a smaller block is not reused (``caching_allocator_warmup`` of transformers).
 _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
+# Values of ``device_map`` that make transformers read the free memory of devices (``_get_device_map`` of
+# ``transformers/integrations/accelerate.py``).
+_SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
 
 def load_config(source: ModelSource, head: Head) -> Any:
-    """Return the model's configuration, whose first architecture is the class that a trainer of that head trains.
+    """Return the model's configuration; its first architecture is the class that a trainer with that head trains.
 
     Raises:
         InputError: it is missing, cannot be read, or names no architecture that can be trained here.
@@ -143,6 +146,8 @@ def virtual_model(
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     warms_up = device.type != "cpu" and world_size() == 1
+    if warms_up and _is_spread(init_kwargs):
+        _look_for_memory(device)
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device, warms_up=warms_up)
         return model
@@ -150,6 +155,19 @@ def virtual_model(
         _warm_up_allocator(model, device)
     _place(model, device)
     return model
+
+
+def _is_spread(init_kwargs: Mapping[str, Any]) -> bool:
+    """Return whether transformers spreads a model's layers over devices by their free memory, as TRL's default is."""
+    return init_kwargs.get("device_map", "auto") in _SPREAD
+
+
+def _look_for_memory(device: torch.device) -> None:
+    """Allocate a number and free it, as ``get_max_memory`` of accelerate does before it reads a device's free memory.
+
+    The caching allocator keeps the segment, so that the block for all weights is smaller by as much.
+    """
+    torch.empty(1, dtype=torch.int64, device=device)
 
 
 def _place(model: torch.nn.Module, device: torch.device) -> None:

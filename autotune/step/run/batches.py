@@ -65,7 +65,7 @@ class Batches:
         step_micro_batches: micro-batches of an optimizer step as run.
         order: row indices as the data loader yields them for each micro-batch; shape (micro-batches, rows).
         worst: indices of the worst micro-batches that run when gradients and optimizer state exist; one of each kind.
-        worst_steps: how many steps at the beginning contain worst micro-batches.
+        worst_steps: number of steps at the beginning that contain worst micro-batches.
         uses: micro-batches of a step that are run on the same rows, one after another.
         is_worst: which micro-batches are worst ones; shape (micro-batches,).
         timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
@@ -232,7 +232,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 
 
 def _heavier(sizes: RowSizes, chosen: Sequence[Counts], further: Iterable[Counts]) -> list[Counts]:
-    """Return those of further micro-batches that have more trainable tokens than any that is as wide."""
+    """Return the further micro-batches with more trainable tokens than any of the same width."""
 
     def needs(rows: Counts) -> tuple[int, int]:
         return int(sizes.trainable[rows].sum()), int(sizes.widest[rows].max())

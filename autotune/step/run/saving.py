@@ -1,4 +1,4 @@
-"""Saves a checkpoint without writing its tensors: they take the way to the host that a save takes, and no disk."""
+"""Saves a checkpoint without writing its tensors: they are copied to the host as in a save, and not to disk."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def save_tensors(trainer: Any, folder: Path) -> None:
 
 @contextmanager
 def unwritten() -> Iterator[None]:
-    """Replace the functions that write tensors by some that only copy them to the host as those do."""
+    """Replace the functions that write tensors by functions that only copy them to the host."""
     with ExitStack() as stack:
         for module, name in _SAFETENSORS:
             stack.enter_context(patch.object(module, name, _copied_together))

@@ -1,4 +1,4 @@
-"""Wraps TRL's training loop as a function of a device, which a trace runs on a virtual device; it runs on a CPU too."""
+"""Wraps TRL's training loop as a function of a device: a trace runs it on a virtual device; it runs on a CPU too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of several on the virtual device: a process group that sends nothing, and what libraries do with it."""
+"""One rank of several on the virtual device: a process group that sends nothing, and patches of libraries for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class World:
     """The processes of a training, of which one is traced.
 
     Attributes:
-        size: how many there are.
+        size: number of ranks.
         rank: the one that is traced, counted from 0.
     """
 
@@ -26,7 +26,7 @@ class World:
 
 
 @contextmanager
-def one_of(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
+def as_one_rank(world: World, ledger: Ledger, mode: VirtualMode) -> Iterator[None]:
     """Make the running trace that of one rank; to be entered before its modes.
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.

@@ -1,4 +1,4 @@
-"""What collective operators send, and what is known of what they receive."""
+"""The bytes that collective operators send, and the known values that they receive."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Collectives:
         return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits, collective=collective)
 
     def received(self, func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what is known of the tensors that an operator is about to change, each with its values to come.
+        """Return the known tensors that an operator is about to change, each with its new values.
 
         Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
         """

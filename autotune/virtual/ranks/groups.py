@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def process_group(world: World) -> Iterator[None]:
-    """Initialise the default process group with so many ranks, none of which exists but this one.
+    """Initialise the default process group with this number of ranks, of which only this one exists.
 
     Its collectives return at once. What they would receive is not there; fake tensors have no values anyway, and the
     real ones of a data loader keep what this rank put in.

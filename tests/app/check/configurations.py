@@ -82,7 +82,7 @@ CASES = (
         "sft: FSDP2 of TRL's own",
         "accelerate_config: fsdp2\n",
         FITS,
-        {"fsdp_cpu_ram_efficient_loading takes no host memory away": None},
+        {"fsdp_cpu_ram_efficient_loading saves no host memory": None},
         nightly=True,
     ),
     _case(

@@ -86,7 +86,7 @@ def test_sizes_are_refused_where_accelerate_refuses_them(processes: int) -> None
         ({"dp_shard_size": "auto"}, "FSDP", "'auto' is no size"),
         ({"dp_shard_size": "8"}, "FSDP", "'8' is no size"),
         ({"dp_shard_size": True}, "FSDP", "True is no size"),
-        ({"pp_size": 2}, "FSDP", "parallelism_config_pp_size under parallelism_config is a key that accelerate never"),
+        ({"pp_size": 2}, "FSDP", "parallelism_config_pp_size under parallelism_config is a key that accelerate does"),
     ],
     ids=str,
 )

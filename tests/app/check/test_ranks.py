@@ -112,7 +112,7 @@ def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, mo
         return autotune.PreflightCallback(memory_budget="1GiB")._agreed(SimpleNamespace(), {}, second)
 
     found = run(checks, waits)
-    assert "said nothing for 0 s" in str(found[0])
+    assert "sent nothing for 0 s" in str(found[0])
     assert str(found[0]) == str(found[1])
 
 

@@ -55,7 +55,7 @@ def test_a_chat_template_that_comes_to_no_end_is_ended(
 ) -> None:
     monkeypatch.setattr(fitting, "_READING_SECONDS", 1.0)
     template.write_text(ENDLESS)
-    with pytest.raises(JobLostError, match=r"rows\.jsonl was ended after .* chat template comes to an end"):
+    with pytest.raises(JobLostError, match=r"rows\.jsonl was ended after .* chat template terminates"):
         of(messages_rows(["a b c", "d"]), f"chat_template_path: {template}\n")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import longest, places
+from . import completions, longest, places
 
 # A rank that ends while another still reads what they exchanged would fail that one.
 _MOST_SECONDS_FOR_OTHERS = 120.0
@@ -134,6 +134,7 @@ class Followed:
         if not self._began:
             self._began = True
             self._count_engine_steps()
+            completions.end_apart()
             self._close(0)
 
     def _count_engine_steps(self) -> None:
