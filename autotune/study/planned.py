@@ -91,7 +91,7 @@ def search_by_traces(
     at_once: int = MOST_TRACED,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> TracedSearch:
-    """Run candidates of a problem until no change of one or two choices improves the best, or a limit is reached.
+    """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
 
     Args:
         starts: candidates that are run first, beside the baseline; None: the recipes.
