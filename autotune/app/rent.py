@@ -46,7 +46,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, parse_size
 
 SEARCHED = (
-    "For each kind and number of GPUs, the best was searched for by changing one or two choices at a time: others may"
+    "For each kind and number of GPUs, the best was searched for among at most 40 candidates: others may"
     " be faster, and fewer GPUs may be enough."
 )
 """Note on a table for which not all of a space was traced."""

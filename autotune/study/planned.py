@@ -1,4 +1,4 @@
-"""The Optuna study of traces: runs the candidates that the ascent proposes, a batch at a time."""
+"""The Optuna study of traces: runs the candidates that `Improvements` proposes, a batch at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
 from autotune.core.estimate import Estimate, Runner
-from autotune.study.ascent import Ascent, Batch
+from autotune.study.improvement import Batch, Improvements
 from autotune.study.problem import Problem
 
 MOST_TRACED = 100
@@ -25,15 +25,17 @@ _FIRST = (1, 3)
 _CANDIDATE, _NEED, _REASON = "candidate", "predicted memory", "reason"
 
 
-class AscentSampler(BaseSampler):
-    """Samples what :class:`~autotune.study.ascent.Ascent` proposes; the objective is speed, and memory a constraint.
+class TraceSampler(BaseSampler):
+    """Samples what :class:`~autotune.study.improvement.Improvements` proposes.
+
+    The objective is speed, and memory a constraint.
 
     :meth:`batch` returns the next candidates; then Optuna asks for each of them, since the contract of a sampler knows
     single trials alone.
     """
 
-    def __init__(self, ascent: Ascent, space: Mapping[str, BaseDistribution]) -> None:
-        self._proposals = ascent.proposals()
+    def __init__(self, improvements: Improvements, space: Mapping[str, BaseDistribution]) -> None:
+        self._proposals = improvements.proposals()
         self._space = dict(space)
         self._left: list[Candidate] = []
         self._next: Iterator[Candidate] = iter(())
@@ -89,7 +91,7 @@ def search_by_traces(
     at_once: int = MOST_TRACED,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> TracedSearch:
-    """Run candidates of a problem until no change of one or two choices improves the best, or a limit is reached.
+    """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
 
     Args:
         starts: candidates that are run first, beside the baseline; None: the recipes.
@@ -106,7 +108,7 @@ def search_by_traces(
         knob: CategoricalDistribution(tuple(dict.fromkeys((*choices, *(each[knob] for each in _always(problem))))))
         for knob, choices in problem.choices.items()
     }
-    sampler = AscentSampler(Ascent(problem, known, starts), space)
+    sampler = TraceSampler(Improvements(problem, known, starts), space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=sampler, direction="maximize")
     sizes = list(_FIRST)

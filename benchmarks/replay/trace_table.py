@@ -3,7 +3,7 @@
 python -m benchmarks.replay.trace_table [--table dpo]
 
 Two tables: SFT on an H100, and DPO on long pairs, also with LoRA, on an A100. No
-GPU is needed. `tests/study/test_ascent.py` replays the search on them.
+GPU is needed. `tests/study/test_improvement.py` replays the search on them.
 """
 
 from __future__ import annotations

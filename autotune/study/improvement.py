@@ -1,0 +1,259 @@
+"""Proposes the candidates to trace next: those that may be faster than the best so far, by a Gaussian process."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.estimate import Estimate, rank
+from autotune.study.conflicts import nearest_legal
+from autotune.study.gaussian import Array, Figure
+from autotune.study.problem import Problem
+
+Batch = Sequence[Candidate]
+"""Candidates that are run at once: none of them waits for the result of another."""
+
+_Logarithms = Mapping[Candidate, float]
+
+_TOGETHER = 8
+"""Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
+_PATIENCE = 24
+"""Candidates in a row that bring nothing faster, after which the search ends."""
+_WORTH = 0.002
+"""Share of speed or memory that a candidate has to gain to count."""
+_BEST = 3
+"""Best candidates whose changes are considered, and as many that would be faster and do not fit."""
+_RANDOM = 100
+"""Random candidates that are considered as well."""
+_NEAR = 1 / 4
+"""Factor of the lacking memory that is expected where one choice of the best changes. A choice may free memory with one
+other choice alone, so that such a change is worth more traces than others."""
+_STEPS = 3
+"""Further changes of the most promising candidates that are considered."""
+
+
+class Improvements:
+    """A search from the baseline and the documented recipes, in the order of :meth:`proposals`.
+
+    Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
+    a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next. While
+    nothing fits, those that may need the least do. A choice that rules forbid is considered with the changes that make
+    it legal.
+
+    Args:
+        known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
+            it leaves out is not asked for again.
+        starts: what is run first after the baseline; None: the recipes.
+    """
+
+    def __init__(
+        self, problem: Problem, known: Mapping[Candidate, Estimate], starts: Sequence[Candidate] | None = None
+    ) -> None:
+        self._problem = problem
+        self._known = known
+        self._starts = tuple(problem.recipes if starts is None else starts)
+        self._asked: set[Candidate] = set()
+        self._legal: dict[Candidate, bool] = {}
+        self._changed: dict[Candidate, tuple[Candidate, ...]] = {}
+        self._random = random.Random(0)
+        self._freed: set[Candidate] = set()
+
+    def proposals(self) -> Iterator[Batch]:
+        """Yield batches of candidates to run until none is likely to improve the best one."""
+        baseline = self._problem.baseline
+        self._asked.add(baseline)
+        if baseline not in self._known:
+            yield [baseline]
+        yield from self._new(self._starts)
+        best = self._best()
+        if best is None:
+            yield from self._new(self._changes(baseline))
+            best = self._best()
+        since = 0
+        while best is not None:
+            batch = (self._promising(best) if since < _PATIENCE else []) or self._freeing(best)
+            if not batch:
+                break
+            yield batch
+            found = self._best() or best
+            since = 0 if _better(found, best) else since + len(batch)
+            best = found
+        if best is not None:
+            yield from self._around(self._best() or best)
+
+    def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
+        """Run the candidates that are legal and not known."""
+        missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
+        self._asked.update(missing)
+        if missing:
+            yield missing
+
+    def _is_open(self, candidate: Candidate) -> bool:
+        return candidate not in self._known and candidate not in self._asked and self._is_legal(candidate)
+
+    def _is_legal(self, candidate: Candidate) -> bool:
+        if candidate not in self._legal:
+            self._legal[candidate] = self._problem.illegal(candidate) is None
+        return self._legal[candidate]
+
+    def _traced(self) -> list[Estimate]:
+        found = (each for each in self._known.values() if each.memory is not None and self._is_legal(each.candidate))
+        return sorted(found, key=rank)
+
+    def _best(self) -> Estimate | None:
+        return next(iter(self._traced()), None)
+
+    def _promising(self, best: Estimate) -> list[Candidate]:
+        """Return the next batch: the most promising candidate, then the next as if that one were as expected."""
+        rates = {each.candidate: math.log(rate) for each in self._known.values() if (rate := each.tokens_per_second)}
+        needs = {each.candidate: _excess(each) for each in self._traced()}
+        pool = self._pool(best, rates, needs)
+        batch: list[Candidate] = []
+        while pool and len(batch) < _TOGETHER:
+            scores = self._scores(best, pool, rates, needs)
+            index = int(np.argmax(scores))
+            if scores[index] == -np.inf:
+                break
+            chosen = pool.pop(index)
+            batch.append(chosen)
+            rate, need = (float(self._figure(of)([chosen]).mean[0]) for of in (rates, needs))
+            rates, needs = {**rates, chosen: rate}, {**needs, chosen: need}
+        self._asked.update(batch)
+        return batch
+
+    def _freeing(self, best: Estimate) -> list[Candidate]:
+        """Return all changes of the fastest candidate that does not fit, if it is faster; none where that was done.
+
+        A choice may free memory with one other choice alone: there is little to offload where all layers are
+        checkpointed.
+        """
+        larger = self._larger()[:1]
+        if not best.fits or not larger or larger[0].candidate in self._freed or not _is_faster(larger[0], best):
+            return []
+        self._freed.add(larger[0].candidate)
+        ordered = self._problem.ordered
+        changes = (each for each in self._changes(larger[0].candidate) if self._is_open(each))
+        batch = [each for each in changes if not ordered & each.differences(larger[0].candidate).keys()]
+        self._asked.update(batch)
+        return batch
+
+    def _larger(self) -> list[Estimate]:
+        """Return what does not fit, the fastest first."""
+        found = (each for each in self._traced() if not each.fits)
+        return sorted(found, key=lambda each: -(each.tokens_per_second or 0.0))
+
+    def _figure(self, known: _Logarithms) -> Figure:
+        return Figure(self._problem.choices, known, {})
+
+    def _scores(self, best: Estimate, pool: Sequence[Candidate], rates: _Logarithms, needs: _Logarithms) -> Array:
+        """Return what candidates are ordered by; minus infinity for what is not worth a trace.
+
+        What may fit and be faster than the best comes first, by the rate that it may have; then what would be faster
+        and should not fit, by the memory that it may need.
+        """
+        need = self._figure(needs)(pool)
+        least = need.mean - need.untraced
+        if not best.fits or not rates:
+            return -least
+        rate = self._figure(rates)(pool)
+        gain = rate.mean + rate.untraced - math.log(best.tokens_per_second or 1.0) - _WORTH
+        near = frozenset(self._changes(best.candidate))
+        lacking = least * np.where([each in near for each in pool], _NEAR, 1.0)
+        return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking, gain))
+
+    def _pool(self, best: Estimate, rates: _Logarithms, needs: _Logarithms) -> list[Candidate]:
+        """Return open candidates: changes of the best and of what would be faster, and random ones."""
+        traced = self._traced()
+        starts = [*traced[:_BEST], *self._larger()[:_BEST]]
+        pool = {change: None for each in starts for change in self._changes(each.candidate)}
+        pool.update(dict.fromkeys(self._by_chance()))
+        considered = [each for each in pool if self._is_open(each)]
+        for _ in range(_STEPS):
+            if not considered:
+                break
+            first = considered[int(np.argmax(self._scores(best, considered, rates, needs)))]
+            further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
+            pool.update(dict.fromkeys(further))
+            considered += further
+        return considered
+
+    def _by_chance(self) -> Iterator[Candidate]:
+        for _ in range(_RANDOM):
+            chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
+            yield self._problem.normal(Candidate(chosen))
+
+    def _changes(self, candidate: Candidate) -> tuple[Candidate, ...]:
+        """Return the candidates with one other choice, with further changes where rules forbid it alone."""
+        if candidate not in self._changed:
+            singles = ((knob, choice) for knob, each in self._problem.choices.items() for choice in each)
+            found = (
+                each
+                for knob, choice in singles
+                if choice != candidate[knob]
+                for each in nearest_legal(self._problem, candidate, knob, choice)
+            )
+            self._changed[candidate] = tuple(dict.fromkeys(found))
+        return self._changed[candidate]
+
+    def _around(self, best: Estimate) -> Iterator[Batch]:
+        """Yield what is shown with the best: what needs less and is as fast, what fits with certainty, and the smallest
+        changes of the baseline."""
+        free = dict(self._free(best))
+        if best.fits and free:
+            yield from self._new([best.candidate.but(**free)])
+        baseline = self._known.get(self._problem.baseline)
+        if baseline is not None and best.fits and not baseline.fits:
+            changed = best.candidate.differences(baseline.candidate)
+            yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
+        if best.fits and not best.sure:
+            yield from self._new(best.candidate.but(**{knob: each}) for knob, each in self._smaller(best.candidate))
+
+    def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Choice]]:
+        """Yield the next smaller choice of each ordered knob."""
+        for knob in self._problem.ordered & self._problem.choices.keys():
+            own = candidate[knob]
+            numbers = [each for each in self._problem.choices[knob] if isinstance(each, int)]
+            smaller = [each for each in numbers if isinstance(own, int) and each < own]
+            if smaller:
+                yield knob, max(smaller)
+
+    def _free(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
+        """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
+        traced = self._traced()
+        for one in traced:
+            for other in traced:
+                changed = other.candidate.differences(one.candidate)
+                if len(changed) != 1 or one.memory is None or other.memory is None:
+                    continue
+                ((knob, choice),) = changed.items()
+                if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
+                    continue
+                if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
+                    yield knob, choice
+
+
+def _excess(estimate: Estimate) -> float:
+    """Return the logarithm of the need over the memory there is."""
+    memory, spare_bytes = estimate.memory, estimate.spare_bytes
+    assert memory is not None
+    assert spare_bytes is not None
+    return math.log(memory.device_bytes / max(1, memory.device_bytes + spare_bytes))
+
+
+def _is_faster(found: Estimate, best: Estimate) -> bool:
+    return (found.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _WORTH)
+
+
+def _better(found: Estimate, best: Estimate) -> bool:
+    """Return whether a result is better than another by a share that counts."""
+    if rank(found) >= rank(best) or found.memory is None:
+        return False
+    if best.memory is None or found.fits != best.fits:
+        return True
+    if found.fits and (found.tokens_per_second or best.tokens_per_second):
+        return _is_faster(found, best)
+    return found.memory.device_bytes < best.memory.device_bytes * (1 - _WORTH)
