@@ -66,6 +66,7 @@ class SearchArguments(Arguments):
             half of ``max_completion_length``.
         prompt_coverage: share of the prompts, above 0 and up to 1, that those trainers keep, of training and of
             evaluation each: the longest are dropped, since these trainers cut none. None: 1.
+        teacher: for distillation: the model to imitate, named like ``model``, with the same vocabulary.
         num_processes: processes that train together, each on a GPU of its own.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes.
         global_batch_size: documents per optimizer step, which are rows of the dataset however they are packed. None: 8
@@ -87,6 +88,7 @@ class SearchArguments(Arguments):
     reward_funcs: Iterable[str] = ()
     completion_length: int | str | None = None
     prompt_coverage: float | None = None
+    teacher: str | None = None
     num_processes: int | Auto | None = None
     memory_budget: str | int | None = None
     global_batch_size: int | None = None

@@ -14,7 +14,7 @@ from autotune.space import Wishes
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import impossible
 from autotune.trainers import find_trainer
-from autotune.trainers.generating import OLD_PASS
+from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
 from tests.settings import CPU, GPU, problem, setting, workload
 
