@@ -207,12 +207,14 @@ def _handed_over(
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
     plan = trainer.plan(outcome.winner.candidate, setting)
-    rows = training_rows(setting.workload, plan, out.directory)
-    copied = rows.cut or any(profile.dropped for profile in setting.workload.profiles)
+    workload = setting.workload
+    rows = training_rows(workload, plan, out.directory)
+    copied = rows.cut or any(profile.dropped for profile in workload.profiles)
     wanted = Wanted(
         plan,
         frozenset(problem.wishes.fixed),
-        setting.workload.model_source.name if asked.model is not None else None,
+        workload.model_source.name if asked.model is not None else None,
+        workload.teacher_source.name if asked.teacher is not None and workload.teacher_source is not None else None,
         rows if copied or asked.dataset is not None or asked.evaluates else None,
         asked.evaluates,
         out.directory,
