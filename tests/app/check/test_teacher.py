@@ -43,10 +43,10 @@ def test_a_teacher_of_another_vocabulary_cannot_run(write: Write, checked: Check
 
 
 def parameter_bytes(checked: Checked, **asked: object) -> int:
-    verdict = checked(trainer="distillation", **asked)  # type: ignore[arg-type]  # arguments by name
+    verdict = checked(trainer="distillation", **asked)
     assert verdict.need is not None, verdict.headline
     assert verdict.need.memory is not None
-    return verdict.need.memory.breakdown["parameter"]
+    return int(verdict.need.memory.breakdown["parameter"])
 
 
 def test_weights_of_the_teacher_are_counted_in_the_type_that_it_is_loaded_in(
@@ -86,4 +86,4 @@ def whole_bytes(model: Path) -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     built = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
-    return 4 * sum(tensor.numel() for tensor in built.parameters())
+    return int(4 * sum(tensor.numel() for tensor in built.parameters()))
