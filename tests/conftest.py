@@ -65,6 +65,7 @@ def same_environment() -> Iterator[None]:
 def small_vocabulary_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 128 words: TRL's, of 32,768, would be most of a small model's peak and hide every error in the rest."""
     monkeypatch.setattr("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+    monkeypatch.setattr("trl.kernels.chunked_divergence.VOCAB_CHUNK_SIZE", 128)
 
 
 @pytest.fixture(scope="session")

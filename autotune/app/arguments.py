@@ -67,6 +67,7 @@ class SearchArguments(Arguments):
             completions. None: half of ``max_completion_length``.
         prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
             evaluation; the longest are dropped, since these trainers cut none. None: 1.
+        teacher: for distillation: the model to imitate, named like ``model``, with the same vocabulary.
         num_processes: processes that train together, one per GPU.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes.
         global_batch_size: documents (rows of the dataset) per optimizer step, over all processes. None: 8 per process,
@@ -88,6 +89,7 @@ class SearchArguments(Arguments):
     reward_funcs: Iterable[str] = ()
     completion_length: int | str | None = None
     prompt_coverage: float | None = None
+    teacher: str | None = None
     num_processes: int | Auto | None = None
     memory_budget: str | int | None = None
     global_batch_size: int | None = None

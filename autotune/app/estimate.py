@@ -24,6 +24,7 @@ from autotune.planning.vllm import assumed, engine_of
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import configuration_of, peft_words, user_plan
+from autotune.userconfig.teacher import teacher_of
 
 if TYPE_CHECKING:
     import peft
@@ -65,11 +66,14 @@ def estimate(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
                 hint=f"Both are at least 1, and together at most {MOST_TOKENS:,} tokens.",
             )
-    user = user_plan(configuration_of(config), peft_words(peft_config), evaluates=eval_shape is not None)
+    found = configuration_of(config)
+    user = user_plan(found, peft_words(peft_config), evaluates=eval_shape is not None)
     plan = user.plan
     check_evaluation(find_trainer(plan.trainer), evaluates=eval_shape is not None)
     source, planned = model_source(model, "random", tokenizes=False), planned_machine(gpu)
     options = checked_options(SearchArguments(trainer=plan.trainer, exclude=("attention",)))
+    if options.trainer.has_teacher:
+        options = replace(options, teacher=teacher_of(found))
     cache = user_cache()
     rows, tokens = shape[0], _padded(shape[1], plan.args)
     layout, traced = _traced_shape(plan, rows, tokens)

@@ -10,8 +10,9 @@ from typing import Literal
 from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
-from autotune.core.workload import Rollouts
+from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
+from autotune.inspection.model import model_source
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
@@ -32,6 +33,7 @@ class Options:
         num_processes: processes that train together, or None for one on each device, or for one to each worker.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         rollouts: prompts, generated completions and their rewards.
+        teacher: the model to imitate, for trainers that have a teacher, once it is known.
         coverage_asked: whether the user gave the token coverage.
         workers: how many probe at the same time, or None for one that has all of the machine.
         margin: share of the budget, 0 to 0.5, that stays free while probing.
@@ -48,6 +50,7 @@ class Options:
     file: SpaceFile
     rollouts: Rollouts
     coverage_asked: bool
+    teacher: ModelSource | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
     workers: int | Auto | None = None
     margin: float = 0.0
@@ -96,6 +99,7 @@ def checked_options(asked: SearchArguments) -> Options:
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, asked),
         coverage_asked=coverage is not None,
+        teacher=_teacher(trainer, asked.teacher),
     )
 
 
@@ -111,8 +115,10 @@ def probe_options(asked: ProbeArguments) -> Options:
         raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
     _check_numbers({"number of trials": asked.trials, "number of workers": asked.workers})
+    options = checked_options(asked)
     return replace(
-        checked_options(asked),
+        # A base may name the teacher.
+        options if asked.base is not None else with_teacher(options, asked.init),
         device=asked.device,
         workers=asked.workers,
         margin=asked.margin,
@@ -126,9 +132,13 @@ def probe_options(asked: ProbeArguments) -> Options:
 def plan_options(asked: PlannedArguments) -> Options:
     """Return the options of a plan on a dataset, or on rows of one length.
 
-        Raises:
-    InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
+    Raises:
+        InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
+    return with_teacher(_of_rows(asked))
+
+
+def _of_rows(asked: PlannedArguments) -> Options:
     length = asked.seq_len
     if (asked.dataset is None) == (length is None):
         what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
@@ -155,10 +165,41 @@ def plan_options(asked: PlannedArguments) -> Options:
     return checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked)
 
 
+def with_teacher(options: Options, init: Init = "random") -> Options:
+    """Return options whose teacher is loaded as the model is.
+
+    Raises:
+        InputError: the trainer needs a teacher, and none is named.
+    """
+    teacher = options.teacher
+    if teacher is None:
+        if options.trainer.has_teacher:
+            raise InputError(f"{options.trainer.label} needs a teacher.", hint="Name one with --teacher MODEL.")
+        return options
+    # Again, since whether there are weights to load is a question of `init`.
+    return replace(
+        options, teacher=replace(model_source(teacher.name, init, tokenizes=False), revision=teacher.revision)
+    )
+
+
+def _teacher(trainer: Trainer, name: str | None) -> ModelSource | None:
+    if name is None:
+        return None
+    if not trainer.has_teacher:
+        takers = ", ".join(item.name for item in trainers().values() if item.has_teacher)
+        raise InputError(f"{trainer.label} has no teacher, so --teacher means nothing.", hint=f"It is for {takers}.")
+    return model_source(name, "random", tokenizes=False)
+
+
 def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     rewards, length, coverage = tuple(asked.reward_funcs), asked.completion_length, asked.prompt_coverage
     named = {"--reward-funcs": rewards or None, "--completion-length": length, "--prompt-coverage": coverage}
     given = [option for option, value in named.items() if value is not None]
+    if rewards and trainer.generates and not trainer.scores:
+        takers = ", ".join(item.name for item in trainers().values() if item.scores)
+        raise InputError(
+            f"{trainer.label} has no reward functions, so --reward-funcs means nothing.", hint=f"It is for {takers}."
+        )
     if given and not trainer.generates:
         takers = ", ".join(item.name for item in trainers().values() if item.generates)
         raise InputError(

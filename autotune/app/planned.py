@@ -156,11 +156,11 @@ def planned_workload(
         InputError: the model or the dataset cannot be used.
     """
     here = inspect_machine("cpu")
-    states = [state_of(model.name)]
+    states = [state_of(each.name) for each in (model, options.teacher) if each is not None]
     read = (source for source in (dataset, evaluation) if source is not None)
     states += [state_of(place) for source in read for place in source.places]
     name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
-    asked = name, model, dataset, evaluation, options.rollouts
+    asked = name, model, dataset, evaluation, options.rollouts, options.teacher
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
@@ -170,7 +170,7 @@ def planned_workload(
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
     adapter = fixed_peft(options)
-    workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter)
+    workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
         workload = reader.check_attention(workload, here, wanted)
     if all(state is not None for state in states):

@@ -12,7 +12,7 @@ from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import Options, check_evaluation, probe_options
+from autotune.app.options import Options, check_evaluation, probe_options, with_teacher
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
@@ -23,6 +23,7 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
+from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -37,6 +38,7 @@ from autotune.userconfig.edit import Wanted
 from autotune.userconfig.handover import handed_over
 from autotune.userconfig.launch import started_by
 from autotune.userconfig.sources import Sources
+from autotune.userconfig.teacher import teacher_of
 from autotune.userconfig.written import written
 
 
@@ -64,7 +66,7 @@ def probe(asked: ProbeArguments) -> Result:
         if config is not None:
             listener(StageStarted(f"Reading {config.place} with TRL's parser"))
             base = read_base(config, machine.hardware, server, out.workload / "base")
-            options = _with_rewards(options, base)
+            options = _of_base(options, base, asked.init)
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
@@ -167,9 +169,12 @@ def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> So
     return Sources(replace(found.model, init=asked.init), found.dataset, evaluation)
 
 
-def _with_rewards(options: Options, base: UserBase) -> Options:
-    rewards = options.rollouts.rewards or rewards_of(base)
-    return replace(options, rollouts=replace(options.rollouts, rewards=rewards))
+def _of_base(options: Options, base: UserBase, init: Init) -> Options:
+    """Return options with the reward functions and the teacher of a base, where none were given in their place."""
+    rewards, teacher = options.rollouts.rewards or rewards_of(base), options.teacher
+    if teacher is None and options.trainer.has_teacher:
+        teacher = teacher_of(base.config)
+    return with_teacher(replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher), init)
 
 
 def _default_output(asked: ProbeArguments) -> str:
@@ -202,12 +207,14 @@ def _handed_over(
     if outcome.winner is None:
         return BaseFile(base.name), tuple(notes)
     plan = trainer.plan(outcome.winner.candidate, setting)
-    rows = training_rows(setting.workload, plan, out.directory)
-    copied = rows.cut or any(profile.dropped for profile in setting.workload.profiles)
+    workload = setting.workload
+    rows = training_rows(workload, plan, out.directory)
+    copied = rows.cut or any(profile.dropped for profile in workload.profiles)
     wanted = Wanted(
         plan,
         frozenset(problem.wishes.fixed),
-        setting.workload.model_source.name if asked.model is not None else None,
+        workload.model_source.name if asked.model is not None else None,
+        workload.teacher_source.name if asked.teacher is not None and workload.teacher_source is not None else None,
         rows if copied or asked.dataset is not None or asked.evaluates else None,
         asked.evaluates,
         out.directory,

@@ -50,4 +50,4 @@ def traces_of(
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
     """
     versions = {**environment(machine), "autotune": source_digest()}
-    return Traces(tracer, cache, workload.model.fingerprint, versions, gpus, times)
+    return Traces(tracer, cache, workload.models_fingerprint, versions, gpus, times)

@@ -118,7 +118,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
     setting = problem.setting
     workload, hardware = setting.workload, setting.machine.hardware
     parts: dict[str, object] = {
-        "model": [workload.model.fingerprint, workload.model_source.init],
+        "model": [workload.models_fingerprint, workload.model_source.init],
         "dataset": workload.dataset.fingerprint,
         **({"evaluation dataset": workload.evaluation.fingerprint} if workload.evaluation is not None else {}),
         "completions and rewards": encode(workload.rollouts),

@@ -39,6 +39,7 @@ class WorkloadReader:
         evaluation: DatasetSource | None = None,
         rollouts: Rollouts | None = None,
         peft: Choice = peft_config.NONE,
+        teacher: ModelSource | None = None,
     ) -> Workload:
         """Return the workload, tokenised, with no attention checked yet.
 
@@ -46,14 +47,17 @@ class WorkloadReader:
             evaluation: the rows that training is evaluated on, or None.
             rollouts: prompts and completions, or None.
             peft: the choice of ``peft_config``, which is checked against the model.
+            teacher: the model that the trained one is to imitate, or None.
 
         Raises:
-            InputError: the model, the dataset or the PEFT configuration cannot be used.
+            InputError: the model, its teacher, the dataset or the PEFT configuration cannot be used.
         """
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
         tokenized, evaluation_rows = (str(self.directory / name) for name in ("tokenized", "evaluation"))
         rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
-        request = PrepareRequest(model, dataset, trainer, tokenized, evaluation, evaluation_rows, rollouts, adapter)
+        request = PrepareRequest(
+            model, dataset, trainer, tokenized, evaluation, evaluation_rows, rollouts, adapter, teacher
+        )
         reply = prepare(self.server, request, self.directory / "prepare", self.most_seconds)
         return Workload(
             trainer,
@@ -65,6 +69,8 @@ class WorkloadReader:
             evaluation=reply.evaluation,
             rollouts=rollouts,
             absent=reply.absent,
+            teacher_source=teacher,
+            teacher=reply.teacher,
         )
 
     def read_checked(
@@ -84,7 +90,7 @@ class WorkloadReader:
         Raises:
             InputError: the model, the dataset or the PEFT configuration cannot be used.
         """
-        known = (options.rollouts, fixed_peft(options))
+        known = (options.rollouts, fixed_peft(options), options.teacher)
         workload = self.read(options.trainer.name, model, dataset, evaluation, *known)
         return self.check_attention(workload, machine, attentions(options, machine, own_attention))
 

@@ -30,6 +30,7 @@ _METAVARS = {
     "network": "GBIT",
     "output": "DIR",
     "reward_funcs": "NAME[,NAME]",
+    "teacher": "MODEL",
     "storage": "URL",
     "timeout": "TIME",
 }

@@ -55,6 +55,7 @@ class PrepareRequest:
         peft: a configuration in PEFT's own JSON, to be checked against the model; empty without one.
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: directory for those, tokenised.
+        teacher: the model that the trained one imitates; None for trainers without one.
     """
 
     model: ModelSource
@@ -65,6 +66,7 @@ class PrepareRequest:
     evaluation_directory: str = ""
     rollouts: Rollouts = field(default_factory=Rollouts)
     peft: Mapping[str, object] = field(default_factory=dict)
+    teacher: ModelSource | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,14 @@ class PrepareReply:
 
     Attributes:
         absent: plan entries of the trainer's techniques for which the installed TRL has no field.
+        teacher: profile of the teacher, or None without one.
     """
 
     model: ModelProfile
     dataset: DatasetProfile
     evaluation: DatasetProfile | None = None
     absent: tuple[str, ...] = ()
+    teacher: ModelProfile | None = None
 
 
 @dataclass(frozen=True)

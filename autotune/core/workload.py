@@ -232,6 +232,7 @@ class Workload:
         rollouts: the completions, for trainers that generate them.
         evaluation_source, evaluation: the rows that training is evaluated on; None without evaluation.
         absent: plan entries of techniques, such as ``args.FIELD``, for which the installed TRL has no field.
+        teacher_source, teacher: the model that the trained one is to imitate; None for trainers without one.
     """
 
     trainer: str
@@ -244,6 +245,13 @@ class Workload:
     evaluation: DatasetProfile | None = None
     rollouts: Rollouts = field(default_factory=Rollouts)
     absent: tuple[str, ...] = ()
+    teacher_source: ModelSource | None = None
+    teacher: ModelProfile | None = None
+
+    @property
+    def models_fingerprint(self) -> str:
+        """Hash of the configuration and tokenizer of the model, and of its teacher's if it has one."""
+        return "+".join(model.fingerprint for model in (self.model, self.teacher) if model is not None)
 
     @property
     def profiles(self) -> tuple[DatasetProfile, ...]:

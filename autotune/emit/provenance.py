@@ -62,26 +62,29 @@ def provenance(given: Handover, rows: TrainingRows) -> tuple[str, ...]:
             "this one: the completions of one process alone are no whole groups (num_generations). So there is no "
             "config.yaml."
         )
-    if workload.model.has_weights is False:
-        sentences.append(
-            f"{workload.model_source.name} holds no weights; put them there, or name a model that has them."
-        )
+    sentences += [
+        f"{model.name} holds no weights; put them there, or name a model that has them."
+        for model in (workload.model, workload.teacher)
+        if model is not None and model.has_weights is False
+    ]
     return tuple(sentences)
 
 
-def _of_completions(given: Handover) -> tuple[str, str]:
+def _of_completions(given: Handover) -> tuple[str, ...]:
     rollouts, completions, basis = given.workload.rollouts, given.plan.completions, given.basis.value
     assert completions is not None
     kind = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, the default"
     if rollouts.column is not None:
         kind = f"as in the column {rollouts.column}"
-    rewards = ", ".join(given.plan.rewards)
-    scored = (
-        f"They are rewarded by {rewards}; start training where Python finds its module."
-        if rollouts.rewards
-        else f"No reward function was named: {rewards}, which only looks at lengths, holds its place in reward_funcs."
-    )
+    scored = _of_rewards(given) if given.plan.rewards else ()
     if not given.timed:
-        return f"Memory was {basis} with completions as long as possible.", scored
+        return (f"Memory was {basis} with completions as long as possible.", *scored)
     assumed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({kind}), memory with "
-    return f"{assumed}completions as long as possible.", scored
+    return (f"{assumed}completions as long as possible.", *scored)
+
+
+def _of_rewards(given: Handover) -> tuple[str]:
+    rewards = ", ".join(given.plan.rewards)
+    if given.workload.rollouts.rewards:
+        return (f"They are rewarded by {rewards}; start training where Python finds its module.",)
+    return (f"No reward function was named: {rewards}, which only looks at lengths, holds its place in reward_funcs.",)

@@ -88,6 +88,17 @@ _ADAPTED = {
     name, reference = model_args.model_name_or_path, None
 """,
 }
+# Type and attention are those of the model unless the configuration says otherwise, as in TRL's own script.
+_TEACHER_LOADING = """\
+    training_args.teacher_model_init_kwargs = {
+        "revision": training_args.teacher_model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+        "trust_remote_code": training_args.trust_remote_code,
+        **(training_args.teacher_model_init_kwargs or {}),
+    }
+"""
+_TEACHER = "        teacher_model=training_args.teacher_model_name_or_path,\n"
 _SCRIPT = Template('''\
 """$title with TRL, $origin; stands on its own.
 
@@ -118,10 +129,10 @@ def main() -> None:
         "trust_remote_code": training_args.trust_remote_code,
 $quantized        **(training_args.model_init_kwargs or {}),
     }
-    dataset = $dataset
+$teacher_loading    dataset = $dataset
 $loading    trainer = $trainer_class(
         model=model_args.model_name_or_path,
-        args=training_args,
+$teacher        args=training_args,
 $reward_funcs        train_dataset=dataset[$train_split],
 $evaluated$loaded        peft_config=$peft_config,
     )
@@ -158,6 +169,8 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     return _SCRIPT.substitute(
         **(_BY_NAME if trainer.loads_by_name else _ADAPTED if plan.peft else _LOADED),
         **_rewards(scores=bool(plan.rewards)),
+        teacher_loading=_TEACHER_LOADING if trainer.has_teacher else "",
+        teacher=_TEACHER if trainer.has_teacher else "",
         standard=_standard(given, env),
         title=trainer.title,
         origin=f"as {_WORDS[given.basis]} by autotune{_UNMEASURED[given.basis]}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 from accelerate import ParallelismConfig
@@ -16,6 +17,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from autotune.core.plan import TrainingPlan
 from autotune.step.models.peft import peft_from_json
 from autotune.step.trainers import adapter
+from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REVISION
 
 
 def config(plan: TrainingPlan, **overrides: object) -> Any:
@@ -24,7 +26,10 @@ def config(plan: TrainingPlan, **overrides: object) -> Any:
     args = {name: deepcopy(value) if isinstance(value, dict) else value for name, value in plan.args.items()}
     if plan.parallelism:
         args["parallelism_config"] = parallelism_config(plan.parallelism)
-    return adapter(plan.trainer).config(**{**args, "model_init_kwargs": model_init_kwargs(plan), **overrides})
+    loading = {"model_init_kwargs": model_init_kwargs(plan)}
+    if TEACHER in plan.args:
+        loading[TEACHER_LOADING] = teacher_init_kwargs(plan)
+    return adapter(plan.trainer).config(**{**args, **loading, **overrides})
 
 
 def parallelism_config(given: Mapping[str, Any]) -> ParallelismConfig:
@@ -50,6 +55,45 @@ def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
         "dtype": arguments.dtype,
     }
     own = plan.args.get("model_init_kwargs")
+    return {**kwargs, **own} if isinstance(own, dict) else kwargs
+
+
+@dataclass(frozen=True)
+class TeacherLoading:
+    """How the teacher of a plan is loaded.
+
+    Attributes:
+        name: hub id or path.
+        kwargs: keyword arguments of ``from_pretrained``, without ``revision`` and the quantisation.
+        quantization: what it is quantised to, or None.
+    """
+
+    name: str
+    revision: str
+    kwargs: Mapping[str, Any]
+    quantization: BitsAndBytesConfig | None
+
+
+def teacher_loading(plan: TrainingPlan) -> TeacherLoading:
+    """Return how the teacher that a plan names is loaded."""
+    kwargs = teacher_init_kwargs(plan)
+    revision, quantization = kwargs.pop("revision"), kwargs.pop("quantization_config", None)
+    found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
+    return TeacherLoading(str(plan.args[TEACHER]), revision or "main", kwargs, found)
+
+
+def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
+    """Return the keyword arguments with which a teacher is loaded, composed as in ``trl/scripts/distillation.py``.
+
+    Type and attention are the trained model's unless the plan says otherwise; its quantisation is not.
+    """
+    arguments, own = model_arguments(plan), plan.args.get(TEACHER_LOADING)
+    kwargs: dict[str, Any] = {
+        "revision": plan.args.get(TEACHER_REVISION),
+        "trust_remote_code": False,
+        "attn_implementation": arguments.attn_implementation,
+        "dtype": arguments.dtype,
+    }
     return {**kwargs, **own} if isinstance(own, dict) else kwargs
 
 

@@ -29,6 +29,7 @@ class Beta(NumberTechnique):
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
         "rloo": TrainerFacts(default="0.05"),
         **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),
+        "distillation": TrainerFacts(without_effect="it chooses the divergence from the teacher, with no reference"),
     }
     changes = "the loss holds the model closer to the reference, or not at all"
     impact = NO_PATCHES

@@ -24,6 +24,7 @@ _GENERATED = "the inputs are made after generation, of prompts that are dealt ou
 _SCORED = "the score of a row is read where its last token would be, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
     "dpo": _PAIRS, "kto": _UNSPLIT, "grpo": _GENERATED, "rloo": _GENERATED,
+    "distillation": _GENERATED,
     "online_dpo": "completions are generated from whole rows in each step",
 }  # fmt: skip
 _SIZES = (2, 4, 8)

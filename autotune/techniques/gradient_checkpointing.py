@@ -62,6 +62,7 @@ class GradientCheckpointing(Technique):
         "reward": TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}, which refuses it"}),
         "grpo": _generating("GRPOTrainer"),
         "rloo": _generating("RLOOTrainer"),
+        "distillation": _generating("DistillationTrainer"),
         # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
         "online_dpo": TrainerFacts(
             ignored=dict.fromkeys(

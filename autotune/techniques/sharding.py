@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
@@ -45,6 +46,8 @@ _DOCUMENT_3: Mapping[str, object] = {
 # fused head gathers that weight itself, and DeepSpeed then refuses to partition it again: "Cannot partition a param in
 # flight" (TRL 1.16, `maybe_gather_lm_head_ctx`; deepspeed 0.19).
 _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
+# accelerate's `prepare_model` moves no model under FSDP, and for evaluation wraps none either (accelerate 1.15).
+_ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _STAGE = "args.deepspeed.zero_optimization.stage"
 _FSDP2: Mapping[str, object] = {
@@ -104,6 +107,7 @@ class Sharding(Technique):
     )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
     identified_by = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"distillation": TrainerFacts(refused={FSDP2: _ON_THE_HOST})}
     impact = TraceImpact(frees_weights=WEIGHTS_SHARED.__contains__, in_plan=_impact_in)
 
     def matters(self, setting: Setting) -> bool:

@@ -18,7 +18,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
     name = "vllm_gpu_memory_utilization"
     summary = "Share of the GPU that vLLM reserves: what it does not need otherwise becomes its key-value cache."
     options = (
-        Option("0.3", "TRL's default for GRPO and RLOO"),
+        Option("0.3", "TRL's default for GRPO, RLOO and distillation"),
         Option("0.5", "any share between 0 and 1"),
     )
     trl_default = "0.3"

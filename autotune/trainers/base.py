@@ -98,7 +98,9 @@ class Trainer(ABC):
         config_fields: the effect of these fields on a trace.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
-        generates: whether it trains on completions that the model generates, and that reward functions score.
+        generates: whether it trains on completions that the model generates.
+        scores: whether reward functions score these completions.
+        has_teacher: whether it trains the model to imitate another one, which the user names.
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
         module: the module of TRL that its classes are imported from.
@@ -124,6 +126,8 @@ class Trainer(ABC):
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
     generates: ClassVar[bool] = False
+    scores: ClassVar[bool] = False
+    has_teacher: ClassVar[bool] = False
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
     module: ClassVar[str] = "trl"

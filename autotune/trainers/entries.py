@@ -25,10 +25,17 @@ def entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> 
 
 
 def put(tree: dict[str, object], path: str, value: object) -> None:
-    """Set the value at a path such as ``args.FIELD`` of nested mappings, which are made where there are none."""
+    """Set the value at a path such as ``args.FIELD`` of nested mappings, which are made where there are none.
+
+    A mapping is put into one that is there already, key by key.
+    """
     head, _, rest = path.partition(".")
     if not rest:
-        tree[head] = value
+        inside = tree.get(head)
+        if isinstance(inside, dict) and isinstance(value, Mapping):
+            _update(inside, value)
+        else:
+            tree[head] = value
         return
     branch = tree.setdefault(head, {})
     assert isinstance(branch, dict)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from autotune.core.plan import TrainingPlan
 from autotune.trainers.base import ConfigFields
-from autotune.trainers.generating import FIELDS, TRACED, WITHOUT_EFFECT, Generating
+from autotune.trainers.groups import FIELDS, TRACED, WITHOUT_EFFECT, Groups
 
 
-class GroupRelativePolicyOptimization(Generating):
+class GroupRelativePolicyOptimization(Groups):
     """Completions are generated for all micro-batches of a step at once; there is no reference unless asked for."""
 
     name = "grpo"

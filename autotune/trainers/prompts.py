@@ -54,6 +54,7 @@ class Prompted(Trainer):
     formats = (DatasetFormat("prompt", ("prompt",)),)
     parts = ("prompt", "completion")
     generates = True
+    scores = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
     most_field: ClassVar[str]
 
@@ -73,7 +74,7 @@ class Prompted(Trainer):
         return (tokens, 0), tokens
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, with the reward functions.
+        """Return a plan for a trace, with the reward functions if there are any.
 
         vLLM does not run on a virtual device, and is replaced by completions that are there.
         """
@@ -95,10 +96,11 @@ class Prompted(Trainer):
         return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
-        """Return the plan with the reward functions, and with what is assumed of completions."""
+        """Return the plan with the reward functions, if any score, and with what is assumed of completions."""
         most, drawn = required(plan, self.most_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
-        return replace(plan, rewards=workload.rollouts.rewards or (NO_REWARD,), completions=assumed)
+        rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
+        return replace(plan, rewards=rewards, completions=assumed)
 
 
 def required(plan: TrainingPlan, field: str) -> int:

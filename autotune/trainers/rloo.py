@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from autotune.core.plan import TrainingPlan
 from autotune.trainers.base import ConfigFields
-from autotune.trainers.generating import FIELDS, TRACED, WITHOUT_EFFECT, Generating
+from autotune.trainers.groups import FIELDS, TRACED, WITHOUT_EFFECT, Groups
 
 
-class LeaveOneOut(Generating):
+class LeaveOneOut(Groups):
     """As GRPO, with a reference by default, and always with the old log-probabilities."""
 
     name = "rloo"

@@ -141,7 +141,7 @@ def rewards_of(base: UserBase) -> tuple[str, ...]:
     Raises:
         InputError: it names a reward model.
     """
-    if not find_trainer(base.written.trainer).generates:
+    if not find_trainer(base.written.trainer).scores:
         return ()
     try:
         return named_rewards(base.read)

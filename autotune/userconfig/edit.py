@@ -20,6 +20,7 @@ from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
+from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.base import UserBase
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
@@ -32,7 +33,7 @@ class Wanted:
     Attributes:
         plan: the recommended one.
         fixed: techniques that the user fixed in place of the file's values.
-        model: the model, if it was not the file's; None: the file's.
+        model, teacher: each, if it was not the file's; None: the file's.
         rows: the rows, if they are not the file's; None: the file's.
         evaluates: whether the rows to evaluate on are not the file's.
         bundle: the directory of the files by which processes are started.
@@ -41,6 +42,7 @@ class Wanted:
     plan: TrainingPlan
     fixed: frozenset[str] = frozenset()
     model: str | None = None
+    teacher: str | None = None
     rows: TrainingRows | None = None
     evaluates: bool = False
     bundle: Path = Path()
@@ -79,12 +81,12 @@ def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
 
 def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
     """Yield the required values of keys, by their path in the file, including unchanged ones."""
-    if wanted.model is not None:
-        yield ("model_name_or_path",), wanted.model
+    named = {"model_name_or_path": wanted.model, TEACHER: wanted.teacher}
+    yield from (((name,), value) for name, value in named.items() if value is not None)
     if wanted.rows is not None:
-        named = wanted.rows.arguments()
-        others = {name: base.defaults[name] for name in ROWS if name in base.arguments and name not in named}
-        yield from (((name,), value) for name, value in {**others, **named}.items())
+        rows = wanted.rows.arguments()
+        others = {name: base.defaults[name] for name in ROWS if name in base.arguments and name not in rows}
+        yield from (((name,), value) for name, value in {**others, **rows}.items())
     if wanted.evaluates:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
     techniques = tuple(_changed(base, wanted, trainer, setting))

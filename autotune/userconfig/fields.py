@@ -24,6 +24,8 @@ from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
+from autotune.trainers.distillation import TEACHER_LOADING
+from autotune.userconfig.teacher import without_script
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
@@ -107,6 +109,7 @@ def user_plan(
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
+    _model_words(_values_of_loading(config, TEACHER_LOADING))
     plan = TrainingPlan(trainer.name, args, {**model, **words})
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
@@ -156,7 +159,7 @@ def configuration_of(config: object) -> Configuration:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(f"A {names[0]} is no configuration that autotune knows.")
     kind = next((name for name in names if name in known), names[0])
-    return configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
+    return without_script(configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value))
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -222,13 +225,13 @@ def _config_assumptions(
         yield "evaluation is left out"
 
 
-def _values_of_loading(config: Configuration) -> Mapping[str, Any]:
-    given = config.values.get("model_init_kwargs")
+def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
+    given = config.values.get(field)
     loading = dict(given) if isinstance(given, Mapping) else {}
     for name, value in loading.items():
         if name not in _LOADING | _LOADING_WITHOUT_EFFECT and value is not None:
             raise InputError(
-                f"What model_init_kwargs' {name}={value!r} does to memory is not known to autotune.",
+                f"What {field}' {name}={value!r} does to memory is not known to autotune.",
                 hint="Write what changes the model into its config.json, or let autotune probe measure it.",
             )
     return loading

@@ -20,6 +20,10 @@ from autotune.virtual.records import OperatorRecord
 from autotune.virtual.tensors import type_of_device
 
 _FUSED_HEAD = "trl.kernels.chunked_logprob"
+_DIVERGENCE = "trl.kernels.chunked_divergence"
+_MODULES = (_FUSED_HEAD, _DIVERGENCE)
+_ASKING = (*_MODULES, "trl.trainer.utils", "trl.trainer.distillation_trainer")
+"""Modules that ask whether Triton has kernels for a device."""
 
 
 @contextmanager
@@ -29,14 +33,15 @@ def noting_launches(ledger: Ledger) -> Iterator[None]:
     CUDA builds of PyTorch install Triton; CPU builds do not, so it may be missing here.
     """
     with ExitStack() as stack:
-        if importlib.util.find_spec("triton") is not None:
+        triton = importlib.util.find_spec("triton") is not None
+        if triton:
             from triton.runtime.autotuner import Autotuner, Heuristics
             from triton.runtime.jit import JITFunction
 
             for kind in (JITFunction, Autotuner, Heuristics):
                 stack.enter_context(mock.patch.object(kind, "run", _launching(ledger)))
-        elif _FUSED_HEAD in sys.modules:
-            _stand_in_for_kernels(stack, sys.modules[_FUSED_HEAD], _launching(ledger))
+        for module in (sys.modules[name] for name in _MODULES if name in sys.modules and not triton):
+            _stand_in_for_kernels(stack, module, _launching(ledger))
         _patch_fused_head(stack, ledger.device_type)
         yield
 
@@ -97,10 +102,19 @@ def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
         else:
             torch.ops.aten.addmm.dtype_out(acc, a, b, torch.float32, out=acc)
 
-    for name in (_FUSED_HEAD, "trl.trainer.utils"):
+    def project(tile: Any, hidden: Any, weight: Any, bias: Any, start: int, end: int, dtype: torch.dtype) -> None:
+        # The same, of the logits of a tile (``_project``).
+        chunk = weight[start:end].to(dtype).t()
+        if dtype == tile.dtype:
+            torch.mm(hidden, chunk, out=tile)
+        else:
+            torch.ops.aten.mm.dtype_out(hidden, chunk, torch.float32, out=tile)
+        if bias is not None:
+            tile.add_(bias[start:end].float())
+
+    replaced = {"_use_triton": has_triton, "_addmm_fp32": add_product, "_project": project}
+    for name in _ASKING:
         module = sys.modules.get(name)
-        if module is not None and hasattr(module, "_use_triton"):
-            stack.enter_context(mock.patch.object(module, "_use_triton", has_triton))
-    module = sys.modules.get(_FUSED_HEAD)
-    if module is not None and hasattr(module, "_addmm_fp32"):
-        stack.enter_context(mock.patch.object(module, "_addmm_fp32", add_product))
+        for function, value in replaced.items() if module is not None else ():
+            if hasattr(module, function):
+                stack.enter_context(mock.patch.object(module, function, value))

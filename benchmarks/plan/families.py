@@ -11,9 +11,10 @@ import io
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
 from statistics import median
+from tempfile import TemporaryDirectory
 from unittest import mock
 
 from autotune.core.batch_geometry import Shape
@@ -22,6 +23,7 @@ from autotune.core.program import BACKWARD, FORWARD, OPTIMIZER_STEP
 from autotune.step.run.traced_training import STEPS, TracedRows, traced_training
 from autotune.trainers import find_trainer
 from autotune.trainers.base import EVALUATED
+from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
@@ -32,7 +34,8 @@ from tests.virtual.models import FAMILIES, config_of
 LAYERS = 2
 _TRAINABLE = 0.5
 # TRL's tile of 32768 words would be most of a small model's peak and hide every error in the rest.
-_TILE = ("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", 128)
+_TILE = 128
+_TILES = ("trl.trainer.utils._CHUNKED_LOGPROB_CHUNK_SIZE", "trl.kernels.chunked_divergence.VOCAB_CHUNK_SIZE")
 # A trace numbers optimizer steps, and does not divide a micro-batch into its forward and backward passes.
 _UNNAMED = frozenset({OPTIMIZER_STEP, FORWARD, BACKWARD})
 STEADY = step_name(STEPS - 1)
@@ -64,6 +67,8 @@ SETUPS: Mapping[str, Setup] = {
     "grpo": Setup(_COMPLETED, ({"beta": 0.0}, {"beta": 0.04, "num_iterations": 2}), (NO_REWARD,)),
     "rloo": Setup(_COMPLETED, ({"beta": 0.05}, {"beta": 0.0}), (NO_REWARD,)),
     "online_dpo": Setup(_COMPLETED, rewards=(NO_REWARD,)),
+    # The reverse divergence, and one whose tiles are projected twice.
+    "distillation": Setup(_COMPLETED, ({"beta": 1.0}, {"beta": 0.5})),
 }
 
 
@@ -139,16 +144,30 @@ CASES = tuple(itertools.starmap(Case, itertools.product(FAMILIES, SETUPS, (False
 def compared(case: Case) -> tuple[Compared, ...]:
     """Trace and run the same two optimizer steps, and return every phase that the trace names, however short.
 
+    A teacher is of the same family, with a layer more.
+
     Raises:
         RuntimeError: a phase comes more or less often than on the real CPU, or one of the program does not come.
     """
+    with TemporaryDirectory() as folder:
+        plan = case.plan
+        if find_trainer(case.trainer).has_teacher:
+            config_of(case.family, num_hidden_layers=LAYERS + 1).save_pretrained(folder)
+            plan = replace(plan, args={**plan.args, TEACHER: folder})
+        return _compared(case, plan)
+
+
+def _compared(case: Case, own: TrainingPlan) -> tuple[Compared, ...]:
     trainer, shape = find_trainer(case.trainer), SETUPS[case.trainer].shape
-    layout = trainer.layout(case.plan, shape.rows)
-    plan = trainer.traced_plan(case.plan, layout, shape)
+    layout = trainer.layout(own, shape.rows)
+    plan = trainer.traced_plan(own, layout, shape)
     rows = TracedRows(trainer.traced_rows(layout, shape, _TRAINABLE), trainable=_TRAINABLE)
     steps = traced_training(plan, config_of(case.family, num_hidden_layers=LAYERS), small_tokenizer(), rows)
     # TRL prints its metrics.
-    with mock.patch(*_TILE), redirect_stdout(io.StringIO()):
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        for tile in _TILES:
+            stack.enter_context(mock.patch(tile, _TILE))
         traced = trace(steps, target="cpu")
         names = Counter(phase.name for phase in traced.phases)
         real = phases_on_cpu(steps, names.__contains__)

@@ -39,7 +39,7 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
 
 def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:
     """Return what a search with a base is asked."""
-    asked = probe_options(ProbeArguments(trainer=base.written.trainer, **options))
+    asked = probe_options(ProbeArguments(trainer=base.written.trainer, base=base.name, **options))
     return Started(base, asked, of or workload(), machine)
 
 

@@ -1,4 +1,4 @@
-"""Contract with TRL: where a trainer ignores or refuses what its configuration takes, by running each of the seven.
+"""Contract with TRL: where a trainer ignores or refuses what its configuration takes, by running each.
 
 The catalogue says the same (``TrainerFacts`` of a technique); ``docs/techniques.md`` shows it.
 """
@@ -15,7 +15,7 @@ from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.techniques.gradient_checkpointing import TECHNIQUE as CHECKPOINTING
 from autotune.trainers import techniques_of, trainers
-from tests.contract.seven import NAMES, built
+from tests.contract.building import NAMES, built
 
 KEYS: dict[str, dict[str, object]] = {
     "every_2": {"every_n_layers": 2},
@@ -87,7 +87,7 @@ def test_attention_outputs_are_kept_where_the_catalogue_says_so(
         assert all(("context_fn" in keywords) is not ignored for keywords in functions)
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo", "distillation"])
 def test_trainers_that_generate_do_not_offload_what_is_checkpointed(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:

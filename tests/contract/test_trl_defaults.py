@@ -12,7 +12,7 @@ import pytest
 from autotune.core.candidate import Candidate
 from autotune.errors import InputError
 from autotune.trainers import trainers
-from tests.contract.seven import config_class
+from tests.contract.building import config_class
 from tests.settings import GPU, setting, workload
 
 SFT = trainers()["sft"]

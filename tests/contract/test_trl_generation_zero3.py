@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 
 from tests.contract.ranks import alone
-from tests.contract.seven import built
+from tests.contract.building import built
 from tests.step.plans import zero
 
 name, model, folder, bucket = sys.argv[1:]

@@ -13,7 +13,7 @@ from autotune.core.candidate import Choice
 from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.trainers import find_trainer
-from tests.contract.seven import config_class
+from tests.contract.building import config_class
 from tests.emit.test_launch import HERE, LONG
 from tests.settings import plan_with
 

@@ -11,7 +11,7 @@ import torch
 
 from autotune.core.candidate import Candidate
 from autotune.trainers import find_trainer
-from tests.contract.seven import built
+from tests.contract.building import built
 from tests.settings import setting, workload
 
 TOKENS = 8

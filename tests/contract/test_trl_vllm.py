@@ -16,7 +16,7 @@ from autotune.techniques import find
 from autotune.trainers import find_trainer
 from tests.techniques.test_vllm import PLANNED, here
 
-TRAINERS = pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo"])
+TRAINERS = pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo", "distillation"])
 
 
 def chosen(name: str, at: Setting, **choices: Choice) -> Candidate:
@@ -37,7 +37,7 @@ def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
     assert "self.generation_kwargs" in source
 
 
-@pytest.mark.parametrize("module", ["grpo_trainer", "rloo_trainer"])
+@pytest.mark.parametrize("module", ["grpo_trainer", "rloo_trainer", "distillation_trainer"])
 def test_trl_s_trainers_have_the_connection_by_that_name(module: str) -> None:
     trainer = pytest.importorskip(f"trl.trainer.{module}")
     assert trainer.VLLMGeneration.__module__ == "trl.generation.vllm_generation"
@@ -65,7 +65,7 @@ def test_the_defaults_are_trl_s(name: str, tmp_path: Path) -> None:
     assert getattr(untold, "vllm_max_model_length", None) is None
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "distillation"])
 @pytest.mark.parametrize("vllm", ["off", "server", "colocate", "colocate-sleep"])
 def test_trl_s_command_line_reads_what_is_emitted(name: str, vllm: str, tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")

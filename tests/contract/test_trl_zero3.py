@@ -29,7 +29,7 @@ from unittest import mock
 import torch
 
 from tests.contract.ranks import alone
-from tests.contract.seven import built
+from tests.contract.building import built
 from tests.step.plans import zero
 
 name, stage, model, folder = sys.argv[1:]

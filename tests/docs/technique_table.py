@@ -11,7 +11,7 @@ from autotune.inspection.software import OPTIONAL
 from autotune.techniques import catalogue
 from autotune.techniques.base import Effect, Technique, facts, refused_or_ignored
 from autotune.trainers import trainers
-from tests.contract.seven import NAMES, config_class
+from tests.contract.building import NAMES, config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
 
 # Devices that lack nothing, and as many as any choice takes: what is unavailable on them is so on every machine.

@@ -9,7 +9,7 @@ import pytest
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
 from autotune.trainers import trainers
-from tests.contract.seven import NAMES
+from tests.contract.building import NAMES
 from tests.docs.guides import ELSEWHERE, GUIDES
 from tests.docs.technique_table import cell, document, missing_fields
 

@@ -27,6 +27,7 @@ BRIEF: Mapping[str, tuple[str, ...]] = {
     "grpo": ("max_completion_length=24", "num_generations=4"),
     "rloo": ("max_completion_length=24", "num_generations=4"),
     "online_dpo": ("max_new_tokens=24",),
+    "distillation": ("max_completion_length=24",),
 }
 
 
@@ -49,6 +50,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     name, folder = str(request.param), tmp_path_factory.mktemp("found")
     model = write_small_model(folder / "model", hidden_size=256, intermediate_size=1024, num_hidden_layers=4)
     write_rows(folder / "rows.jsonl", sample_rows(name, find_trainer(name).formats[-1].name))
+    teacher = ("--teacher", "model") if find_trainer(name).has_teacher else ()
     fixes = [word for fix in BRIEF.get(name, ()) for word in ("--fix", fix)]
     words: tuple[str | Path, ...] = (
         "probe",
@@ -60,6 +62,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "cpu",
         "--effort",
         "quick",
+        *teacher,
         *fixes,
         "--json",
     )

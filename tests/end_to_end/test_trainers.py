@@ -15,7 +15,13 @@ import yaml
 
 from autotune.trainers import find_trainer
 from tests.end_to_end.runs import Ended, autotune
-from tests.small import long_tailed_texts, preference_rows, prompt_completion_rows, write_rows
+from tests.small import (
+    long_tailed_texts,
+    preference_rows,
+    prompt_completion_rows,
+    write_rows,
+    write_small_model,
+)
 from tests.trainers.samples import Rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -95,6 +101,12 @@ SEARCHES = {
         [{"max_new_tokens": 8, "max_length": 96, "gradient_checkpointing": "off"}],
         ["--allow", "max_new_tokens", "--allow", "max_length", "--global-batch-size", "4", "--trials", "3"],
     ),
+    "distillation": Search(
+        [{"prompt": text} for text in BRIEF_TEXTS],
+        {**STORED_OR_NOT, "per_device_train_batch_size": [2, 4]},
+        [{"gradient_checkpointing": "off", "per_device_train_batch_size": 4}],
+        ["--teacher", "teacher", *fixing(max_completion_length=12), "--trials", "3"],
+    ),
 }
 EVERY = pytest.mark.parametrize("trainer", SEARCHES)
 Found = Callable[[str], tuple[Ended, Path]]
@@ -105,6 +117,8 @@ def written(trainer: str, folder: Path) -> Path:
     search = SEARCHES[trainer]
     for name, text in search.files.items():
         (folder / name).write_text(text, encoding="utf-8")
+    if find_trainer(trainer).has_teacher:
+        write_small_model(folder / "teacher", hidden_size=128, intermediate_size=256, num_hidden_layers=3)
     techniques = {**search.choices, "precision": ["float32"]}
     space = {"trainer": trainer, "techniques": techniques, "recipes": list(map(dict, search.recipes))}
     (folder / "space.yaml").write_text(yaml.safe_dump(space), encoding="utf-8")
@@ -214,6 +228,10 @@ def test_lengths_are_shown_with_the_rows_that_each_keeps(small_model_directory: 
         # Too many for the smallest part of a step that a generation may serve, an eighth.
         ("grpo", ("--global-batch-size", "4096"), "a generation batch needs 512 prompts, and the dataset has 60"),
         ("grpo", ("--fix", "num_generations=3"), "cannot be divided into groups of the 3 completions"),
+        ("distillation", (), "Distillation needs a teacher"),
+        ("distillation", ("--teacher", "nowhere/"), "nowhere/ is neither a directory nor a file"),
+        ("distillation", ("--teacher", "teacher", "--reward-funcs", "f.g"), "Distillation has no reward functions"),
+        ("grpo", ("--teacher", "teacher"), "GRPO has no teacher"),
     ],
 )
 def test_what_trl_would_refuse_or_pass_over_is_told_before_any_probe(

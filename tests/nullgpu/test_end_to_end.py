@@ -33,6 +33,7 @@ BRIEF: Mapping[str, str] = {
     "grpo": "max_completion_length=12",
     "rloo": "max_completion_length=12",
     "online_dpo": "max_new_tokens=12",
+    "distillation": "max_completion_length=12",
 }
 # Rows of equal lengths: a plan takes all rows of the worst micro-batch for as long as the longest.
 TEXTS = [" ".join(WORDS)] * 5 + [" ".join(reversed(WORDS))] * 5
@@ -79,7 +80,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     write_rows(folder / "rows.jsonl", SAMPLES[name][FORMATS.get(name, "prompt")](TEXTS))
     (folder / "space.yaml").write_text(SPACE.format(trainer=name), encoding="utf-8")
     machine = NullMachine(folder / "table")
-    fixed = ("--fix", BRIEF[name]) if name in BRIEF else ()
+    fixed: tuple[str, ...] = ("--fix", BRIEF[name]) if name in BRIEF else ()
+    fixed += ("--teacher", str(model)) if find_trainer(name).has_teacher else ()
     words = (str(model), "rows.jsonl", "--trainer", name, "--space", "space.yaml", *fixed, "--json")
     # Runs that take turns are the same for every trainer.
     searched = ("--effort", "quick", "--trials", "2" if name == "sft" else "1", "--no-plan", "--output", "bundle")

@@ -14,7 +14,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.trainers import find_trainer
-from tests.contract.seven import built
+from tests.contract.building import built
 from tests.small import small_tokenizer, text_rows, write_rows
 
 

@@ -116,7 +116,7 @@ def test_a_reference_is_made_where_trl_loads_one(
     name: str, args: Mapping[str, object], processes: int, peft: bool, loads: bool
 ) -> None:
     plan = TrainingPlan(name, args, {"use_peft": peft}, launch=Launch(processes))
-    assert bool(adapter(name).beside_model(plan, object)) is loads
+    assert bool(adapter(name).beside_model(plan, lambda **_: object())) is loads
 
 
 @TRAINERS

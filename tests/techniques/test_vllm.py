@@ -14,7 +14,7 @@ from autotune.space import Wishes
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import impossible
 from autotune.trainers import find_trainer
-from autotune.trainers.generating import OLD_PASS
+from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
 from tests.settings import CPU, GPU, problem, setting, workload
 
@@ -67,7 +67,7 @@ def test_vllm_changes_training_and_has_to_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("vllm", ["server", "colocate", "colocate-sleep"])
-@pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo"])
+@pytest.mark.parametrize("name", ["grpo", "rloo", "online_dpo", "distillation"])
 def test_vllm_is_planned_beside_each_trainer_that_generates(name: str, vllm: str) -> None:
     trainer, of = find_trainer(name), workload(lengths={100: 64})
     rows = replace(of, trainer=name, model=replace(of.model, max_positions=4096))

@@ -58,7 +58,14 @@ class Prepared:
         """A CPU on which everything is allowed, however much of the rows it drops."""
         source = ModelSource(str(self.model))
         workload = Workload(
-            self.trainer.name, source, self.source, self.reply.model, self.reply.dataset, {"sdpa": separates("sdpa")}
+            self.trainer.name,
+            source,
+            self.source,
+            self.reply.model,
+            self.reply.dataset,
+            {"sdpa": separates("sdpa")},
+            teacher_source=source if self.trainer.has_teacher else None,
+            teacher=self.reply.teacher,
         )
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in self.trainer.techniques)})
         return Setting(workload, CPU, DOCUMENTS_PER_STEP, token_coverage=0.0, allowed=allowed)
@@ -105,7 +112,9 @@ def prepared_rows(trainer: Trainer, rows: Rows, model: Path, folder: Path) -> Pr
     folder.mkdir(parents=True, exist_ok=True)
     file = write_rows(folder / "rows.jsonl", rows)
     source = DatasetSource(file.name, "json", str(file))
-    request = PrepareRequest(ModelSource(str(model)), source, trainer.name, str(folder / "tokenized"))
+    # A model of the same vocabulary is its own teacher.
+    teacher = ModelSource(str(model)) if trainer.has_teacher else None
+    request = PrepareRequest(ModelSource(str(model)), source, trainer.name, str(folder / "tokenized"), teacher=teacher)
     reply = prepare(request, JobContext(folder, time.monotonic()))
     return Prepared(trainer, reply, model, source)
 

@@ -75,6 +75,7 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
     "grpo": {"prompt": prompt_rows},
     "rloo": {"prompt": prompt_rows},
     "online_dpo": {"prompt": prompt_rows},
+    "distillation": {"prompt": prompt_rows},
     "dpo": {"chosen+rejected": pair_rows, "prompt+chosen+rejected": prompted_pair_rows},
     "reward": {
         "chosen+rejected": pair_rows,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE, MICRO_BATCH, SAVE
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.trainers import find_trainer, trainers
+from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import inside, step_name
@@ -54,13 +56,22 @@ class Steps:
     by_night: Sequence[str] = ()
     model: Mapping[str, object] = field(default_factory=dict)
 
-    def plan(self, architecture: str, checkpointing: str) -> TrainingPlan:
-        """Return the plan with one way of checkpointing."""
+    def plan(self, architecture: str, checkpointing: str, teacher: Path) -> TrainingPlan:
+        """Return the plan with one way of checkpointing.
+
+        Args:
+            teacher: where a teacher may be put, of the same architecture with a layer more.
+        """
         args = {"per_device_train_batch_size": 2, "bf16": False, **CHECKPOINTING[checkpointing], **self.args}
         words = {**self.model, **(OF_ATTENTION if self.model and "moe" in architecture else {})}
-        if not find_trainer(self.trainer).generates:
+        trainer = find_trainer(self.trainer)
+        if not trainer.generates:
             return TrainingPlan(self.trainer, args, words)
-        return TrainingPlan(self.trainer, args, words, rewards=(NO_REWARD,), completions=Completions(NEW, NEW))
+        if trainer.has_teacher:
+            config_of(architecture, num_hidden_layers=3).save_pretrained(teacher)
+            args[TEACHER] = str(teacher)
+        rewards = (NO_REWARD,) if trainer.scores else ()
+        return TrainingPlan(self.trainer, args, words, rewards=rewards, completions=Completions(NEW, NEW))
 
 
 CUT: Mapping[str, object] = {"max_length": LENGTH}
@@ -87,6 +98,10 @@ GROUPS: Mapping[str, object] = {
     "max_completion_length": NEW, "num_generations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2,
     "per_device_eval_batch_size": 2, "eval_strategy": "epoch",
 }  # fmt: skip
+TAUGHT: Mapping[str, object] = {
+    "max_completion_length": NEW, "gradient_accumulation_steps": 2, "per_device_eval_batch_size": 2,
+    "eval_strategy": "epoch",
+}  # fmt: skip
 
 STEPS: Mapping[str, Steps] = {
     "sft": Steps("sft", TEXTS, EVALUATED, STORED),
@@ -111,6 +126,10 @@ STEPS: Mapping[str, Steps] = {
     "grpo, LoRA": Steps("grpo", PROMPTS, GROUPS, STORED, [CHECKPOINTED], LORA),
     "rloo": Steps("rloo", PROMPTS, GROUPS, STORED, [CHECKPOINTED]),
     "rloo, LoRA": Steps("rloo", PROMPTS, GROUPS, CHECKPOINTED, [STORED], LORA),
+    "distillation": Steps("distillation", PROMPTS, TAUGHT, STORED, [CHECKPOINTED]),
+    "distillation, LoRA": Steps("distillation", PROMPTS, TAUGHT, CHECKPOINTED, [STORED], LORA),
+    # Neither the forward nor the reverse divergence, so that each tile is projected twice.
+    "distillation, JSD": Steps("distillation", PROMPTS, {**TAUGHT, "beta": 0.5}, CHECKPOINTED, [STORED]),
 }
 
 
@@ -125,8 +144,8 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("architecture", "steps", "checkpointing"), list(cases()))
-def test_traced_peaks_are_those_of_the_cpu(architecture: str, steps: Steps, checkpointing: str) -> None:
-    plan = steps.plan(architecture, checkpointing)
+def test_traced_peaks_are_those_of_the_cpu(architecture: str, steps: Steps, checkpointing: str, tmp_path: Path) -> None:
+    plan = steps.plan(architecture, checkpointing, tmp_path / "teacher")
     config = config_of(architecture, num_hidden_layers=2)
     run = traced_training(plan, config, small_tokenizer(), TracedRows(steps.rows))
     program = find_trainer(steps.trainer).program(plan)

@@ -11,7 +11,7 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import TrainingPlan
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.trainers import find_trainer
-from autotune.trainers.generating import OLD_PASS
+from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name

@@ -83,9 +83,9 @@ class Fitting:
         task, trainer, planned = self.task, self.task.trainer, self.planned
         named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
-        options = checked_options(SearchArguments(trainer=trainer.name))
+        options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=named.teacher)
         plan, workload = self._workload(named, options)
-        rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.generates else None
+        rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.scores else None
         built_plan = plan
         if rewards is not None:
             built_plan = replace(plan, rewards=rewards.built)
@@ -189,7 +189,14 @@ class Fitting:
         if self.task.asked.probe:
             # The rows themselves are needed, which are not kept.
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, _READING_SECONDS)
-            workload = reader.read(trainer.name, named.model, named.dataset, named.evaluation, options.rollouts)
+            workload = reader.read(
+                trainer.name,
+                named.model,
+                named.dataset,
+                named.evaluation,
+                options.rollouts,
+                teacher=options.teacher,
+            )
             workload = reader.check_attention(workload, here, wanted) if wanted else workload
         else:
             workload = planned_workload(

@@ -179,7 +179,7 @@ def studied(
     same = (
         (known.kind, known.name, known.processes) == (hardware.kind, hardware.name, hardware.processes),
         result.trainer == plan.trainer,
-        result.workload.model.fingerprint == workload.model.fingerprint,
+        result.workload.models_fingerprint == workload.models_fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned),
         trains_like(result.recommended.plan, plan, config),

@@ -18,7 +18,7 @@ DESCRIPTION = (
 _GROUPS = {
     "what is given": (
         "base", "trainer", "eval_dataset", "eval_split", "reward_funcs", "completion_length", "prompt_coverage",
-        "device", "num_processes", "workers", "memory_budget", "margin", "init",
+        "teacher", "device", "num_processes", "workers", "memory_budget", "margin", "init",
     ),
     "what stays the same for every configuration": ("global_batch_size", "max_length", "token_coverage"),
     "what is searched": (

@@ -33,7 +33,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     architecture = model_class(model_config)
     known = adapter(request.trainer)
 
-    def small_model() -> Any:
+    def small_model(**_: bool) -> Any:
         return shrunken_model(architecture, model_config, layers=FEWEST_BUILT)
 
     reading = request.dataset.reading

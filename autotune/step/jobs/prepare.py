@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from trl import ModelConfig
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetProfile
+from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
@@ -31,11 +32,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     config = load_config(request.model, known.head)
     processor = load_processor(request.model, known.processor)
     model = model_profile(request.model, config, processor, context.folder)
-    if request.model.init == "pretrained" and model.has_weights is False:
-        raise InputError(
-            f"{request.model.name} has no weights to load.",
-            hint="Use --init random: memory and speed do not depend on the weights' values.",
-        )
+    _check_weights(request.model, model)
     if request.peft:
         check_peft(request.peft, config)
 
@@ -51,9 +48,10 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
         save_rows(rows, asked.tokenized_directory)
         return replace(profile, dropped=dropped)
 
+    teacher = _teacher(request, config, context.folder) if request.teacher is not None else None
     dataset, absent = read(request), absent_entries(known)
     if request.evaluation is None:
-        return PrepareReply(model, dataset, absent=absent)
+        return PrepareReply(model, dataset, absent=absent, teacher=teacher)
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
         raise InputError(
@@ -61,7 +59,39 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"in {dataset.format}.",
             hint=f"TRL prepares both in the same way: give {dataset.format}.",
         )
-    return PrepareReply(model, dataset, evaluation, absent)
+    return PrepareReply(model, dataset, evaluation, absent, teacher)
+
+
+def _teacher(request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:
+    """Return the profile of the teacher.
+
+    Raises:
+        InputError: it cannot be read, or TRL would refuse it beside the trained model.
+    """
+    source, known = request.teacher, adapter(request.trainer)
+    assert source is not None
+    config = load_config(source, known.head)
+    own, wanted = (each.get_text_config().vocab_size for each in (config, student))
+    if own != wanted:
+        # DistillationTrainer.__init__ compares the same fields.
+        raise InputError(
+            f"The teacher {source.name} has a vocabulary of {own:,} tokens, and {request.model.name} one of "
+            f"{wanted:,}: TRL compares the two models' distributions over all tokens.",
+            hint="Take a teacher with the same tokenizer and vocab_size; for others TRL has GOLD, which autotune does "
+            "not know.",
+        )
+    processor = load_processor(source, known.processor)
+    profile = model_profile(source, config, processor, folder)
+    _check_weights(source, profile)
+    return profile
+
+
+def _check_weights(source: ModelSource, profile: ModelProfile) -> None:
+    if source.init == "pretrained" and profile.has_weights is False:
+        raise InputError(
+            f"{source.name} has no weights to load.",
+            hint="Use --init random: memory and speed do not depend on the weights' values.",
+        )
 
 
 def absent_entries(known: Adapter) -> tuple[str, ...]:

@@ -18,10 +18,11 @@ from transformers import TrainerCallback
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
+from autotune.core.workload import ModelSource
 from autotune.step.distributed.engines import Engine, engine_of, worst_rank, zero_stage
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
-from autotune.step.models.loading import virtual_model
-from autotune.step.objects import config, peft_config, quantization_config
+from autotune.step.models.loading import load_config, virtual_model
+from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize, worst_order
 from autotune.step.run.followed import with_phases
@@ -206,11 +207,16 @@ def build_virtual(
 
     configured = known.head.configured(model_config, model_config.model_type)
 
-    def make_model() -> Any:
-        quantization = quantization_config(plan)
-        place = first_place(device, plan, quantized=quantization is not None)
+    def make_model(*, teacher: bool = False) -> Any:
+        quantization, loading = quantization_config(plan), kwargs
         # Trainers set attributes of the configuration of the model that they train alone.
-        model = virtual_model(deepcopy(configured), kwargs, quantization, place)
+        own = deepcopy(configured)
+        if teacher:
+            other = teacher_loading(plan)
+            quantization, loading = other.quantization, other.kwargs
+            own = load_config(ModelSource(other.name, revision=other.revision), known.head)
+        place = first_place(device, plan, quantized=quantization is not None)
+        model = virtual_model(own, loading, quantization, place)
         if not is_tracing():
             _draw_weights(model)
         return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
-from autotune.step.objects import config, peft_config, quantization_config
+from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.evaluation import evaluate
 from autotune.step.run.followed import followed
@@ -83,7 +84,11 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
-        def make_model() -> Any:
+        def make_model(*, teacher: bool = False) -> Any:
+            if teacher:
+                other = teacher_loading(plan)
+                named = replace(source, name=other.name, revision=other.revision)
+                return load(named, other.kwargs, other.quantization, request.device, known.head)
             return load(source, kwargs, quantization_config(plan), request.device, known.head)
 
         model = make_model()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from datasets import Dataset
@@ -18,8 +18,14 @@ from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
 
-MakeModel = Callable[[], Any]
-"""Builds another model like the trained one, with random weights where that has them, on the same device."""
+
+class MakeModel(Protocol):
+    """Builds a model beside the trained one, with random weights where that has them, on the same device."""
+
+    def __call__(self, *, teacher: bool = False) -> Any:
+        """Return another model like the trained one, or the teacher that the plan names."""
+
+
 InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
 

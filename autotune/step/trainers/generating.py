@@ -1,31 +1,28 @@
-"""What TRL's trainers that generate their completions share on the child's side."""
+"""What TRL's trainers that generate completions for several micro-batches at once share on the child's side."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar
 
-import torch
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
 from trl.generation import vllm_generation
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import Drawing, MakeModel
+from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
-from autotune.trainers.generating import OLD_PASS, steps_per_generation
 from autotune.trainers.geometry import micro_batches_of
-from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
+from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
-# Chunks of a pass over a generation batch that are run, where steps are not run whole.
-_RUN_CHUNKS = 2
 
 
-class _OnTokenizedPrompts(_Trl):
+class OnTokenizedPrompts(_Trl):
     """TRL's trainer on tokenised prompts with the lengths of their completions.
 
     Each row says how many tokens its completion is to have: the model generates until the longest of them is done, and
@@ -34,21 +31,19 @@ class _OnTokenizedPrompts(_Trl):
 
     Attributes:
         plan: what is trained.
-        module: the module of TRL's trainer, whose reference model is built like the trained one.
+        module: the module of TRL's trainer, which loads a further model by its path.
         left_out: micro-batches of a step that are not run.
-        run_chunks: most chunks of a pass over a generation batch that are run, or None for all.
     """
 
     plan: TrainingPlan
     module: ModuleType
     left_out = 0
-    run_chunks: int | None = None
 
-    def __init__(self, *args: Any, make_reference: MakeModel | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, make_beside: Callable[[], Any] | None = None, **kwargs: Any) -> None:
         given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
-        reference = make_reference and (lambda *_, **__: make_reference())
+        beside = make_beside and (lambda *_, **__: make_beside())
         with (
-            instead(self.module, "create_model_from_path", reference),
+            instead(self.module, "create_model_from_path", beside),
             instead(self.module, "VLLMGeneration", given),
             without_weights(vllm_generation),
         ):
@@ -68,6 +63,7 @@ class _OnTokenizedPrompts(_Trl):
         return SequentialSampler(dataset)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on a micro-batch, and count those that are left out after the last of a step."""
         loss = super().training_step(*args, **kwargs)
         self._trained += 1
         if self._trained % self.args.gradient_accumulation_steps == 0:
@@ -78,18 +74,17 @@ class _OnTokenizedPrompts(_Trl):
         rows = [dict(row) for row in inputs]
         self._prompt_ids = [row.pop(PROMPT) for row in rows]
         self._wanted = [tokens for row in rows for tokens in row.pop(WANTED)]
-        run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(self.plan)
-        self._passes = iter(self.passes)
-        try:
+        with self.whole_steps():
             return super()._generate_and_score_completions(rows)
+
+    @contextmanager
+    def whole_steps(self) -> Iterator[None]:
+        """Let TRL see the micro-batches that a step has, where only some of them are run."""
+        run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(self.plan)
+        try:
+            yield
         finally:
             self.args.gradient_accumulation_steps = run
-
-    @property
-    def passes(self) -> tuple[str, ...]:
-        """The passes over a generation batch, in TRL's order."""
-        old = (OLD_PASS,) if compares_with_old(self.plan) else ()
-        return (*old, *((REFERENCE_PASS,) if self.beta else ()))
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         return self._prompt_ids, None, {}
@@ -110,56 +105,24 @@ class _OnTokenizedPrompts(_Trl):
     def _cut(self, rows: list[list[Any]] | None) -> list[list[Any]] | None:
         return rows and [row[:tokens] for row, tokens in zip(rows, self._wanted, strict=True)]
 
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
-    ) -> Any:
-        # Only the passes over a generation batch go through it in chunks.
-        if batch_size is None or torch.is_grad_enabled():
-            return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
-        run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
-        return run(model, ids, mask, kept, batch_size, **kwargs)
-
-    def old_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the model before the update."""
-        return self._pass(*args, **kwargs)
-
-    def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the log-probabilities of the reference."""
-        return self._pass(*args, **kwargs)
-
-    def _pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
-        run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
-        found, *others = super()._get_per_token_logps_and_entropies(
-            model, ids[:run], mask[:run], kept, batch_size, **kwargs
-        )
-        missing = found.new_zeros(len(ids) - run, *found.shape[1:])
-        return (torch.cat([found, missing]) if run < len(ids) else found, *others)
-
 
 class Generating(Prompted):
     """The child's side of ``autotune.trainers.generating``.
 
     Class attributes:
         module: the module of TRL's trainer.
+        on_prompts: the subclass of it that takes tokenised prompts.
     """
 
     module: ClassVar[ModuleType]
+    on_prompts: ClassVar[type[Any]]
     generating = "_generate_and_score_completions"
-    methods: ClassVar[Mapping[str, str]] = {
-        GENERATION: "_generate_single_turn",
-        OLD_PASS: "old_pass",
-        REFERENCE_PASS: "reference_pass",
-        SCORING: "_calculate_rewards",
-    }
+    methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn"}
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
         """Return arguments for a trainer that only tokenises."""
-        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True, "beta": 0.0}
-
-    def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
-        """Return the micro-batches of a generation batch."""
-        return {"steps_per_generation": steps_per_generation(plan)}
+        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
         """Return the tokens of prompts."""
@@ -170,36 +133,18 @@ class Generating(Prompted):
         """Return the most tokens of a completion."""
         return int(trainer.max_completion_length)
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the reward functions, and what builds the reference model where TRL would load it."""
-        rewards = super().beside_model(plan, make_model)
-        return rewards if plan is None else {**rewards, "make_reference": make_model}
-
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised prompts."""
-        return type(self.trainer.__name__, (_OnTokenizedPrompts, self.trainer), {"plan": plan, "module": self.module})
+        return type(self.trainer.__name__, (self.on_prompts, self.trainer), {"plan": plan, "module": self.module})
 
     def drawing(self, trainer: Any) -> Drawing:
-        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion."""
-        copies = trainer.num_generations
-        drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
-
-    def evaluation_drawing(self, trainer: Any) -> Drawing:
-        """Return that each prompt is yielded once for each of its completions."""
-        copies = trainer.num_generations_eval
-        return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
+        """Return that the prompts of all micro-batches of a step are drawn at once."""
+        micro_batches = micro_batches_of(trainer.plan)
+        return Drawing(trainer.args.per_device_train_batch_size * micro_batches, uses=micro_batches)
 
     def leave_out(self, trainer: Any, micro_batches: int) -> None:
         """Make the trainer count micro-batches that are left out of each step."""
         trainer.left_out = micro_batches
-        trainer.run_chunks = _RUN_CHUNKS if micro_batches else None
-
-    def run_share(self, trainer: Any) -> Mapping[str, float]:
-        """Return the share of chunks that the passes over a generation batch run."""
-        chunks = trainer.args.steps_per_generation
-        share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
-        return dict.fromkeys(trainer.passes, share)
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return rows and tokens of a micro-batch that is trained on the completions of a generation batch."""
@@ -207,10 +152,3 @@ class Generating(Prompted):
         assumed = [min(assumed_tokens(trainer.plan), trainer.max_completion_length)]
         widths = max(len(row[PROMPT]) for row in batch), max(max(row.get(WANTED, assumed)) for row in batch)
         return rows, rows * sum(-(-tokens // collation.multiple) * collation.multiple for tokens in widths)
-
-
-def compares_with_old(plan: TrainingPlan) -> bool:
-    """Return whether a plan's specification has the pass for old log-probabilities."""
-    from autotune.trainers import find_trainer
-
-    return OLD_PASS in find_trainer(plan.trainer).program(plan).names

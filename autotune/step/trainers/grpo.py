@@ -5,10 +5,10 @@ from __future__ import annotations
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer import grpo_trainer
 
-from autotune.step.trainers.generating import Generating
+from autotune.step.trainers.groups import Groups
 
 
-class GroupRelativePolicyOptimization(Generating):
+class GroupRelativePolicyOptimization(Groups):
     """The child's side of ``autotune.trainers.grpo``."""
 
     name = "grpo"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from trl import RLOOConfig, RLOOTrainer
 from trl.trainer import rloo_trainer
 
-from autotune.step.trainers.generating import Generating
+from autotune.step.trainers.groups import Groups
 
 
-class LeaveOneOut(Generating):
+class LeaveOneOut(Groups):
     """The child's side of ``autotune.trainers.rloo``."""
 
     name = "rloo"

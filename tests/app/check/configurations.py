@@ -21,7 +21,13 @@ SHORT = {
     "grpo": "max_completion_length: 24\nnum_generations: 4\nreward_funcs: [get_soft_overlong_punishment]\n",
     "rloo": "max_completion_length: 24\nnum_generations: 4\nreward_funcs: [get_soft_overlong_punishment]\n",
     "online_dpo": "max_new_tokens: 24\nreward_funcs: [get_soft_overlong_punishment]\n",
+    "distillation": "max_completion_length: 24\nteacher_model_name_or_path: {model}\n",
 }
+
+
+def beginning(trainer: str, model: object, rows: object, short: Mapping[str, str] = SHORT) -> str:
+    """Return the lines of a configuration above those of a case; a trainer's teacher is the model itself."""
+    return (HEAD + short.get(trainer, "")).format(name=trainer, model=model, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,15 @@ CASES = (
     _case("rloo: a list as text", "reward_weights: one\n", RUNS_NOT, {'reward_weights is "one"': 0}),
     _case("rloo: too few prompts", "gradient_accumulation_steps: 64\n", RUNS_NOT, {"the dataset has 48": None}),
     _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
-    _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
+    _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of distillation, grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
     _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}),
+    _case("distillation: as TRL has it", "", FITS, {"An optimizer step trains on 8 prompts": None}),
+    _case("distillation: of GRPO", "num_generations: 4\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
+    _case(
+        "distillation: a teacher that is quantised by what is not known",
+        "teacher_model_init_kwargs: {quantization_config: {quant_method: gptq}}\n",
+        Outcome.UNKNOWN,
+        nightly=True,
+    ),
 )

@@ -15,7 +15,7 @@ from autotune.core.events import ignore
 from autotune.core.verdict import Verdict
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
-from tests.app.check.configurations import HEAD, SHORT
+from tests.app.check.configurations import beginning
 from tests.small import write_rows, write_small_model
 from tests.trainers.samples import sample_rows
 
@@ -64,7 +64,7 @@ def write(model: Path, rows: Callable[[str], Path], tmp_path: Path) -> Write:
 
     def written(trainer: str, body: str, name: str = "config.yaml") -> Path:
         file = tmp_path / name
-        head = HEAD.format(name=trainer, model=model, rows=rows(trainer)) + SHORT.get(trainer, "")
+        head = beginning(trainer, model, rows(trainer))
         file.write_text(head + body, encoding="utf-8")
         return file
 

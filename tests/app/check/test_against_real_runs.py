@@ -1,4 +1,4 @@
-"""Verdicts of traces are what real runs show, on both sides of the limit: ten configurations on a CPU."""
+"""Verdicts of traces are what real runs show, on both sides of the limit: eleven configurations on a CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.verdict import Outcome
-from tests.app.check.configurations import HEAD, SHORT
+from tests.app.check.configurations import SHORT, beginning
 from tests.app.check.conftest import Checked
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -22,14 +22,15 @@ BODIES = {
     "grpo": [""],
     "rloo": ["optim: adafactor\n"],
     "online_dpo": [""],
+    "distillation": [""],
 }
 # Without a cache of keys and values, each token of a completion takes a pass over all before it: 24 take minutes.
 FEWER_TOKENS = {**SHORT, "online_dpo": SHORT["online_dpo"].replace("24", "8")}
 CASES = [(trainer, body) for trainer, bodies in BODIES.items() for body in bodies]
 
 
-def test_there_are_ten() -> None:
-    assert len(CASES) == 10
+def test_there_are_eleven() -> None:
+    assert len(CASES) == 11
 
 
 @pytest.mark.parametrize(("trainer", "body"), CASES)
@@ -37,7 +38,7 @@ def test_a_real_run_shows_what_was_foretold(
     trainer: str, body: str, larger: Path, rows: Callable[[str], Path], checked: Checked, tmp_path: Path
 ) -> None:
     file = tmp_path / "config.yaml"
-    head = HEAD.format(name=trainer, model=larger, rows=rows(trainer)) + FEWER_TOKENS.get(trainer, "")
+    head = beginning(trainer, larger, rows(trainer), FEWER_TOKENS)
     file.write_text(head + CPU + body, encoding="utf-8")
     asked = {"config": str(file), "trainer": trainer}
     foretold = checked(**asked, gpu="cpu")

@@ -24,7 +24,7 @@ from autotune.step.objects import config
 from autotune.userconfig.engine import engine_args
 from autotune.userconfig.groups import started_by
 from tests.app.check.conftest import Checked, Write
-from tests.contract.seven import config_class
+from tests.contract.building import config_class
 
 NOTHING = Configuration("SFTConfig", {}, {})
 SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size")

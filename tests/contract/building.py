@@ -1,4 +1,4 @@
-"""Builds each of TRL's seven trainers on a small model and a few rows, with any fields of its configuration."""
+"""Builds each of TRL's trainers on a small model and a few rows, with any fields of its configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NAMES = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo")
+NAMES = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo", "distillation")
 _WORDS = ("memory is one", "speed is that", "the batch was all", "a length which had")
 _PAIRS = [{"prompt": word, "chosen": f" {word}", "rejected": " it was not"} for word in _WORDS]
 _ROWS: Mapping[str, list[dict[str, Any]]] = {
@@ -17,38 +17,37 @@ _ROWS: Mapping[str, list[dict[str, Any]]] = {
     "grpo": [{"prompt": word} for word in _WORDS],
     "rloo": [{"prompt": word} for word in _WORDS],
     "online_dpo": [{"prompt": word} for word in _WORDS],
+    "distillation": [{"prompt": word} for word in _WORDS],
 }
 _OWN: Mapping[str, dict[str, Any]] = {
     "grpo": {"num_generations": 2, "max_completion_length": 4, "beta": 0.1},
     "rloo": {"num_generations": 2, "max_completion_length": 4},
     "online_dpo": {"max_new_tokens": 4},
+    "distillation": {"max_completion_length": 4},
 }
 
 
 def config_class(name: str) -> type[Any]:
     """Return a trainer's configuration class, from the installed TRL."""
-    import trl
-
-    if name != "online_dpo":
-        known: type[Any] = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Config")
-        return known
-    from trl.experimental.online_dpo import OnlineDPOConfig
-
-    own: type[Any] = OnlineDPOConfig
-    return own
+    return _class(name, "Config")
 
 
 def trainer_class(name: str) -> type[Any]:
     """Return a trainer's class, from the installed TRL."""
+    return _class(name, "Trainer")
+
+
+def _class(name: str, kind: str) -> type[Any]:
     import trl
 
-    if name != "online_dpo":
-        known: type[Any] = getattr(trl, f"{'Reward' if name == 'reward' else name.upper()}Trainer")
-        return known
-    from trl.experimental.online_dpo import OnlineDPOTrainer
+    if name == "online_dpo":
+        from trl.experimental import online_dpo
 
-    own: type[Any] = OnlineDPOTrainer
-    return own
+        own: type[Any] = getattr(online_dpo, f"OnlineDPO{kind}")
+        return own
+    spelled = name.capitalize() if name in ("reward", "distillation") else name.upper()
+    known: type[Any] = getattr(trl, f"{spelled}{kind}")
+    return known
 
 
 def built(name: str, model: Path, output: Path, peft_config: Any = None, **fields: object) -> Any:
@@ -69,14 +68,16 @@ def built(name: str, model: Path, output: Path, peft_config: Any = None, **field
             **fields,
         },
     )
-    rewards = {"reward_funcs": _no_reward} if name in ("grpo", "rloo", "online_dpo") else {}
+    beside: dict[str, Any] = {"reward_funcs": _no_reward} if name in ("grpo", "rloo", "online_dpo") else {}
+    if name == "distillation":
+        beside["teacher_model"] = _loaded(name, model)
     return trainer_class(name)(
         model=_loaded(name, model),
         args=config,
         train_dataset=Dataset.from_list(_ROWS[name]),
         processing_class=_tokenizer(name, model),
         peft_config=peft_config,
-        **rewards,
+        **beside,
     )
 
 
@@ -95,5 +96,5 @@ def _loaded(name: str, model: Path) -> Any:
 def _tokenizer(name: str, model: Path) -> Any:
     from transformers import AutoTokenizer
 
-    side = "left" if name in ("grpo", "rloo", "online_dpo") else "right"
+    side = "left" if name in ("grpo", "rloo", "online_dpo", "distillation") else "right"
     return AutoTokenizer.from_pretrained(model, padding_side=side)

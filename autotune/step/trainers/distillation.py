@@ -1,0 +1,73 @@
+"""``DistillationTrainer``: prompts that the model completes, and a teacher that scores every token of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from trl import DistillationConfig, DistillationTrainer
+from trl.trainer import distillation_trainer
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.trainers.base import MakeModel
+from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
+from autotune.step.trainers.prompts import instead
+from autotune.trainers.distillation import TEACHER, TEACHER_PASS
+from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.trainers.prompts import GENERATION
+
+_PARALLEL = "vllm_tensor_parallel_size"
+
+
+class _WithTeacher(OnTokenizedPrompts):
+    """TRL's trainer with the micro-batches of whole steps, whose number is also that of a generation batch."""
+
+    accelerator: Any
+    teacher_model: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # TRL limits vLLM's sequences to a generation batch.
+        sequences = rows_of(self.plan) * micro_batches_of(self.plan) * (number(self.plan, _PARALLEL) or 1)
+        make = self.module.VLLMGeneration
+        with instead(self.module, "VLLMGeneration", lambda **given: make(**{**given, "max_num_seqs": sequences})):
+            super().__init__(*args, **kwargs)
+
+    def get_train_dataloader(self) -> Any:
+        with self.whole_steps():
+            return super().get_train_dataloader()
+
+    def _prepare_inputs(self, batch: Any) -> Any:
+        with self.whole_steps():
+            return super()._prepare_inputs(batch)
+
+    def _get_last_hidden_state(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if model is self.accelerator.unwrap_model(self.teacher_model):
+            return self.teacher_pass(model, *args, **kwargs)
+        return super()._get_last_hidden_state(model, *args, **kwargs)
+
+    def teacher_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the hidden states of the teacher."""
+        return super()._get_last_hidden_state(*args, **kwargs)
+
+
+class OnPolicyDistillation(Generating):
+    """The child's side of ``autotune.trainers.distillation``."""
+
+    name = "distillation"
+    config = DistillationConfig
+    trainer = DistillationTrainer
+    module = distillation_trainer
+    on_prompts = _WithTeacher
+    methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
+
+    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return the teacher's name, by which TRL loads it."""
+        return {"teacher_model": plan.args[TEACHER]}
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return the teacher's name, and what builds it where TRL would load it; rows are tokenised without one."""
+        return {} if plan is None else {**self.beside_name(plan), "make_beside": partial(make_model, teacher=True)}
+
+
+ADAPTER = OnPolicyDistillation()

@@ -1,0 +1,120 @@
+"""What TRL's trainers that compare the completions of a prompt share on the child's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.trainers.base import Drawing, MakeModel
+from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
+from autotune.trainers.generating import steps_per_generation
+from autotune.trainers.groups import OLD_PASS
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+
+# Chunks of a pass over a generation batch that are run, where steps are not run whole.
+_RUN_CHUNKS = 2
+
+
+class _InGroups(OnTokenizedPrompts):
+    """TRL's trainer with the passes over a generation batch, of which a probe runs a few chunks.
+
+    Attributes:
+        run_chunks: most chunks of a pass over a generation batch that are run, or None for all.
+    """
+
+    run_chunks: int | None = None
+    beta: float
+    _passes: Iterator[str]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
+        self._passes = iter(self.passes)
+        return super()._generate_and_score_completions(inputs)
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes over a generation batch, in TRL's order."""
+        old = (OLD_PASS,) if compares_with_old(self.plan) else ()
+        return (*old, *((REFERENCE_PASS,) if self.beta else ()))
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
+    ) -> Any:
+        # Only the passes over a generation batch go through it in chunks.
+        if batch_size is None or torch.is_grad_enabled():
+            return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
+        run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
+        return run(model, ids, mask, kept, batch_size, **kwargs)
+
+    def old_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the model before the update."""
+        return self._pass(*args, **kwargs)
+
+    def reference_pass(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute the log-probabilities of the reference."""
+        return self._pass(*args, **kwargs)
+
+    def _pass(self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int, **kwargs: Any) -> Any:
+        run = len(ids) if self.run_chunks is None else min(len(ids), self.run_chunks * batch_size)
+        found, *others = super()._get_per_token_logps_and_entropies(
+            model, ids[:run], mask[:run], kept, batch_size, **kwargs
+        )
+        missing = found.new_zeros(len(ids) - run, *found.shape[1:])
+        return (torch.cat([found, missing]) if run < len(ids) else found, *others)
+
+
+class Groups(Generating):
+    """The child's side of ``autotune.trainers.groups``."""
+
+    on_prompts = _InGroups
+    methods: ClassVar[Mapping[str, str]] = {
+        GENERATION: "_generate_single_turn",
+        OLD_PASS: "old_pass",
+        REFERENCE_PASS: "reference_pass",
+        SCORING: "_calculate_rewards",
+    }
+
+    @property
+    def tokenizing(self) -> Mapping[str, object]:
+        """Return arguments for a trainer that only tokenises, and so needs no reference."""
+        return {**super().tokenizing, "beta": 0.0}
+
+    def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
+        """Return the micro-batches of a generation batch."""
+        return {"steps_per_generation": steps_per_generation(plan)}
+
+    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+        """Return the reward functions, and what builds the reference model where TRL would load it."""
+        rewards = super().beside_model(plan, make_model)
+        return rewards if plan is None else {**rewards, "make_beside": make_model}
+
+    def drawing(self, trainer: Any) -> Drawing:
+        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion."""
+        copies = trainer.num_generations
+        drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
+        return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
+
+    def evaluation_drawing(self, trainer: Any) -> Drawing:
+        """Return that each prompt is yielded once for each of its completions."""
+        copies = trainer.num_generations_eval
+        return Drawing(max(1, int(trainer.args.eval_batch_size) // copies), copies)
+
+    def leave_out(self, trainer: Any, micro_batches: int) -> None:
+        """Make the trainer count micro-batches that are left out of each step, and leave out chunks of passes."""
+        super().leave_out(trainer, micro_batches)
+        trainer.run_chunks = _RUN_CHUNKS if micro_batches else None
+
+    def run_share(self, trainer: Any) -> Mapping[str, float]:
+        """Return the share of chunks that the passes over a generation batch run."""
+        chunks = trainer.args.steps_per_generation
+        share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
+        return dict.fromkeys(trainer.passes, share)
+
+
+def compares_with_old(plan: TrainingPlan) -> bool:
+    """Return whether a plan's specification has the pass for old log-probabilities."""
+    from autotune.trainers import find_trainer
+
+    return OLD_PASS in find_trainer(plan.trainer).program(plan).names

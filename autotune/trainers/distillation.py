@@ -1,0 +1,85 @@
+"""``DistillationTrainer``: the model completes prompts, and learns the distribution of a teacher at every token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import StepProgram, program
+from autotune.core.workload import Workload
+from autotune.trainers.base import ConfigFields
+from autotune.trainers.generating import Generating
+from autotune.trainers.prompts import GENERATION
+
+TEACHER_PASS = "teacher pass"
+"""The forward pass of the teacher, without gradients, after that of the trained model."""
+TEACHER, TEACHER_REVISION = "teacher_model_name_or_path", "teacher_model_revision"
+"""The fields of ``DistillationConfig`` that name the teacher."""
+TEACHER_LOADING = "teacher_model_init_kwargs"
+"""The field with the keyword arguments that the teacher is loaded with."""
+
+
+class OnPolicyDistillation(Generating):
+    """One completion to a prompt, generated for all micro-batches of a step at once, and no reward functions.
+
+    The teacher is on the device next to the model: TRL neither trains nor offloads it, and loads it in the type of the
+    trained weights and with their attention (``trl/scripts/distillation.py``). The loss projects the hidden states of
+    both to the vocabulary tile by tile, so that the logits of neither are there as a whole.
+    """
+
+    name = "distillation"
+    label = "Distillation"
+    title = "On-policy distillation"
+    config_class = "DistillationConfig"
+    trainer_class = "DistillationTrainer"
+    counted = "prompts"
+    scores = False
+    has_teacher = True
+    peculiarities = (
+        "The teacher stays on the device for the whole training, in the type of the trained weights.",
+        "TRL does not offload it.",
+    )
+    # As the model's: `auto` would split a teacher that does not fit between the device and the host.
+    cuda_args: ClassVar[Mapping[str, object]] = {
+        **Generating.cuda_args, f"{TEACHER_LOADING}.device_map": None,
+    }  # fmt: skip
+    fields = frozenset({
+        "beta", "cache_implementation", "chat_template_kwargs", "disable_dropout", "ds3_gather_for_generation",
+        "generation_kwargs", "log_completions", "log_unique_prompts", "max_completion_length",
+        "max_tool_calling_iterations", "min_p", "model_init_kwargs", "num_completions_to_print", "pad_to_multiple_of",
+        "repetition_penalty", "shuffle_dataset", TEACHER_LOADING, TEACHER, TEACHER_REVISION, "temperature", "top_k",
+        "top_p", "trust_remote_code", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization",
+        "vllm_group_port", "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url",
+        "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex",
+        "vllm_tensor_parallel_size",
+    })  # fmt: skip
+    config_fields = ConfigFields(
+        traced=frozenset({
+            "beta", "cache_implementation", "disable_dropout", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,
+            TEACHER_REVISION, "temperature", "top_k", "top_p",
+        }),
+        without_effect=frozenset({
+            "chat_template_kwargs", "log_completions", "log_unique_prompts", "model_init_kwargs",
+            "num_completions_to_print", "shuffle_dataset", "trust_remote_code", "vllm_group_port",
+            "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
+        }),
+        assumed={},
+        reading=frozenset({"chat_template_kwargs"}),
+    )  # fmt: skip
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return a program with a generation for each step, and a pass of the teacher in every micro-batch."""
+        return program(in_generation=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
+
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return the plan with the teacher, by the name under which it was found."""
+        plan, teacher = super().completed(plan, workload), workload.teacher_source
+        if teacher is None:
+            return plan
+        revision = {TEACHER_REVISION: teacher.revision} if teacher.revision != "main" else {}
+        return replace(plan, args={**plan.args, TEACHER: teacher.name, **revision})
+
+
+TRAINER = OnPolicyDistillation()

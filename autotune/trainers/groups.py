@@ -1,0 +1,159 @@
+"""The base of trainers whose completions come in groups: several to a prompt, scored by reward functions."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
+from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
+from autotune.core.plan import TrainingPlan
+from autotune.core.program import StepProgram, program
+from autotune.core.setting import Setting
+from autotune.core.workload import Workload
+from autotune.trainers.generating import TRACED_GENERATION, Generating, steps_per_generation, uses_of
+from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, required
+
+OLD_PASS = "old log-probabilities"
+"""The forward pass, without gradients, that later updates of the same completions are compared with."""
+FIELDS = frozenset({
+    "beta", "cache_implementation", "chat_template_kwargs", "disable_dropout", "ds3_gather_for_generation", "epsilon",
+    "epsilon_high", "generation_batch_size", "generation_kwargs", "log_completions", "log_multimodal",
+    "log_unique_prompts", "mask_truncated_completions", "max_completion_length", "min_p", "model_init_kwargs",
+    "num_completions_to_print", "num_generations", "num_generations_eval", "num_iterations", "pad_to_multiple_of",
+    "ref_model_mixup_alpha", "ref_model_sync_steps", "repetition_penalty", "reward_weights", "router_aux_loss_coef",
+    "shuffle_dataset", "steps_per_generation", "sync_ref_model", "temperature", "top_k", "top_p",
+    "transformers_continuous_batching_config", "trust_remote_code", "use_transformers_continuous_batching",
+    "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_group_port",
+    "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url", "vllm_server_host",
+    "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+})  # fmt: skip
+"""Fields of the configurations of all such trainers, beside those of ``transformers.TrainingArguments``."""
+TRACED = frozenset({
+    "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
+    "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
+    "top_p",
+})  # fmt: skip
+"""Those that are passed to the traced trainer unchanged; see :class:`~autotune.trainers.base.ConfigFields`."""
+# The class fills in steps_per_generation from generation_batch_size, and the other way round.
+WITHOUT_EFFECT = frozenset({
+    "chat_template_kwargs", "generation_batch_size", "log_completions", "log_multimodal", "log_unique_prompts",
+    "model_init_kwargs", "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
+    "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
+    "vllm_server_port", "vllm_server_timeout",
+})  # fmt: skip
+"""Those without effect on memory and time of a step."""
+
+
+class Groups(Generating):
+    """Prompts, each with several completions that are compared with one another."""
+
+    at_once: ClassVar[tuple[str, ...]] = (GENERATION, SCORING)
+    in_chunks: ClassVar[tuple[str, ...]] = (OLD_PASS, REFERENCE_PASS)
+
+    @abstractmethod
+    def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
+        """Return whether the old log-probabilities are computed.
+
+        Args:
+            aligned: whether every optimizer step begins with completions of the present model.
+        """
+
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the geometry of evaluation, which has groups of its own size."""
+        groups = {"num_generations": self.evaluated_copies(plan)}
+        return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
+
+    def copies(self, plan: TrainingPlan) -> int:
+        """Return the completions of a prompt."""
+        return required(plan, "num_generations")
+
+    def evaluated_copies(self, plan: TrainingPlan) -> int:
+        """Return the completions of a prompt that is evaluated on (``GRPOConfig.num_generations_eval``)."""
+        return number(plan, "num_generations_eval") or self.copies(plan)
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments with which completions are as long as in the shape, two to a prompt."""
+        return {**super().sizes_at(layout, shape), "steps_per_generation": TRACED_GENERATION, "num_generations": 2}
+
+    def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
+        traced = super().traced_plan(plan, layout, shape)
+        # A step of three micro-batches does not end with a generation batch of two.
+        accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
+        args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
+        if plan.evaluates:
+            # Any number of rows has to be a number of whole groups.
+            args["num_generations_eval"] = shape.rows
+        return replace(traced, args=args)
+
+    def phases(self, plan: TrainingPlan) -> StepProgram:
+        """Return a program whose generations come before the micro-batches that are trained on them."""
+        old = self.compares_with_old(plan, aligned=_aligned(plan))
+        return program(
+            in_generation=(
+                GENERATION,
+                *((OLD_PASS,) if old else ()),
+                *((REFERENCE_PASS,) if plan.args.get("beta") else ()),
+                SCORING,
+            )
+        )
+
+    def runs_by_command(self, plan: TrainingPlan) -> bool:
+        """Return whether ``trl NAME --config`` trains by a plan: one process alone has whole groups of completions.
+
+        The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
+        ``trl/cli/commands/training.py``).
+        """
+        return super().runs_by_command(plan) and _broken_groups(plan, ranks=1) is None
+
+    def rule(self, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why TRL cannot train by the plan of a candidate, or mixes completions of two models in a step."""
+        plan = self.plan(candidate, setting)
+        refused = self.refused(plan, setting.workload)
+        if refused is not None:
+            return refused
+        alone = _broken_groups(plan, ranks=1)
+        if setting.base is not None and alone is not None:
+            return f"`trl {self.name}` reads what becomes of {setting.base.file} in one process, and in that {alone}"
+        uses, micro_batches = uses_of(plan), micro_batches_of(plan)
+        if micro_batches % uses and uses % micro_batches:
+            return (
+                f"{uses} micro-batches are trained on one generation, which is neither a part nor a multiple of the "
+                f"{micro_batches} of an optimizer step"
+            )
+        return None
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
+        broken = _broken_groups(plan, plan.data_ranks)
+        if broken is not None:
+            return broken
+        return super().refused(plan, workload)
+
+
+def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
+    """Return why so many processes would have a part of a group of completions, in words, or None."""
+    copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    if completions % copies:
+        return (
+            f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+            "completions of one prompt (num_generations)"
+        )
+    evaluated = evaluated_rows_of(plan) * ranks if plan.evaluates else 0
+    together = number(plan, "num_generations_eval") or copies
+    if evaluated % together:
+        return (
+            f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
+            f"groups of the {together} completions of one prompt (num_generations)"
+        )
+    return None
+
+
+def _aligned(plan: TrainingPlan) -> bool:
+    """Whether every optimizer step begins with completions of the present model (trl/trainer/grpo_trainer.py)."""
+    return micro_batches_of(plan) % uses_of(plan) == 0
