@@ -31,7 +31,7 @@ class Prediction:
         """Whether the need exceeds a limit by more than the error."""
         return self.need_bytes * (1 - self.error) > limit_bytes
 
-    def said(self, limit_bytes: int) -> str:
+    def reason(self, limit_bytes: int) -> str:
         """Return the need and the limit, in words."""
         need = format_bytes(self.need_bytes)
         return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
@@ -40,14 +40,14 @@ class Prediction:
 class Predictor(Protocol):
     """Predicts candidates of one problem, all in their normal form.
 
-    The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`make_sure` right before
+    The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`trace` right before
     every probe, and :meth:`learn` after each probe, and after each later run that ran out of memory.
     """
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing; None if there is none."""
 
-    def make_sure(self, candidate: Candidate) -> Prediction | None:
+    def trace(self, candidate: Candidate) -> Prediction | None:
         """Trace the candidate, unless that was done, and return its prediction; None if traces fail."""
 
     def least(self) -> Candidate | None:
@@ -70,7 +70,7 @@ class NoPredictor:
         """Return None."""
         return None
 
-    def make_sure(self, candidate: Candidate) -> Prediction | None:
+    def trace(self, candidate: Candidate) -> Prediction | None:
         """Return None."""
         return None
 

@@ -1,4 +1,4 @@
-"""Traces candidates at the sizes of their own micro-batches, with what vLLM holds beside them."""
+"""Traces candidates at the sizes of their own micro-batches, with the memory that vLLM holds meanwhile."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Evaluator:
         return sorted(map(self.estimate, self.candidates), key=rank)
 
     def estimate(self, candidate: Candidate) -> Estimate:
-        """Return the estimate of a candidate, with what vLLM holds beside it; unknown if it was not evaluated."""
+        """Return the estimate of a candidate, with what vLLM holds meanwhile; unknown if it was not evaluated."""
         if candidate not in self._known:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not traced")
         traced = self._plans[self._known[candidate]]

@@ -70,7 +70,7 @@ def trace_request(
     """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
 
     Args:
-        allocators: the ways to use the caching allocator that figures are wanted for, beside PyTorch's default.
+        allocators: the ways to use the caching allocator that figures are wanted for, in addition to PyTorch's default.
     """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset

@@ -75,7 +75,7 @@ class PlannedPredictor:
             self._predictions[candidate] = self._predict(self._estimates.estimate(candidate))
         return self._predictions[candidate]
 
-    def make_sure(self, candidate: Candidate) -> Prediction | None:
+    def trace(self, candidate: Candidate) -> Prediction | None:
         """Return the prediction from traces at the candidate's own sizes, or the current one if they fail."""
         if self._estimates.estimate(candidate).origin is not Origin.TRACED:
             self._tracing(lambda: self._estimates.run([candidate]))
@@ -132,7 +132,7 @@ class PlannedPredictor:
         on_cpu = self._device == "cpu"
         need_bytes = max(1, round(self.memory(memory.device_bytes)))
         if on_cpu:
-            # What a process holds beside its tensors is not the same for all, and rules nothing out.
+            # What a process holds in addition to its tensors is not the same for all, and rules nothing out.
             error = 1 - (1 - _TENSOR_ERROR) * memory.peak_bytes / need_bytes
         else:
             stated = 0.0 if self.memory.probes else memory.error

@@ -1,4 +1,4 @@
-"""vLLM's own rule for the memory that it reserves beside a training, and what its key-value cache then holds.
+"""vLLM's own rule for the memory that it reserves next to a training, and what its key-value cache then holds.
 
 This is the one part of an estimate that is no trace: vLLM does not run on a virtual device. It takes the share of the
 GPU that it is given, whatever it needs, so its own arithmetic says what it holds. Read from vLLM 0.31 and TRL 1.16:
@@ -38,7 +38,7 @@ BLOCK_TOKENS = 16
 TYPE_BYTES = 2
 """Bytes of a weight, and of an element of the cache."""
 BESIDE_WEIGHTS_BYTES = 2 * GIB
-"""Assumption: what vLLM holds beside weights and cache. Only its profiling run on a GPU can tell.
+"""Assumption: what vLLM holds in addition to weights and cache. Only its profiling run on a GPU can tell.
 
 Logs that users published say, for one GPU: activations 0.24 to 2.5 GiB and libraries 0.01 to 0.4 GiB (vLLM issues
 17117 and 11251, llm-d-fast-model-actuation issue 746), and 0.4 to 0.5 GiB for the 16 to 86 CUDA graphs of vLLM 0.2x
@@ -205,7 +205,7 @@ def why_not(engine: Engine, model: ModelProfile, total_bytes: int) -> str:
         return ""
     share = f"vLLM does not start with {engine.utilization:g} of the GPU, {format_bytes(found.requested_bytes)}"
     if found.cache_bytes <= 0:
-        return f"{share}: that is less than its weights and what it holds beside them"
+        return f"{share}: that is less than its weights and what else it holds"
     return (
         f"{share}: a key-value cache of {format_bytes(found.cache_bytes)} does not hold one sequence of "
         f"{engine.tokens:,} tokens"

@@ -77,8 +77,8 @@ def _message_of(error: BaseException) -> str:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     # A failed call of gRPC prints as several lines of its state.
     details = getattr(error, "details", None)
-    said = str(details() if callable(details) else error).strip()
-    return said.splitlines()[0].rstrip(".") if said else type(error).__name__
+    text = str(details() if callable(details) else error).strip()
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
 
 
 def _nothing() -> None:
@@ -94,7 +94,7 @@ def _journal(url: str) -> BaseStorage:
     if not path.name:
         raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
     try:
-        # The lock is a link to the file beside it, which a relative path would not name.
+        # The lock is a link to the file next to it, which a relative path would not name.
         return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
     except OSError as error:
         raise _unusable(url, error) from error
@@ -158,8 +158,8 @@ def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) ->
 
 def _is_away(error: BaseException) -> bool:
     """Whether a database may be about to come back; not if it answered, and refused."""
-    said = cause_of(error)
-    return passes(error) and ("FATAL" not in said or "the database system is" in said)
+    cause = cause_of(error)
+    return passes(error) and ("FATAL" not in cause or "the database system is" in cause)
 
 
 def _is_being_made(error: BaseException) -> bool:

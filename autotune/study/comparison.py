@@ -64,14 +64,14 @@ def runs_beside(winner: Record) -> tuple[Measurement, ...]:
 
 
 def runs_after(record: Record, records: Iterable[Record]) -> tuple[Measurement, ...]:
-    """Return the measurements after a record's probe: its own runs, and for the baseline those beside any winner."""
+    """Return the measurements after a record's probe: its own runs, for the baseline those in turn with a winner."""
     others = (other for other in records if other.number != record.number)
-    beside = (run.measurement for other in others for run in other.comparison if run.number == record.number)
-    return (*record.runs, *beside)
+    in_turn = (run.measurement for other in others for run in other.comparison if run.number == record.number)
+    return (*record.runs, *in_turn)
 
 
 def failed(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the records that had a run after the probe, beside any winner, that did not end ``ok``."""
+    """Return the records that had a run after the probe, in turn with any winner too, that did not end ``ok``."""
     known = tuple(records)
     return tuple(record for record in known if not all(run.ok for run in runs_after(record, known)))
 

@@ -9,7 +9,7 @@ from autotune.study.problem import Problem
 
 _MOST_CHANGES = 3
 """Most further knobs that are changed for one choice: a row shared by ranks takes ``sharding``, ``pad_to_multiple_of``
-and the rows of a micro-batch beside ``context_parallel``."""
+and the rows of a micro-batch in addition to ``context_parallel``."""
 _MOST_OPEN = 24
 """Most illegal candidates of one distance that are followed."""
 

@@ -179,7 +179,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
             incumbent, explore=by_sampler, by_need=_by_need(session), traced=len(traced) >= _TRACED_FOR_A_PROBE
         )
         for candidate in proposed:
-            known = judge.is_sure(candidate)
+            known = judge.is_decided(candidate)
             veto = judge.verdict(candidate)
             if veto is not None:
                 session.veto(candidate, Purpose.SEARCH, veto)

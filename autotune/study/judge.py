@@ -200,7 +200,7 @@ class Judge:
             record.measurement.ok and _as_large(record.candidate, candidate, knobs) for record in known
         )
 
-    def is_sure(self, candidate: Candidate) -> bool:
+    def is_decided(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
         untraced = self._traces and candidate not in self._untraceable and self._predictor.predict(candidate) is None
         return not untraced or self.veto(candidate) is not None
@@ -210,9 +210,9 @@ class Judge:
 
         The candidate is traced at its own sizes, unless that was done.
         """
-        if self.is_sure(candidate):
+        if self.is_decided(candidate):
             return self.veto(candidate)
-        prediction = self._predictor.make_sure(candidate)
+        prediction = self._predictor.trace(candidate)
         if prediction is None:
             self._untraceable.add(candidate)
         return self._predicted(prediction)
@@ -225,7 +225,7 @@ class Judge:
         limit_bytes = self._memory_limit_bytes
         if prediction is None or not prediction.over(limit_bytes):
             return None
-        return Veto(prediction.said(limit_bytes), prediction)
+        return Veto(prediction.reason(limit_bytes), prediction)
 
     def _implied(self, candidate: Candidate) -> str | None:
         for run in self._ran_out.values():
@@ -237,8 +237,8 @@ class Judge:
             if lacked is not None:
                 without = [knob for knob in differing if self._problem.only_in.get(knob, lacked.phase) == lacked.phase]
                 if not without:
-                    beside = ", ".join(f"{knob}={candidate[knob]}" for knob in differing)
-                    return f"trial {run.number} {ended} in {lacked.phase}, where {beside} makes no difference"
+                    changes = ", ".join(f"{knob}={candidate[knob]}" for knob in differing)
+                    return f"trial {run.number} {ended} in {lacked.phase}, where {changes} makes no difference"
                 differing = without
             if all(_larger(candidate, run.candidate, knob, self._problem.ordered) for knob in differing):
                 changes = _changes(candidate, run.candidate, differing)

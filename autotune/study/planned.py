@@ -94,7 +94,7 @@ def search_by_traces(
     """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
 
     Args:
-        starts: candidates that are run first, beside the baseline; None: the recipes.
+        starts: candidates that are run first, after the baseline; None: the recipes.
         limit: most candidates that are run.
         at_once: most of them between two calls of ``goes_on``.
         goes_on: returns whether to continue.

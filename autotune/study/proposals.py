@@ -28,7 +28,7 @@ In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran
 """
 
 _SURROUNDINGS = 200
-"""Random candidates that are considered beside the incumbent's neighbours."""
+"""Random candidates that are considered in addition to the incumbent's neighbours."""
 
 _CHANCES = 4096
 """Random candidates that are examined before the space counts as exhausted; a smaller space is enumerated."""

@@ -148,10 +148,10 @@ class Queue:
 
     def _say(self, ahead: list[Worker]) -> None:
         searching = [worker for worker in ahead if worker.doing is Doing.SEARCHING]
-        said = f"Waiting for {_named(searching)}" if searching else f"Waiting while {_named(ahead[:1])} confirms"
-        if said != self._last_stage:
-            self._last_stage = said
-            self._listener(StageStarted(said))
+        stage = f"Waiting for {_named(searching)}" if searching else f"Waiting while {_named(ahead[:1])} confirms"
+        if stage != self._last_stage:
+            self._last_stage = stage
+            self._listener(StageStarted(stage))
 
 
 def _named(workers: list[Worker]) -> str:

@@ -1,4 +1,4 @@
-"""Tells which processes work on a study and are alive: each renews its lease in the study, the others watch it.
+"""Keeps a list of the processes that work on a study and are alive: each renews a lease, the others watch it.
 
 A lease is seen to lapse by the watcher's own monotonic clock, and only while the study can be read: clocks of machines
 need not agree, and a database that is down for a while kills nobody. A process of the same machine is known to be gone
@@ -133,7 +133,7 @@ class Roster:
         self._ended.set()
         self._opened.storage.closing.set()
         self._thread.join()
-        # A storage that cannot be written to is told by the call that failed before.
+        # A storage that cannot be written to is reported by the call that failed before.
         try:
             self.does(Doing.LEFT)
         except AutotuneError:
@@ -155,7 +155,7 @@ class Roster:
                 self._watch()
                 self._renew()
             except AutotuneError:
-                # The search itself tells of a storage that fails, when it next needs it.
+                # The search itself reports a storage that fails, when it next needs it.
                 continue
 
     def _renew(self) -> None:
@@ -224,9 +224,9 @@ def _state_and_start(pid: int) -> tuple[str, int]:
     Raises:
         OSError: there is no such process, or the system does not say.
     """
-    said = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     # The second field, the name, may hold spaces and parentheses; the state is the third, the start the 22nd.
-    fields = said.rpartition(")")[2].split()
+    fields = stat.rpartition(")")[2].split()
     return fields[0], int(fields[19])
 
 

@@ -58,11 +58,11 @@ def search(
     with opened(storage, listener) as study, Roster(study, storage.sharing) as roster:
         log = TrialLog(study, roster, problem.choices, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
-        told = predictor or NoPredictor()
-        session = Session(problem, probe, log, effort, limit, clock, listener, told)
+        predictor = predictor or NoPredictor()
+        session = Session(problem, probe, log, effort, limit, clock, listener, predictor)
         # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
         drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())
-        proposer = Proposer(problem, session.judge, study.study, log, told, seed + drawn)
+        proposer = Proposer(problem, session.judge, study.study, log, predictor, seed + drawn)
         session.report_resumed()
         try:
             settled, ending = _searched(session, proposer, Queue(study, roster, session, listener))

@@ -33,7 +33,7 @@ def fastest(records: Iterable[Record]) -> Record | None:
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
     """Return the record to recommend so far, confirmed or not.
 
-    A record with a failed run never leads, nor does the baseline after a failed run beside another record. Among
+    A record with a failed run never leads, nor does the baseline after a failed run in turn with another record. Among
     confirmed records, those with several runs precede those with one. The fastest of them leads, unless another was
     faster in its only run than this one is expected to be in a further run (:func:`_reach`), or, before there are
     several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records lead in this way only if ``confirm_more``.

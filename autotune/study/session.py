@@ -82,13 +82,13 @@ class Session:
 
     @property
     def probes_left(self) -> int:
-        """Probes that the trial limit still allows, beside those that run at this moment."""
+        """Probes that the trial limit still allows, without those that run at this moment."""
         running = sum(trial.purpose is not Purpose.AUDIT for trial in self.log.running)
         return self._trials_left - self._counted - running
 
     @property
     def _trials_left(self) -> int:
-        """Most records that the trial limit allows, beside the probes that the time limit ended."""
+        """Most records that the trial limit allows, without the probes that the time limit ended."""
         return self.trials - sum(record.purpose is not Purpose.AUDIT for record in self.cut_off)
 
     @property

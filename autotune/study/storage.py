@@ -160,12 +160,12 @@ def _is_left_empty(study: optuna.Study) -> bool:
 def _require_same(name: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
     differing = sorted(part for part in found.keys() | expected.keys() if found.get(part) != expected.get(part))
     if differing:
-        told = "; ".join(
+        differences = "; ".join(
             f"{part} is {expected.get(part, 'not given')} here and {found.get(part, 'not given')} there"
             for part in differing
         )
         raise StudyMismatchError(
-            f"The study {name!r} was made for something else: {told}.",
+            f"The study {name!r} was made for something else: {differences}.",
             hint="Resume or join it with the same, --memory-budget too, or choose another --output or --study.",
         )
 

@@ -80,7 +80,7 @@ def test_a_run_without_last_resorts_takes_those_of_its_study_as_its_own(tmp_path
     ahead = traced_ahead(narrow, ENOUGH, OffloadingTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
     assert ahead.predictor is not None
     assert ahead.predictor.predict(candidate) is None
-    assert ahead.predictor.make_sure(candidate) is not None
+    assert ahead.predictor.trace(candidate) is not None
 
 
 def test_runs_with_last_resorts_and_without_go_on_with_one_study(

@@ -89,9 +89,9 @@ def test_what_was_traced_is_predicted_and_nothing_is_predicted_of_the_rest() -> 
     assert predictor.predict(UNKNOWN) is None
 
 
-def test_to_make_sure_is_to_trace_a_candidate() -> None:
+def test_a_candidate_is_predicted_once_it_is_traced() -> None:
     predictor = predictor_of(Estimates({LARGE: Origin.UNKNOWN}))
-    guess, sure = predictor.predict(LARGE), predictor.make_sure(LARGE)
+    guess, sure = predictor.predict(LARGE), predictor.trace(LARGE)
     assert guess is None
     assert sure is not None
 
@@ -105,7 +105,7 @@ def test_the_candidate_that_needs_the_least_is_traced() -> None:
 
 def test_tracing_that_fails_ends_no_search_and_is_told() -> None:
     predictor = predictor_of(Estimates({LARGE: Origin.UNKNOWN}, failing=True))
-    assert predictor.make_sure(LARGE) is None
+    assert predictor.trace(LARGE) is None
     assert predictor.notes() == ("Some predictions are not traced: the server is gone",)
 
 

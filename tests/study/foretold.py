@@ -34,7 +34,7 @@ class Foretold:
         speeds: whether speed is predicted.
         need: what is predicted for a candidate, in bytes.
         rate: what is predicted for a candidate, in tokens per second.
-        made_sure: candidates that were asked about once more.
+        traced_later: candidates that the search had traced.
         learned: what was shown of probes.
     """
 
@@ -43,18 +43,18 @@ class Foretold:
     speeds: bool = True
     need: Callable[[Candidate], int] = peak_bytes
     rate: Callable[[Candidate], float] = tokens_per_second
-    made_sure: list[Candidate] = field(default_factory=list)
+    traced_later: list[Candidate] = field(default_factory=list)
     learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict what was traced."""
-        if candidate not in self.made_sure and not self.is_traced(candidate):
+        if candidate not in self.traced_later and not self.is_traced(candidate):
             return None
         return Prediction(self.need(candidate), self.error, self.rate(candidate) if self.speeds else None)
 
-    def make_sure(self, candidate: Candidate) -> Prediction | None:
+    def trace(self, candidate: Candidate) -> Prediction | None:
         """Trace the candidate."""
-        self.made_sure.append(candidate)
+        self.traced_later.append(candidate)
         return self.predict(candidate)
 
     def least(self) -> Candidate | None:
@@ -63,7 +63,7 @@ class Foretold:
 
     def traced(self) -> Sequence[Candidate]:
         """Return the legal ones that were traced."""
-        return [candidate for candidate in legal() if candidate in self.made_sure or self.is_traced(candidate)]
+        return [candidate for candidate in legal() if candidate in self.traced_later or self.is_traced(candidate)]
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
         """Remember."""

@@ -39,9 +39,9 @@ class Partly(Foretold):
         """Predict."""
         return None if self.unknown(candidate) else super().predict(candidate)
 
-    def make_sure(self, candidate: Candidate) -> Prediction | None:
+    def trace(self, candidate: Candidate) -> Prediction | None:
         """Trace the candidate."""
-        super().make_sure(candidate)
+        super().trace(candidate)
         return self.predict(candidate)
 
     def least(self) -> Candidate | None:
@@ -157,7 +157,7 @@ def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:
     predictor = Foretold(is_traced=lambda _: False, need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
     outcome = run(ReplayedTable(limit_bytes=0), trials=6, predictor=predictor)
     assert (outcome.winner, outcome.ending) == (None, Ending.PATIENCE)
-    assert len(predictor.made_sure) < len(legal()) / 2
+    assert len(predictor.traced_later) < len(legal()) / 2
 
 
 @pytest.mark.parametrize("trials", [2, 4])

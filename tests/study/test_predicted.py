@@ -66,7 +66,7 @@ def test_what_was_not_traced_is_traced_before_it_is_vetoed_or_probed(run: Run) -
     predictor = Foretold(is_traced=lambda _: False, speeds=False)
     outcome = run(ReplayedTable(), trials=3, predictor=predictor)
     assert [record.measurement.status for record in outcome.records[1:3]] == ["ok", "vetoed"]
-    assert predictor.made_sure[:3] == [BASELINE, fits, does_not]
+    assert predictor.traced_later[:3] == [BASELINE, fits, does_not]
 
 
 def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline(run: Run) -> None:

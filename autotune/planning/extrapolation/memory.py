@@ -17,11 +17,11 @@ to 16.9 % below; those below by more than this error are within it once ``Memory
 
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25
-"""Upper bound of what a process on a CPU holds of its limit beside tensors: this share of them, at most so many bytes.
+"""Upper bound of what a process on a CPU holds in addition to tensors: this share of them, at most so many bytes.
 
 Measured in real probes as the most that was mapped (VmData, less what each step started with), less the traced peak of
-tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB beside 40, and 20 beside 153; a
-Llama of 13M parameters: 126 MiB beside 519, and 89 beside 1,389."""
+tensors, on 2 threads in float32: a model of 2 layers, 64 wide: 6 MiB with 40 of tensors, and 20 with 153; a
+Llama of 13M parameters: 126 MiB with 519, and 89 with 1,389."""
 
 
 def memory_estimate(
@@ -34,7 +34,7 @@ def memory_estimate(
         typical: forecast of a typical one, which gives the time.
         micro_batches: number per optimizer step.
         device: None only for a CPU of which tensors alone count. Of another CPU, ``context_bytes`` is the most that a
-            process is expected to hold beside its tensors; small models hold less.
+            process is expected to hold in addition to its tensors; small models hold less.
     """
     gpu = None if kind == "cpu" else device
     process_bytes = 0 if device is None else device.context_bytes

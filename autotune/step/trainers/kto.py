@@ -87,7 +87,7 @@ class UnpairedPreference(AskingReference):
         compute = trainer._compute_kl_logps
         apart: list[str] = []
 
-        def told(model: Any, batch: Any) -> Any:
+        def log_probabilities(model: Any, batch: Any) -> Any:
             if not trainer.calculate_KL:
                 return compute(model, batch)
             # TRL asks the policy before it turns gradients off for all that it asks the reference.
@@ -97,7 +97,7 @@ class UnpairedPreference(AskingReference):
             apart.pop()
             return logps
 
-        trainer._compute_kl_logps = told
+        trainer._compute_kl_logps = log_probabilities
         watch_reference(trainer, in_phase, lambda: bool(apart))
 
 
