@@ -229,7 +229,7 @@ def test_lengths_are_shown_with_the_rows_that_each_keeps(small_model_directory: 
         ("grpo", ("--global-batch-size", "4096"), "a generation batch needs 512 prompts, and the dataset has 60"),
         ("grpo", ("--fix", "num_generations=3"), "cannot be divided into groups of the 3 completions"),
         ("distillation", (), "Distillation needs a teacher"),
-        ("distillation", ("--teacher", "nowhere/"), "nowhere/ is neither a directory nor a file"),
+        ("distillation", ("--teacher", "./nowhere"), "The model './nowhere' does not exist"),
         ("distillation", ("--teacher", "teacher", "--reward-funcs", "f.g"), "Distillation has no reward functions"),
         ("grpo", ("--teacher", "teacher"), "GRPO has no teacher"),
     ],

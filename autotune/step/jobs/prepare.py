@@ -66,7 +66,7 @@ def _teacher(request: PrepareRequest, student: Any, folder: Path) -> ModelProfil
     """Return the profile of the teacher.
 
     Raises:
-        InputError: it cannot be read, or TRL would refuse it beside the trained model.
+        InputError: it cannot be read, or TRL would refuse it with the trained model.
     """
     source, known = request.teacher, adapter(request.trainer)
     assert source is not None

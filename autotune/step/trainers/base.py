@@ -20,7 +20,7 @@ from autotune.trainers import find_trainer
 
 
 class MakeModel(Protocol):
-    """Builds a model beside the trained one, with random weights where that has them, on the same device."""
+    """Builds a further model, with random weights where that has them, on the same device."""
 
     def __call__(self, *, teacher: bool = False) -> Any:
         """Return another model like the trained one, or the teacher that the plan names."""
