@@ -214,9 +214,9 @@ class Improvements:
 
     def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Choice]]:
         """Yield the next smaller choice of each ordered knob."""
-        for knob in self._problem.ordered & self._problem.choices.keys():
+        for knob, choices in self._problem.choices.items():
             own = candidate[knob]
-            numbers = [each for each in self._problem.choices[knob] if isinstance(each, int)]
+            numbers = [each for each in choices if isinstance(each, int) and knob in self._problem.ordered]
             smaller = [each for each in numbers if isinstance(own, int) and each < own]
             if smaller:
                 yield knob, max(smaller)
@@ -241,7 +241,7 @@ def _excess(estimate: Estimate) -> float:
     memory, spare_bytes = estimate.memory, estimate.spare_bytes
     assert memory is not None
     assert spare_bytes is not None
-    return math.log(memory.device_bytes / max(1, memory.device_bytes + spare_bytes))
+    return math.log(max(1, memory.device_bytes) / max(1, memory.device_bytes + spare_bytes))
 
 
 def _is_faster(found: Estimate, best: Estimate) -> bool:
