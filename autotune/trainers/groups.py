@@ -119,7 +119,7 @@ class Groups(Generating):
             return refused
         alone = _broken_groups(plan, ranks=1)
         if setting.base is not None and alone is not None:
-            return f"`trl {self.name}` reads what becomes of {setting.base.file} in one process, and in that {alone}"
+            return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
         if micro_batches % uses and uses % micro_batches:
             return (

@@ -109,5 +109,5 @@ def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how
     assert spins() == "0"
     assert spins(OMP_WAIT_POLICY="ACTIVE") != "0"
     said = " ".join(line.lstrip("# ") for line in (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines())
-    assert "as in the probes with OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
+    assert "as in the probes, run: OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
     assert "1 process, OMP_WAIT_POLICY=PASSIVE, with" in said

@@ -103,7 +103,7 @@ CASES = (
         RUNS_NOT,
         {
             "Did you mean per_device_train_batch_size?": 0,
-            "beta is a key of dpo, grpo, kto": 1,
+            "beta is a key of distillation, dpo, grpo, kto": 1,
             'learning_rate is "fast", and takes a number': 2,
             "num_train_epochs is [3], and takes a number": 3,
         },
@@ -179,6 +179,9 @@ CASES = (
     _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}),
     _case("distillation: as TRL has it", "", FITS, {"An optimizer step trains on 8 prompts": None}),
     _case("distillation: of GRPO", "num_generations: 4\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
+    _case(
+        "distillation: misspelt", "max_completion_lenght: 24\n", RUNS_NOT, {"Did you mean max_completion_length?": 0}
+    ),
     _case(
         "distillation: a teacher that is quantised by what is not known",
         "teacher_model_init_kwargs: {quantization_config: {quant_method: gptq}}\n",
