@@ -187,7 +187,7 @@ def _teacher(trainer: Trainer, name: str | None) -> ModelSource | None:
         return None
     if not trainer.has_teacher:
         takers = ", ".join(item.name for item in trainers().values() if item.has_teacher)
-        raise InputError(f"{trainer.label} has no teacher, so --teacher means nothing.", hint=f"It is for {takers}.")
+        raise InputError(f"{trainer.label} has no teacher, so it takes no --teacher.", hint=f"It is for {takers}.")
     return model_source(name, "random", tokenizes=False)
 
 
@@ -195,10 +195,10 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     rewards, length, coverage = tuple(asked.reward_funcs), asked.completion_length, asked.prompt_coverage
     named = {"--reward-funcs": rewards or None, "--completion-length": length, "--prompt-coverage": coverage}
     given = [option for option, value in named.items() if value is not None]
-    if rewards and trainer.generates and not trainer.scores:
+    if rewards and not trainer.scores:
         takers = ", ".join(item.name for item in trainers().values() if item.scores)
         raise InputError(
-            f"{trainer.label} has no reward functions, so --reward-funcs means nothing.", hint=f"It is for {takers}."
+            f"{trainer.label} has no reward functions, so it takes no --reward-funcs.", hint=f"It is for {takers}."
         )
     if given and not trainer.generates:
         takers = ", ".join(item.name for item in trainers().values() if item.generates)

@@ -50,12 +50,11 @@ def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
     arguments = model_arguments(plan)
     kwargs: dict[str, Any] = {
         "revision": arguments.model_revision,
-        "trust_remote_code": False,
         "attn_implementation": arguments.attn_implementation,
         "dtype": arguments.dtype,
     }
     own = plan.args.get("model_init_kwargs")
-    return {**kwargs, **own} if isinstance(own, dict) else kwargs
+    return {**kwargs, **(own if isinstance(own, dict) else {}), "trust_remote_code": False}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ _FEWEST = 2
 
 _LEAST_SECONDS = 300.0
 _LARGEST_SHARE = 0.5
-"""A comparison may take this long, or this share of the time of the search's probes if that is longer."""
+"""A comparison may take this long, or this share of the time of the probes that fitted if that is longer."""
 
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
@@ -25,10 +25,15 @@ def short_runs(records: Iterable[Record], most: int) -> int:
         most: number of short runs where they are quick.
     """
     # A probe that a contribution needs comes after the comparison and must not change its length.
-    probes = [record.measurement for record in records if record.probed and record.purpose in _EXPLORING]
-    usual = fmean([probe.wall_seconds for probe in probes if probe.ok] or [0.0])
-    seconds = max(_LEAST_SECONDS, _LARGEST_SHARE * sum(probe.wall_seconds for probe in probes))
-    return min(most, max(_FEWEST, int(seconds / (2 * usual)))) if usual else most
+    walls = [
+        record.measurement.wall_seconds
+        for record in records
+        if record.measurement.ok and record.purpose in _EXPLORING and record.measurement.wall_seconds
+    ]
+    if not walls:
+        return most
+    seconds = max(_LEAST_SECONDS, _LARGEST_SHARE * sum(walls))
+    return min(most, max(_FEWEST, int(seconds / (2 * fmean(walls)))))
 
 
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:

@@ -171,13 +171,12 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
 
     None stands for the candidate with the smallest predicted need.
     """
-    judge, traced, by_sampler = session.judge, set[Candidate](), _samplers_turn(session)
+    judge, traced, by_sampler = session.judge, dict[Candidate, None](), _samplers_turn(session)
     while not _is_smallest_next(session):
         first = session.leader()
         incumbent = first.candidate if first is not None else None
-        proposed = proposer.proposals(
-            incumbent, explore=by_sampler, by_need=_by_need(session), traced=len(traced) >= _TRACED_FOR_A_PROBE
-        )
+        enough = tuple(traced) if len(traced) >= _TRACED_FOR_A_PROBE else ()
+        proposed = proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
         for candidate in proposed:
             known = judge.is_decided(candidate)
             veto = judge.verdict(candidate)
@@ -190,7 +189,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
                 return limit
             if veto is None:
                 # As traced, it may come after others: they are put in order again, of which it may still be the first.
-                traced.add(candidate)
+                traced[candidate] = None
             if veto is None or (by_sampler and session.vetoed_traces >= _MOST_VETOED_TRACES / 2):
                 by_sampler = False
                 break

@@ -62,14 +62,17 @@ class Figure:
         measured: Mapping[Candidate, float],
     ) -> None:
         self.predicted = predicted
-        self._columns = {
-            (knob, choice): index
-            for index, (knob, choice) in enumerate((knob, choice) for knob, each in choices.items() for choice in each)
-        }
-        self._traced = Process(self._rows(predicted), np.asarray(list(predicted.values())), OF_TRACES)
+        named = [(knob, choice) for knob, each in choices.items() for choice in each]
+        # A normal form may have a choice that is none of the space's.
+        normal = [item for candidate in (*predicted, *measured) for item in candidate.items() if item[0] in choices]
+        self._columns = {item: index for index, item in enumerate(dict.fromkeys((*named, *normal)))}
+        self._knobs = len(choices)
+        self._traced = Process(self._rows(predicted), np.asarray(list(predicted.values())), OF_TRACES, self._knobs)
         guesses, _ = self._guess(list(measured))
         variance = OF_ERRORS if predicted else OF_CANDIDATES
-        self._errors = Process(self._rows(measured), np.asarray(list(measured.values())) - guesses, variance)
+        self._errors = Process(
+            self._rows(measured), np.asarray(list(measured.values())) - guesses, variance, self._knobs
+        )
 
     def __call__(self, candidates: Sequence[Candidate]) -> Expected:
         """Return what to expect of candidates."""
@@ -102,8 +105,8 @@ class Process:
     number of choices that differ.
     """
 
-    def __init__(self, rows: Array, values: Array, variance: Variance) -> None:
-        self._rows, self._variance = rows, variance
+    def __init__(self, rows: Array, values: Array, variance: Variance, knobs: int) -> None:
+        self._rows, self._variance, self._knobs = rows, variance, knobs
         self._mean = float(values.mean()) if len(values) else 0.0
         self._inverse = np.linalg.inv(self._kernel(rows) + variance.noise * np.eye(len(rows)))
         self._weights = self._inverse @ (values - self._mean)
@@ -111,11 +114,11 @@ class Process:
     def __call__(self, rows: Array) -> tuple[Array, Array]:
         """Return means and standard deviations."""
         near = self._kernel(rows)
-        own = self._variance.choice * rows.sum(axis=1) + self._variance.combination
+        own = self._variance.choice * self._knobs + self._variance.combination
         variance = own - np.einsum("ij,jk,ik->i", near, self._inverse, near)
         return self._mean + near @ self._weights, np.sqrt(np.maximum(variance, 0.0))
 
     def _kernel(self, rows: Array) -> Array:
         shared = rows @ self._rows.T
-        differing = rows.sum(axis=1)[:, None] - shared
+        differing = self._knobs - shared
         return np.asarray(self._variance.choice * shared + self._variance.combination * np.exp(-differing / _REACH))

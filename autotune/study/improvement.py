@@ -29,9 +29,9 @@ _BEST = 3
 """Best candidates whose changes are considered, and as many that would be faster and do not fit."""
 _RANDOM = 100
 """Random candidates that are considered as well."""
-_NEAR = 1 / 4
-"""Factor of the lacking memory that is expected where one choice of the best changes. A choice may free memory with one
-other choice alone, so that such a change is worth more traces than others."""
+_SINGLE_CHANGE = 1 / 4
+"""Changes of the best by one choice are ordered as if they lacked a quarter of the expected memory: one choice may free
+memory with one other choice alone."""
 _STEPS = 3
 """Further changes of the most promising candidates that are considered."""
 
@@ -120,8 +120,8 @@ class Improvements:
                 break
             chosen = pool.pop(index)
             batch.append(chosen)
-            rate, need = (float(self._figure(of)([chosen]).mean[0]) for of in (rates, needs))
-            rates, needs = {**rates, chosen: rate}, {**needs, chosen: need}
+            needs = {**needs, chosen: self._expected(needs, chosen)}
+            rates = {**rates, chosen: self._expected(rates, chosen)} if rates else rates
         self._asked.update(batch)
         return batch
 
@@ -146,6 +146,9 @@ class Improvements:
         found = (each for each in self._traced() if not each.fits)
         return sorted(found, key=lambda each: -(each.tokens_per_second or 0.0))
 
+    def _expected(self, known: _Logarithms, candidate: Candidate) -> float:
+        return float(self._figure(known)([candidate]).mean[0])
+
     def _figure(self, known: _Logarithms) -> Figure:
         return Figure(self._problem.choices, known, {})
 
@@ -162,7 +165,7 @@ class Improvements:
         rate = self._figure(rates)(pool)
         gain = rate.mean + rate.untraced - math.log(best.tokens_per_second or 1.0) - _WORTH
         near = frozenset(self._changes(best.candidate))
-        lacking = least * np.where([each in near for each in pool], _NEAR, 1.0)
+        lacking = least * np.where([each in near for each in pool], _SINGLE_CHANGE, 1.0)
         return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking, gain))
 
     def _pool(self, best: Estimate, rates: _Logarithms, needs: _Logarithms) -> list[Candidate]:
@@ -177,6 +180,8 @@ class Improvements:
                 break
             first = considered[int(np.argmax(self._scores(best, considered, rates, needs)))]
             further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
+            if not further:
+                break
             pool.update(dict.fromkeys(further))
             considered += further
         return considered

@@ -134,7 +134,8 @@ class Judge:
     def expects_a_fit(self) -> bool:
         """Whether an open candidate that was traced is predicted to fit."""
         traced = self._predictor.traced()
-        return any(self.need_bytes(each) <= self._memory_limit_bytes for each in traced if self.is_open(each))
+        open_ones = (each for each in traced if self.is_open(each) and self.veto(each) is None)
+        return any(self.need_bytes(each) <= self._memory_limit_bytes for each in open_ones)
 
     def place(self, candidate: Candidate) -> Place:
         """Return when a candidate's turn comes, by what is predicted now; before its trace, as if it were to fit."""

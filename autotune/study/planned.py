@@ -22,6 +22,8 @@ MOST_TRACED = 100
 of them."""
 _FIRST = (1, 3)
 """Candidates that are run at first, so that there is a ranking after a few seconds."""
+_OTHER = "(another value)"
+"""Stands in Optuna's parameters for a choice of a normal form that is none of the space's, such as a shorter length."""
 _CANDIDATE, _NEED, _REASON = "candidate", "predicted memory", "reason"
 
 
@@ -34,7 +36,7 @@ class TraceSampler(BaseSampler):
     single trials alone.
     """
 
-    def __init__(self, improvements: Improvements, space: Mapping[str, BaseDistribution]) -> None:
+    def __init__(self, improvements: Improvements, space: Mapping[str, CategoricalDistribution]) -> None:
         self._proposals = improvements.proposals()
         self._space = dict(space)
         self._left: list[Candidate] = []
@@ -53,14 +55,15 @@ class TraceSampler(BaseSampler):
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """Return the whole space."""
-        return self._space
+        return {**self._space}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Return the choices of the next candidate of the batch."""
         candidate = next(self._next)
-        return {knob: candidate[knob] for knob in search_space}
+        known = {knob: candidate[knob] in self._space[knob].choices for knob in search_space}
+        return {knob: candidate[knob] if known[knob] else _OTHER for knob in search_space}
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -103,10 +106,8 @@ def search_by_traces(
         AutotuneError: the runner cannot run anything.
     """
     known: dict[Candidate, Estimate] = {}
-    # Normal forms may have choices that are not in the space.
-    space: dict[str, BaseDistribution] = {
-        knob: CategoricalDistribution(tuple(dict.fromkeys((*choices, *(each[knob] for each in _always(problem))))))
-        for knob, choices in problem.choices.items()
+    space = {
+        knob: CategoricalDistribution((*dict.fromkeys(choices), _OTHER)) for knob, choices in problem.choices.items()
     }
     sampler = TraceSampler(Improvements(problem, known, starts), space)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -117,15 +118,11 @@ def search_by_traces(
         batch = sampler.batch(most) if most > 0 else ()
         if not batch:
             return TracedSearch(study, finished=most > 0)
-        trials = [study.ask(space) for _ in batch]
+        trials = [study.ask({**space}) for _ in batch]
         for trial, estimate in zip(trials, runner.run(batch), strict=True):
             known[estimate.candidate] = estimate
             _tell(study, trial, estimate)
     return TracedSearch(study, finished=False)
-
-
-def _always(problem: Problem) -> Sequence[Candidate]:
-    return (problem.baseline, *problem.recipes)
 
 
 def _tell(study: optuna.Study, trial: optuna.Trial, estimate: Estimate) -> None:

@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import optuna
 from optuna.trial import TrialState
@@ -50,7 +50,12 @@ class Proposer:
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
     def proposals(
-        self, incumbent: Candidate | None, *, explore: bool, by_need: bool = False, traced: bool = False
+        self,
+        incumbent: Candidate | None,
+        *,
+        explore: bool,
+        by_need: bool = False,
+        traced: Collection[Candidate] = (),
     ) -> Iterator[Candidate]:
         """Yield unknown candidates, the most promising first of those with the same place, until no more are found.
 
@@ -61,7 +66,8 @@ class Proposer:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
             by_need: whether those that are predicted to need the least come first, as far as any is predicted.
-            traced: whether only those that were traced are proposed, as long as any of them comes next.
+            traced: candidates that were traced for this probe, if there may be no more: they, and others that are
+                predicted, are proposed first.
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
@@ -74,7 +80,8 @@ class Proposer:
                     yield candidate
         found = self._whole(self._surroundings(incumbent))
         if traced:
-            found = {each: None for each in found if self._was_traced_and_is_next(each)} or found
+            known = (each for each in found if self._predictor.predict(each) is not None)
+            found = dict.fromkeys((*known, *(each for one in traced for each in self._fresh(one))))
         ranked = sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found)
         yield from sorted(ranked, key=self._rank)
         yield from self._by_chance(_CHANCES)
@@ -92,10 +99,6 @@ class Proposer:
         smallest = self._predictor.least()
         further = () if smallest is None else (*self._fresh(smallest), *self._by_chance(_CHANCES))
         return {**found, **dict.fromkeys(further)}
-
-    def _was_traced_and_is_next(self, candidate: Candidate) -> bool:
-        predicted = self._predictor.predict(candidate) is not None
-        return predicted and self._judge.place(candidate) is Place.NEXT and not self._judge.is_slow(candidate)
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
         """Whether a draw is open, and vetoed or smaller than what took too long and, as far as is known, than what ran

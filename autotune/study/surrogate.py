@@ -13,6 +13,9 @@ from autotune.study.gaussian import Figure
 from autotune.study.problem import Record
 from autotune.study.violation import violation
 
+_LEAST = -0.99
+"""Smallest violation of the limit that counts: a step that needs almost nothing has no logarithm."""
+
 
 class Surrogate:
     """Models rate and memory as Gaussian processes over the choices, in logarithms.
@@ -41,9 +44,13 @@ class Surrogate:
             return float(np.log(guess.need_bytes / memory_limit_bytes))
 
         def shown_need(record: Record) -> float:
-            measured = float(np.log1p(violation(record.measurement, memory_limit_bytes)))
+            measured = float(np.log1p(max(_LEAST, violation(record.measurement, memory_limit_bytes))))
             guess = known.get(record.candidate)
-            return max(measured, need(guess)) if guess is not None and guess.partly_measured else measured
+            if guess is None:
+                return measured
+            # A predictor has learnt by how much the limit was missed.
+            partly = max(measured, need(guess)) if guess.partly_measured else measured
+            return partly if record.measurement.ok else need(guess)
 
         rates = {each: guess.tokens_per_second for each, guess in known.items()}
         self._need = Figure(

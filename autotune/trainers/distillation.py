@@ -78,7 +78,8 @@ class OnPolicyDistillation(Generating):
         plan, teacher = super().completed(plan, workload), workload.teacher_source
         if teacher is None:
             return plan
-        revision = {TEACHER_REVISION: teacher.revision} if teacher.revision != "main" else {}
+        named = teacher.revision != "main" or TEACHER_REVISION in plan.args
+        revision = {TEACHER_REVISION: teacher.revision} if named else {}
         return replace(plan, args={**plan.args, TEACHER: teacher.name, **revision})
 
 

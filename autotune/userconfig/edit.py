@@ -20,7 +20,7 @@ from autotune.emit.rows import ROWS, TrainingRows
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.techniques.base import Technique
 from autotune.trainers import Trainer
-from autotune.trainers.distillation import TEACHER
+from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import UserBase
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
@@ -82,6 +82,8 @@ def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting)
 def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[tuple[Key, object]]:
     """Yield the required values of keys, by their path in the file, including unchanged ones."""
     named = {"model_name_or_path": wanted.model, TEACHER: wanted.teacher}
+    if wanted.teacher is not None and TEACHER_REVISION in wanted.plan.args:
+        named[TEACHER_REVISION] = str(wanted.plan.args[TEACHER_REVISION])
     yield from (((name,), value) for name, value in named.items() if value is not None)
     if wanted.rows is not None:
         rows = wanted.rows.arguments()

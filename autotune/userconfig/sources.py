@@ -15,8 +15,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file, local_path
-from autotune.userconfig.fields import reading_of, trainer_of
-from autotune.userconfig.teacher import teacher_of
+from autotune.userconfig.fields import reading_of
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
@@ -48,14 +47,12 @@ class Sources:
     Attributes:
         evaluation: the rows that training is evaluated on, or None.
         streams: whether TRL streams the rows, which are read whole here.
-        teacher: the model that the trained one is to imitate; None for trainers without one.
     """
 
     model: ModelSource
     dataset: DatasetSource
     evaluation: DatasetSource | None
     streams: bool = False
-    teacher: ModelSource | None = None
 
 
 def sources(read: ReadCommand, config: Configuration, name: str | None = None, dataset: str | None = None) -> Sources:
@@ -83,7 +80,6 @@ def sources(read: ReadCommand, config: Configuration, name: str | None = None, d
         replace(rows.source, reading=reading),
         evaluation and replace(evaluation, reading=reading),
         rows.streams,
-        teacher_of(config) if trainer_of(config).has_teacher else None,
     )
 
 

@@ -145,6 +145,26 @@ def test_no_more_is_run_than_the_limit_and_a_search_ends_when_it_is_not_to_go_on
     assert search_by_traces(TableProblem(), Formulas()).finished
 
 
+def test_a_normal_form_may_have_a_choice_that_is_none_of_the_space_s() -> None:
+    class Shortened(TableProblem):
+        """Batches above 3 rows are of 3 rows: there are no more."""
+
+        def normal(self, candidate: Candidate) -> Candidate:
+            """Return the candidate with at most 3 rows."""
+            return super().normal(candidate).but(batch=min(3, int(candidate["batch"])))
+
+    class Of(Formulas):
+        """Knows the formulas of 3 rows, too."""
+
+        def estimate(self, candidate: Candidate) -> Estimate:
+            return replace(super().estimate(candidate.but(batch=2)), candidate=candidate)
+
+    here = Shortened(baseline=TableProblem().baseline.but(batch=3))
+    found = search_by_traces(here, Of())
+    assert {trial.params["batch"] for trial in found.study.trials} == {1, 2, "(another value)"}
+    assert {trial.user_attrs["candidate"]["batch"] for trial in found.study.trials} == {1, 2, 3}
+
+
 def test_what_cannot_be_traced_does_not_end_the_search() -> None:
     runner = Formulas(untraceable="sdpa")
     found = search_by_traces(TableProblem(), runner)

@@ -56,9 +56,13 @@ def too_low(seed: int) -> Partly:
     low: Mapping[object, float] = {picked: drawn.uniform(0.5, 0.9) for picked in drawn.sample(knobs, 4)}
     unknown = drawn.choice(knobs)
 
+    def planned(candidate: Candidate) -> Candidate:
+        """Candidates with the same plan have the same prediction."""
+        return candidate.but(packing="bfd") if candidate["packing"] == "bfd_split" else candidate
+
     def need(candidate: Candidate) -> int:
         factor = 1.0
-        for item in candidate.items():
+        for item in planned(candidate).items():
             factor *= low.get(item, 1.0)
         return int(factor * peak_bytes(candidate))
 
@@ -66,7 +70,7 @@ def too_low(seed: int) -> Partly:
     return Partly(
         need=need,
         is_traced=lambda _: not rough,
-        unknown=lambda candidate: candidate[unknown[0]] == unknown[1],
+        unknown=lambda candidate: planned(candidate)[unknown[0]] == unknown[1],
         speeds=drawn.random() < 0.8,
     )
 
@@ -151,6 +155,13 @@ def test_once_nothing_is_predicted_to_fit_the_smallest_need_is_probed_next(run: 
     predictor = Foretold(need=lambda candidate: LIMIT_BYTES + peak_bytes(candidate))
     outcome = run(ReplayedTable(limit_bytes=0), trials=4, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][:2] == [run.problem.baseline, SMALLEST]
+
+
+def test_a_search_whose_traces_fail_traces_few_candidates_before_each_probe(run: Run) -> None:
+    predictor = Partly(is_traced=lambda _: False, unknown=lambda _: True)
+    outcome = run(ReplayedTable(), trials=6, predictor=predictor)
+    assert len(probed(outcome)) == 6
+    assert len(predictor.traced_later) <= 6 * 4
 
 
 def test_a_search_that_traces_in_vain_ends_by_its_patience(run: Run) -> None:

@@ -41,7 +41,7 @@ def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() ->
     drawn = source.multivariate_normal(np.zeros(3), kernel[np.ix_(three, three)], 400_000)
     values = np.array([0.3, -0.3])
     near = drawn[np.abs(drawn[:, :2] - values).max(axis=1) < 0.05]
-    mean, deviation = Process(rows[:2], values, replace(OF_TRACES, noise=1e-6))(rows[2:3])
+    mean, deviation = Process(rows[:2], values, replace(OF_TRACES, noise=1e-6), knobs=2)(rows[2:3])
     assert len(near) > 100
     assert mean[0] == pytest.approx(near[:, 2].mean(), abs=0.04)
     assert deviation[0] == pytest.approx(near[:, 2].std(), abs=0.04)

@@ -47,6 +47,7 @@ from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building
 from autotune.userconfig.rewards import rewards_of
 from autotune.userconfig.sources import Sources, sources
+from autotune.userconfig.teacher import teacher_of
 from autotune.userconfig.writable import writable
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
@@ -83,7 +84,8 @@ class Fitting:
         task, trainer, planned = self.task, self.task.trainer, self.planned
         named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
-        options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=named.teacher)
+        teacher = teacher_of(self.config) if trainer.has_teacher else None
+        options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
         plan, workload = self._workload(named, options)
         rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.scores else None
         built_plan = plan
