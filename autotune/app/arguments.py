@@ -67,7 +67,8 @@ class SearchArguments(Arguments):
             completions. None: half of ``max_completion_length``.
         prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
             evaluation; the longest are dropped, since these trainers cut none. None: 1.
-        teacher: for distillation: the model to imitate, named like ``model``, with the same vocabulary.
+        teacher: for distillation, which needs one: hub id, local directory, or ``config.json`` of the model to imitate,
+            whose vocabulary is that of ``model``.
         num_processes: processes that train together, one per GPU.
         memory_budget: memory that each process may need, such as ``24GiB`` or in bytes.
         global_batch_size: documents (rows of the dataset) per optimizer step, over all processes. None: 8 per process,

@@ -74,6 +74,8 @@ def test_a_timeout_is_said_in_words_or_seconds() -> None:
         ({"exclude": ["lora"], "fix": {"lora": "r8"}}, "both fixed and excluded"),
         ({"space": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
         ({"prompt_coverage": 0.99}, "SFT generates no completions, so it takes no --prompt-coverage"),
+        ({"reward_funcs": ["a.b"]}, "SFT has no reward functions, so it takes no --reward-funcs"),
+        ({"teacher": "some/model"}, "SFT has no teacher, so it takes no --teacher"),
         ({"trainer": "grpo", "prompt_coverage": 0.0}, "prompt coverage of 0.0"),
         ({"trainer": "rloo", "prompt_coverage": 1.01}, "prompt coverage of 1.01"),
     ],
