@@ -33,7 +33,8 @@ _SINGLE_CHANGE = 1 / 4
 """Changes of the best by one choice are ordered as if they lacked a quarter of the expected memory: one choice may free
 memory with one other choice alone."""
 _STEPS = 3
-"""Further changes of the most promising candidates that are considered."""
+"""Further changes of the most promising candidates that are considered. With one, and four candidates at once, a plan
+of an 8B shape on an H100 ended 18 % below; the recorded parts of its space do not show that."""
 
 
 class Improvements:
