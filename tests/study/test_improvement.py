@@ -100,7 +100,7 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
     assert sum(counts) / len(counts) < 0.6 * len(table.rows)
 
 
-@pytest.mark.parametrize("budget", [1.5, 1.0, 0.8, 0.5])
+@pytest.mark.parametrize("budget", [1.5, 1.0, 0.8, 0.5, 0.25])
 @pytest.mark.parametrize("name", ["8b_full", "8b_dpo"])
 def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
     name: str, budget: float
