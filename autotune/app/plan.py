@@ -80,9 +80,9 @@ def plan(asked: PlanArguments) -> Plan:
         best = evaluator.ranked()[:1]
         if best and best[0].fits:
             evaluator.vary(best[0].candidate)
-        estimates = tuple(evaluator.ranked())
+        estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
-        baseline = evaluator.estimate(problem.baseline)
+        baseline = evaluator.estimate(problem.baseline).shown
         subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
         chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
         explanation = explained(evaluator, chosen, subject) if asked.explain else None

@@ -95,9 +95,12 @@ class Estimate:
     Attributes:
         origin: source of the estimate.
         memory: predicted memory and time; None if there is no estimate.
-        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known.
+        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known, or if the
+            candidate cannot fit, so that only its largest micro-batches were traced.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
+        scaled_tokens_per_second: from the time of the largest micro-batches, as if time were proportional to tokens: it
+            orders what a search traces next, and is never shown.
     """
 
     candidate: Candidate
@@ -106,11 +109,23 @@ class Estimate:
     tokens_per_second: float | None = None
     spare_bytes: int | None = None
     reason: str = ""
+    scaled_tokens_per_second: float | None = None
+
+    @property
+    def shown(self) -> Estimate:
+        """The estimate without what is never shown."""
+        return replace(self, scaled_tokens_per_second=None)
 
     @property
     def fits(self) -> bool:
         """Whether the candidate is predicted to fit."""
         return self.spare_bytes is not None and self.spare_bytes >= 0
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether the candidate fits if its memory is overestimated by its stated error."""
+        memory, spare_bytes = self.memory, self.spare_bytes
+        return memory is not None and spare_bytes is not None and spare_bytes >= -memory.error * memory.device_bytes
 
     @property
     def sure(self) -> bool:

@@ -28,7 +28,8 @@ class Evaluator:
     """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
 
     Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
-    whose training plans are the same are traced once.
+    whose training plans are the same are traced once. The largest micro-batches come first; those that stand for all
+    are traced only where a candidate may fit, and of the baseline: no speed is known of the others.
 
     Args:
         device: as :class:`autotune.planning.single.PlanTracer` has it.
@@ -43,7 +44,6 @@ class Evaluator:
         # By the fingerprints of training plans, which candidates have.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
-        self._legal: dict[Candidate, bool] = {}
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._tracer = PlanTracer(traces, problem.setting, device, _uses_of(problem))
 
@@ -59,9 +59,20 @@ class Evaluator:
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
-        self._plans.update(zip(asked, self._tracer.traced(sized, timed=True), strict=True))
+        self._plans.update(zip(asked, self._tracer.traced(sized, timed=False), strict=True))
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
+        self._time({name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])})
         return [self.estimate(candidate) for candidate in candidates]
+
+    def _time(self, wanted: Mapping[str, Sized]) -> None:
+        """Trace the sizes that stand for all micro-batches of plans."""
+        self._plans.update(zip(wanted, self._tracer.traced([*wanted.values()], timed=True), strict=True))
+
+    def _is_worth_timing(self, candidate: Candidate) -> bool:
+        traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
+        if traced is None or traced.timed or estimate.memory is None:
+            return False
+        return estimate.may_fit or candidate == self.problem.baseline
 
     def of(self, problem: TrainerProblem) -> Evaluator:
         """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
@@ -79,10 +90,7 @@ class Evaluator:
     @property
     def candidates(self) -> tuple[Candidate, ...]:
         """The legal candidates that were evaluated, the first one first."""
-        for candidate in self._known:
-            if candidate not in self._legal:
-                self._legal[candidate] = self.problem.illegal(candidate) is None
-        return tuple(candidate for candidate in self._known if self._legal[candidate])
+        return tuple(candidate for candidate in self._known if self.problem.illegal(candidate) is None)
 
     @property
     def misaligned(self) -> int:
@@ -125,9 +133,18 @@ class Evaluator:
             if isinstance(shared, str):
                 return Estimate(candidate, Origin.UNKNOWN, reason=shared)
             memory = shared
-        rate = traced.geometry.tokens_per_step / memory.step_seconds if memory.step_seconds else None
-        spare_bytes = self.budget_bytes - memory.device_bytes
-        return Estimate(candidate, Origin.TRACED, memory, rate, spare_bytes)
+        tokens = traced.geometry.tokens_per_step
+        scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
+        if not traced.timed:
+            memory = replace(memory, step_seconds=None)
+        return Estimate(
+            candidate,
+            Origin.TRACED,
+            memory,
+            tokens / memory.step_seconds if memory.step_seconds else None,
+            self.budget_bytes - memory.device_bytes,
+            scaled_tokens_per_second=tokens / scaled_seconds if scaled_seconds else None,
+        )
 
     def traced_plan(self, candidate: Candidate) -> TracedPlan | None:
         """Return a candidate as it was traced, or None."""

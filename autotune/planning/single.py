@@ -55,7 +55,9 @@ class TracedPlan(Sized):
         layers: of the whole model.
         worst: forecast of that micro-batch, for the whole model.
         typical: forecast of the same with the mean times over all micro-batches.
-        memory: of the training alone, without what vLLM holds.
+        memory: of the training alone, without what vLLM holds. Its time is that of ``typical`` if it was timed, else of
+            ``worst``.
+        timed: whether all sizes were traced that stand for its micro-batches.
         fits: of the traces, by size.
         requests: of the traces of the worst micro-batch.
     """
@@ -64,6 +66,7 @@ class TracedPlan(Sized):
     worst: Forecast
     typical: Forecast
     memory: MemoryEstimate
+    timed: bool
     fits: Mapping[Size, Fit]
     requests: Mapping[Point, TraceRequest]
 
@@ -71,6 +74,13 @@ class TracedPlan(Sized):
     def fit(self) -> Fit:
         """The traces of the worst micro-batch."""
         return self.fits[_full(self.geometry)]
+
+    @property
+    def scaled_seconds(self) -> float | None:
+        """Time of a step from that of the worst micro-batch, as if time were proportional to tokens; None: unknown."""
+        geometry = self.geometry
+        seconds = self.worst.step_seconds(geometry.micro_batches)
+        return seconds * geometry.typical.tokens / geometry.worst.tokens if seconds else None
 
     @property
     def aligned(self) -> bool:
@@ -128,7 +138,7 @@ class PlanTracer:
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
         replies = iter(self._traces.get(requests))
         return [
-            self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes}, timed=timed)
+            self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes})
             for sized, sizes in zip(every, wanted, strict=True)
         ]
 
@@ -159,8 +169,6 @@ class PlanTracer:
         sized: Sized,
         requests: Mapping[Size, Mapping[Point, TraceRequest]],
         replies: Mapping[Size, Mapping[Point, Traced]],
-        *,
-        timed: bool,
     ) -> TracedPlan | Untraceable:
         plan, geometry = sized.plan, sized.geometry
         fits: dict[Size, Fit] = {}
@@ -172,7 +180,8 @@ class PlanTracer:
             fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
         decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
-        typical = self._typical(plan, geometry, fits) if timed else at_worst[geometry.worst]
+        timed = fits.keys() >= _sizes(sized, timed=True).keys()
+        typical = self._typical(plan, geometry, fits) if timed else at_worst[decisive]
         worst, count, hardware = at_worst[decisive], geometry.micro_batches, self._setting.machine.hardware
         memory = memory_estimate(worst, typical, count, self._device, hardware.kind)
         if untimed(plan, hardware):
@@ -184,6 +193,7 @@ class PlanTracer:
             worst=worst,
             typical=typical,
             memory=memory,
+            timed=timed,
             fits=fits,
             requests=requests[_full(geometry, decisive)],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autotune.core.candidate import Candidate, Choice
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.int16]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,25 @@ class Expected:
     unmeasured: Array
 
 
+class Codes:
+    """Candidates as rows of numbers, one for the choice of each knob."""
+
+    def __init__(self, knobs: Collection[str]) -> None:
+        self._numbers: Mapping[str, dict[Choice | None, int]] = {knob: {} for knob in knobs}
+        self._rows: dict[Candidate, tuple[int, ...]] = {}
+
+    def __call__(self, candidates: Iterable[Candidate]) -> Rows:
+        """Return a row for each candidate."""
+        rows = [self._row(candidate) for candidate in candidates]
+        return np.asarray(rows, np.int16).reshape(len(rows), len(self._numbers))
+
+    def _row(self, candidate: Candidate) -> tuple[int, ...]:
+        if candidate not in self._rows:
+            each = self._numbers.items()
+            self._rows[candidate] = tuple([codes.setdefault(candidate.get(knob), len(codes)) for knob, codes in each])
+        return self._rows[candidate]
+
+
 class Figure:
     """One figure of all candidates.
 
@@ -55,47 +75,34 @@ class Figure:
         measured: logarithms of measured figures.
     """
 
-    def __init__(
-        self,
-        choices: Mapping[str, Sequence[Choice]],
-        predicted: Mapping[Candidate, float],
-        measured: Mapping[Candidate, float],
-    ) -> None:
+    def __init__(self, codes: Codes, predicted: Mapping[Candidate, float], measured: Mapping[Candidate, float]) -> None:
         self.predicted = predicted
-        named = [(knob, choice) for knob, each in choices.items() for choice in each]
-        # A normal form may have a choice that is none of the space's.
-        normal = [item for candidate in (*predicted, *measured) for item in candidate.items() if item[0] in choices]
-        self._columns = {item: index for index, item in enumerate(dict.fromkeys((*named, *normal)))}
-        self._knobs = len(choices)
-        self._traced = Process(self._rows(predicted), np.asarray(list(predicted.values())), OF_TRACES, self._knobs)
+        self._measured = measured
+        self._codes = codes
+        self._traced = Process(codes(predicted), np.asarray(list(predicted.values())), OF_TRACES)
         guesses, _ = self._guess(list(measured))
         variance = OF_ERRORS if predicted else OF_CANDIDATES
-        self._errors = Process(
-            self._rows(measured), np.asarray(list(measured.values())) - guesses, variance, self._knobs
-        )
+        self._errors = Process(codes(measured), np.asarray(list(measured.values())) - guesses, variance)
 
     def __call__(self, candidates: Sequence[Candidate]) -> Expected:
         """Return what to expect of candidates."""
         guesses, untraced = self._guess(candidates)
-        errors, unmeasured = self._errors(self._rows(candidates))
+        errors, unmeasured = self._errors(self._codes(candidates))
         return Expected(guesses + errors, untraced, unmeasured)
+
+    def assuming(self, candidate: Candidate) -> Figure:
+        """Return the figure as if a trace of the candidate had shown what is expected."""
+        guess, _ = self._guess([candidate])
+        return Figure(self._codes, {**self.predicted, candidate: float(guess[0])}, self._measured)
 
     def _guess(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
         """Return predicted logarithms, interpolated for what was not traced, and their standard deviations."""
         if not self.predicted:
             return np.zeros(len(candidates)), np.zeros(len(candidates))
-        mean, deviation = self._traced(self._rows(candidates))
+        mean, deviation = self._traced(self._codes(candidates))
         known = np.asarray([candidate in self.predicted for candidate in candidates], bool)
         exact = np.asarray([self.predicted.get(candidate, 0.0) for candidate in candidates])
         return np.where(known, exact, mean), np.where(known, 0.0, deviation)
-
-    def _rows(self, candidates: Iterable[Candidate]) -> Array:
-        """Return a row for each candidate, with a one for each of its choices."""
-        listed = list(candidates)
-        rows = np.zeros((len(listed), len(self._columns)))
-        for row, candidate in zip(rows, listed, strict=True):
-            row[[self._columns[item] for item in candidate.items() if item in self._columns]] = 1.0
-        return rows
 
 
 class Process:
@@ -105,20 +112,22 @@ class Process:
     number of choices that differ.
     """
 
-    def __init__(self, rows: Array, values: Array, variance: Variance, knobs: int) -> None:
-        self._rows, self._variance, self._knobs = rows, variance, knobs
+    def __init__(self, rows: Rows, values: Array, variance: Variance) -> None:
+        self._rows, self._variance = rows, variance
         self._mean = float(values.mean()) if len(values) else 0.0
         self._inverse = np.linalg.inv(self._kernel(rows) + variance.noise * np.eye(len(rows)))
         self._weights = self._inverse @ (values - self._mean)
 
-    def __call__(self, rows: Array) -> tuple[Array, Array]:
+    def __call__(self, rows: Rows) -> tuple[Array, Array]:
         """Return means and standard deviations."""
         near = self._kernel(rows)
-        own = self._variance.choice * self._knobs + self._variance.combination
-        variance = own - np.einsum("ij,jk,ik->i", near, self._inverse, near)
+        own = self._variance.choice * rows.shape[1] + self._variance.combination
+        variance = own - np.einsum("ij,ij->i", near @ self._inverse, near)
         return self._mean + near @ self._weights, np.sqrt(np.maximum(variance, 0.0))
 
-    def _kernel(self, rows: Array) -> Array:
-        shared = rows @ self._rows.T
-        differing = self._knobs - shared
+    def _kernel(self, rows: Rows) -> Array:
+        shared = np.zeros((len(rows), len(self._rows)), np.int16)
+        for own, other in zip(rows.T, self._rows.T, strict=True):
+            shared += own[:, None] == other
+        differing = rows.shape[1] - shared
         return np.asarray(self._variance.choice * shared + self._variance.combination * np.exp(-differing / _REACH))

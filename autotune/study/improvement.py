@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -11,13 +12,11 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, rank
 from autotune.study.conflicts import nearest_legal
-from autotune.study.gaussian import Array, Figure
+from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
 
 Batch = Sequence[Candidate]
 """Candidates that are run at once: none of them waits for the result of another."""
-
-_Logarithms = Mapping[Candidate, float]
 
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
@@ -58,7 +57,7 @@ class Improvements:
         self._known = known
         self._starts = tuple(problem.recipes if starts is None else starts)
         self._asked: set[Candidate] = set()
-        self._legal: dict[Candidate, bool] = {}
+        self._codes = Codes(problem.choices)
         self._changed: dict[Candidate, tuple[Candidate, ...]] = {}
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
@@ -97,9 +96,7 @@ class Improvements:
         return candidate not in self._known and candidate not in self._asked and self._is_legal(candidate)
 
     def _is_legal(self, candidate: Candidate) -> bool:
-        if candidate not in self._legal:
-            self._legal[candidate] = self._problem.illegal(candidate) is None
-        return self._legal[candidate]
+        return self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
         found = (each for each in self._known.values() if each.memory is not None and self._is_legal(each.candidate))
@@ -110,19 +107,17 @@ class Improvements:
 
     def _promising(self, best: Estimate) -> list[Candidate]:
         """Return the next batch: the most promising candidate, then the next as if that one were as expected."""
-        rates = {each.candidate: math.log(rate) for each in self._known.values() if (rate := each.tokens_per_second)}
-        needs = {each.candidate: _excess(each) for each in self._traced()}
-        pool = self._pool(best, rates, needs)
+        need, rate = self._need(), self._rate()
+        pool = self._pool(best, need, rate)
         batch: list[Candidate] = []
         while pool and len(batch) < _TOGETHER:
-            scores = self._scores(best, pool, rates, needs)
+            scores = self._scores(best, pool, need, rate)
             index = int(np.argmax(scores))
             if scores[index] == -np.inf:
                 break
             chosen = pool.pop(index)
             batch.append(chosen)
-            needs = {**needs, chosen: self._expected(needs, chosen)}
-            rates = {**rates, chosen: self._expected(rates, chosen)} if rates else rates
+            need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
         self._asked.update(batch)
         return batch
 
@@ -132,54 +127,59 @@ class Improvements:
         A choice may free memory with one other choice alone: there is little to offload where all layers are
         checkpointed.
         """
-        larger = self._larger()[:1]
-        if not best.fits or not larger or larger[0].candidate in self._freed or not _is_faster(larger[0], best):
+        larger, rate = next(iter(self._larger(self._rate()).items()), (best.candidate, -math.inf))
+        if not best.fits or larger in self._freed or rate <= _least_worth(best):
             return []
-        self._freed.add(larger[0].candidate)
+        self._freed.add(larger)
         ordered = self._problem.ordered
-        changes = (each for each in self._changes(larger[0].candidate) if self._is_open(each))
-        batch = [each for each in changes if not ordered & each.differences(larger[0].candidate).keys()]
+        changes = (each for each in self._changes(larger) if self._is_open(each))
+        batch = [each for each in changes if not ordered & each.differences(larger).keys()]
         self._asked.update(batch)
         return batch
 
-    def _larger(self) -> list[Estimate]:
-        """Return what does not fit, the fastest first."""
-        found = (each for each in self._traced() if not each.fits)
-        return sorted(found, key=lambda each: -(each.tokens_per_second or 0.0))
+    def _larger(self, rate: Figure) -> dict[Candidate, float]:
+        """Return what does not fit with the logarithms of the expected rates, the fastest first."""
+        found = [each.candidate for each in self._traced() if not each.fits]
+        return dict(sorted(zip(found, rate(found).mean, strict=True), key=lambda each: -each[1]))
 
-    def _expected(self, known: _Logarithms, candidate: Candidate) -> float:
-        return float(self._figure(known)([candidate]).mean[0])
+    def _need(self) -> Figure:
+        """Return the need of candidates, over the memory there is."""
+        return Figure(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
 
-    def _figure(self, known: _Logarithms) -> Figure:
-        return Figure(self._problem.choices, known, {})
+    def _rate(self) -> Figure:
+        """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
+        known = self._known.values()
+        scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
+        exact = {each.candidate: each.tokens_per_second for each in known}
+        return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
 
-    def _scores(self, best: Estimate, pool: Sequence[Candidate], rates: _Logarithms, needs: _Logarithms) -> Array:
+    def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure) -> Array:
         """Return what candidates are ordered by; minus infinity for what is not worth a trace.
 
         What may fit and be faster than the best comes first, by the rate that it may have; then what would be faster
         and should not fit, by the memory that it may need.
         """
-        need = self._figure(needs)(pool)
-        least = need.mean - need.untraced
-        if not best.fits or not rates:
+        expected = need(pool)
+        least = expected.mean - expected.untraced
+        if not best.fits or not rate.predicted:
             return -least
-        rate = self._figure(rates)(pool)
-        gain = rate.mean + rate.untraced - math.log(best.tokens_per_second or 1.0) - _WORTH
+        expected = rate(pool)
+        gain = expected.mean + expected.untraced - _least_worth(best)
         near = frozenset(self._changes(best.candidate))
         lacking = least * np.where([each in near for each in pool], _SINGLE_CHANGE, 1.0)
         return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking, gain))
 
-    def _pool(self, best: Estimate, rates: _Logarithms, needs: _Logarithms) -> list[Candidate]:
+    def _pool(self, best: Estimate, need: Figure, rate: Figure) -> list[Candidate]:
         """Return open candidates: changes of the best and of what would be faster, and random ones."""
-        traced = self._traced()
-        starts = [*traced[:_BEST], *self._larger()[:_BEST]]
-        pool = {change: None for each in starts for change in self._changes(each.candidate)}
+        traced = [each.candidate for each in self._traced()]
+        starts = [*traced[:_BEST], *itertools.islice(self._larger(rate), _BEST)]
+        pool = {change: None for each in starts for change in self._changes(each)}
         pool.update(dict.fromkeys(self._by_chance()))
         considered = [each for each in pool if self._is_open(each)]
         for _ in range(_STEPS):
             if not considered:
                 break
-            first = considered[int(np.argmax(self._scores(best, considered, rates, needs)))]
+            first = considered[int(np.argmax(self._scores(best, considered, need, rate)))]
             further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
             if not further:
                 break
@@ -250,8 +250,13 @@ def _excess(estimate: Estimate) -> float:
     return math.log(max(1, memory.device_bytes) / max(1, memory.device_bytes + spare_bytes))
 
 
-def _is_faster(found: Estimate, best: Estimate) -> bool:
-    return (found.tokens_per_second or 0.0) > (best.tokens_per_second or 0.0) * (1 + _WORTH)
+def _logarithms(rates: Mapping[Candidate, float | None]) -> dict[Candidate, float]:
+    return {candidate: math.log(rate) for candidate, rate in rates.items() if rate}
+
+
+def _least_worth(best: Estimate) -> float:
+    """Return the logarithm of the rate above which a candidate is faster than the best by a share that counts."""
+    return math.log((best.tokens_per_second or 1.0) * (1 + _WORTH))
 
 
 def _better(found: Estimate, best: Estimate) -> bool:
@@ -261,5 +266,5 @@ def _better(found: Estimate, best: Estimate) -> bool:
     if best.memory is None or found.fits != best.fits:
         return True
     if found.fits and (found.tokens_per_second or best.tokens_per_second):
-        return _is_faster(found, best)
+        return math.log(found.tokens_per_second or 1.0) > _least_worth(best)
     return found.memory.device_bytes < best.memory.device_bytes * (1 - _WORTH)

@@ -73,7 +73,6 @@ class Judge:
         self._predictor = predictor or NoPredictor()
         self._traces = not isinstance(self._predictor, NoPredictor)
         self._memory_limit_bytes = memory_limit_bytes
-        self._illegal: dict[Candidate, str | None] = {}
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
         self._ran_out: dict[int, _RanOut] = {}
@@ -165,9 +164,7 @@ class Judge:
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, or None when it may."""
-        if candidate not in self._illegal:
-            self._illegal[candidate] = self._problem.illegal(candidate)
-        return self._illegal[candidate]
+        return self._problem.illegal(candidate)
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of this candidate or of one with the same plan, or None."""

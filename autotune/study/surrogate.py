@@ -9,7 +9,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import Figure
+from autotune.study.gaussian import Codes, Figure
 from autotune.study.problem import Record
 from autotune.study.violation import violation
 
@@ -53,13 +53,14 @@ class Surrogate:
             return partly if record.measurement.ok else need(guess)
 
         rates = {each: guess.tokens_per_second for each, guess in known.items()}
+        codes = Codes(choices)
         self._need = Figure(
-            choices,
+            codes,
             {each: need(guess) for each, guess in known.items()},
             {record.candidate: shown_need(record) for record in shown},
         )
         self._rate = Figure(
-            choices,
+            codes,
             {each: float(np.log(rate)) for each, rate in rates.items() if rate},
             {record.candidate: float(np.log(record.tokens_per_second)) for record in shown if record.tokens_per_second},
         )

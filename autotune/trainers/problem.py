@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
@@ -22,6 +22,8 @@ class TrainerProblem:
     space: Space
     setting: Setting
     wishes: Wishes
+    # A search asks for the same candidates again and again.
+    _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:
@@ -70,7 +72,9 @@ class TrainerProblem:
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate may not be tried or recommended, or None."""
-        return self.trainer.illegal(candidate, self.setting)
+        if candidate not in self._reasons:
+            self._reasons[candidate] = self.trainer.illegal(candidate, self.setting)
+        return self._reasons[candidate]
 
 
 def require_legal(problem: TrainerProblem) -> None:

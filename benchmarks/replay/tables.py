@@ -124,7 +124,12 @@ class RecordedRunner:
         found = row.traced if row is not None else None
         if found is None or found.memory is None:
             return Estimate(candidate, Origin.UNKNOWN, reason="it was not recorded")
-        return replace(found, spare_bytes=self._budget_bytes - found.memory.device_bytes)
+        estimate = replace(
+            found,
+            spare_bytes=self._budget_bytes - found.memory.device_bytes,
+            scaled_tokens_per_second=found.scaled_tokens_per_second or found.tokens_per_second,
+        )
+        return estimate if estimate.may_fit else replace(estimate, tokens_per_second=None)
 
     def everything(self) -> list[Estimate]:
         """Return what was recorded of all candidates, the best first."""

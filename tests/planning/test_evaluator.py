@@ -77,6 +77,36 @@ def test_peaks_at_full_depth_and_batch_are_those_of_the_formula(whole: tuple[Eva
         assert estimate.memory.breakdown["activation"] == 60_000 * tokens * LAYERS
 
 
+def test_what_cannot_fit_is_traced_at_its_largest_micro_batches_alone(tmp_path: Path) -> None:
+    space, tracer = problem_of({100: 60, 400: 30, TOKENS: 10}), AnalyticTracer()
+    evaluator = evaluator_of(space, tracer, tmp_path)
+    stored = space.baseline.but(gradient_checkpointing="off", attention="sdpa", liger="off")
+    small, large = (stored.but(per_device_train_batch_size=rows) for rows in (1, 4))
+    fitting, _ = evaluator.run([small, large])
+    assert fitting.memory is not None
+    between = evaluator_of(space, tracer, tmp_path / "other", round(1.05 * fitting.memory.device_bytes))
+    tracer.requests.clear()
+    fitting, lacking = between.run([small, large])
+    assert (fitting.may_fit, lacking.may_fit) == (True, False)
+    assert fitting.tokens_per_second is not None
+    assert lacking.tokens_per_second is None
+    sizes = {rows: set[int]() for rows in (1, 4)}
+    for request in tracer.requests:
+        sizes[int(str(request.plan.args["per_device_train_batch_size"]))].add(max(row[0] for row in request.worst))
+    assert sizes[4] == {TOKENS}
+    assert min(sizes[1]) < TOKENS
+    # A search still compares the two, by a rate that nobody is shown.
+    assert lacking.scaled_tokens_per_second is not None
+    assert lacking.shown.scaled_tokens_per_second is None
+
+
+def test_the_speed_of_the_baseline_is_known_though_it_does_not_fit(tmp_path: Path) -> None:
+    space = problem_of({100: 60, 400: 30, TOKENS: 10})
+    (baseline,) = evaluator_of(space, AnalyticTracer(), tmp_path, budget_bytes=MIB).run([space.baseline])
+    assert not baseline.may_fit
+    assert baseline.tokens_per_second is not None
+
+
 def test_a_step_of_one_micro_batch_holds_no_gradients_beside_its_activations(
     whole: tuple[Evaluator, AnalyticTracer],
 ) -> None:

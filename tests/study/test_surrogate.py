@@ -34,14 +34,15 @@ def order(predictor: Foretold, records: list[Record], *candidates: Candidate) ->
 
 def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() -> None:
     source = np.random.default_rng(0)
-    rows = np.eye(6)[source.integers(0, 3, (40, 2)) + np.array([0, 3])].sum(axis=1)
-    kernel = OF_TRACES.choice * rows @ rows.T + OF_TRACES.combination * np.exp(-(2 - rows @ rows.T) / 2)
+    rows = source.integers(0, 3, (40, 2)).astype(np.int16)
+    shared = np.array([[sum(one == other) for other in rows] for one in rows])
+    kernel = OF_TRACES.choice * shared + OF_TRACES.combination * np.exp(-(2 - shared) / 2)
     # Two values and a third one, drawn together so often that those near the two show what the third is then.
     three = [0, 1, 2]
     drawn = source.multivariate_normal(np.zeros(3), kernel[np.ix_(three, three)], 400_000)
     values = np.array([0.3, -0.3])
     near = drawn[np.abs(drawn[:, :2] - values).max(axis=1) < 0.05]
-    mean, deviation = Process(rows[:2], values, replace(OF_TRACES, noise=1e-6), knobs=2)(rows[2:3])
+    mean, deviation = Process(rows[:2], values, replace(OF_TRACES, noise=1e-6))(rows[2:3])
     assert len(near) > 100
     assert mean[0] == pytest.approx(near[:, 2].mean(), abs=0.04)
     assert deviation[0] == pytest.approx(near[:, 2].std(), abs=0.04)
