@@ -13,8 +13,8 @@ from autotune.cli.parser import read_arguments
 from autotune.study.backends import GRPC, JOURNAL
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "examples" / "searching_together"
-ARRAY, INDEXED = RECIPES / "job-array.sbatch", RECIPES / "indexed-job.yaml"
+EXAMPLES = ROOT / "examples"
+ARRAY, INDEXED = EXAMPLES / "slurm" / "job-array.sbatch", EXAMPLES / "kubernetes" / "indexed-job.yaml"
 
 
 def asked_of(*words: str) -> dict[str, Any]:
