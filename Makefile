@@ -20,6 +20,10 @@ CUDA_BIN := .venv-cuda/bin
 CUDA_READY := .venv-cuda/ready
 NVIDIA_BIN := .venv-nvidia/bin
 NVIDIA_READY := .venv-nvidia/ready
+DOCS_BIN := .venv-docs/bin
+DOCS_READY := .venv-docs/ready
+# The examples whose reports the site shows.
+REPORTED := sft dpo grpo
 # What stands in for a GPU, and how long the suite for GPUs takes on it.
 NULL_GPU := H100-80GB
 NULL_GPU_MINUTES := 30
@@ -37,7 +41,7 @@ PROBE_OUTPUT := autotune-small
 TWO_WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda test-cuda-brief test-nvidia \
-	can-test-cuda can-test-nvidia lint docs gpu gpu-null clean
+	can-test-cuda can-test-nvidia lint docs site gpu gpu-null clean
 
 probe: $(READY) $(SMALL)/data.jsonl
 	rm -rf $(PROBE_OUTPUT)
@@ -94,6 +98,14 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/python -W ignore -m tests.docs.write
 
+# The pages that GitHub shows, the Python API, and the reports of a few examples, which are run where they have not been.
+site: $(DOCS_READY) $(REPORTED:%=examples/build/%/found/report.html)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs build --strict --clean
+	$(DOCS_BIN)/python docs/site/check.py site
+
+examples/build/%/found/report.html: | $(READY)
+	$(BIN)/python examples/run.py $*
+
 gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu.suite
 
@@ -102,7 +114,7 @@ gpu-null: $(CUDA_READY)
 	$(call on_null_gpu,$(CUDA_BIN)/python -m benchmarks.gpu.suite --minutes $(NULL_GPU_MINUTES))
 
 clean:
-	rm -rf .venv .venv-lowest .venv-trl .venv-cuda .venv-nvidia examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-trl .venv-cuda .venv-nvidia .venv-docs site examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
@@ -118,6 +130,15 @@ endef
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
 	$(call install,$(PYTHON),.venv,constraints.txt)
+
+# Without autotune and what that needs: the site is made of its sources alone.
+DOCS_NEEDS := import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+$(DOCS_READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
+	$(PYTHON) -m venv .venv-docs
+	$(PYTHON) -c '$(DOCS_NEEDS)' | $(DOCS_BIN)/python -m pip install --quiet --constraint constraints.txt --requirement /dev/stdin
+	touch $@
 
 $(TRL_READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }

@@ -1,10 +1,11 @@
 """Build a small model and a dataset out of the Python standard library's own documentation; nothing is downloaded.
 
-    python examples/small_workload.py DIRECTORY
+    python examples/small_workload.py DIRECTORY [--trainer dpo]
 
 writes ``DIRECTORY/model`` (a Llama with random weights, and a tokenizer trained on the spot) and
-``DIRECTORY/data.jsonl`` (one page of documentation per row, in TRL's ``text`` format). Its lengths have the long tail
-that real data has: most pages are a few lines, a few are very long. The same Python gives the same files.
+``DIRECTORY/data.jsonl`` (one page of documentation per row, in a format of the trainer); for ``distillation`` also
+``DIRECTORY/teacher``, a wider model. Its lengths have the long tail that real data has: most pages are a few lines, a
+few are very long. The same Python gives the same files.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 ROWS = 400
 VOCABULARY = 2048
+HIDDEN_SIZE, TEACHER_HIDDEN_SIZE = 96, 192
+TRAINERS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo", "distillation")
 # In characters. Shorter is no documentation; longer than this is a tail that a search of a few minutes cannot afford.
 SHORTEST_PAGE, LONGEST_PAGE = 60, 2000
 # No part of the library's documentation: tests, vendored tools and what pip installed.
@@ -35,15 +38,43 @@ CHAT_TEMPLATE = (
 )
 
 
-def build(directory: Path, rows: int = ROWS) -> tuple[Path, Path]:
-    """Write the workload and return the model's directory and the dataset's file."""
-    texts = documentation(rows)
+def build(directory: Path, trainer: str = "sft") -> tuple[Path, Path]:
+    """Write the workload of a trainer, and return the model's directory and the dataset's file."""
+    texts = documentation(ROWS)
     model, data = directory / "model", directory / "data.jsonl"
     directory.mkdir(parents=True, exist_ok=True)
-    save_model(model, train_tokenizer(texts))
+    tokenizer = train_tokenizer(texts)
+    save_model(model, tokenizer)
+    if trainer == "distillation":
+        save_model(directory / "teacher", tokenizer, TEACHER_HIDDEN_SIZE)
     # Written last, so that a build that was interrupted does not look like a finished one.
-    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    data.write_text("".join(json.dumps(row) + "\n" for row in formatted(texts, trainer)), encoding="utf-8")
     return model, data
+
+
+def formatted(texts: Sequence[str], trainer: str) -> Iterator[dict[str, str | bool]]:
+    """Yield the rows of a trainer's dataset: the better answer is the page itself, the worse one another page."""
+    answers = [answer for _, answer in map(question_and_answer, texts)]
+    for number, text in enumerate(texts):
+        prompt, answer = question_and_answer(text)
+        other = answers[number - 1]
+        match trainer:
+            case "sft":
+                yield {"text": text}
+            case "dpo" | "reward":
+                yield {"prompt": prompt, "chosen": answer, "rejected": other}
+            case "kto":
+                good = number % 2 == 0
+                yield {"prompt": prompt, "completion": answer if good else other, "label": good}
+            case _:
+                yield {"prompt": prompt}
+
+
+def question_and_answer(text: str) -> tuple[str, str]:
+    """Return a question that a page answers, and the answer."""
+    module, _, page = text.partition("\n\n")
+    title, _, documented = page.partition("\n")
+    return f"What does {title} of {module} do?\n", documented or title
 
 
 def documentation(rows: int) -> list[str]:
@@ -104,15 +135,15 @@ def train_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def save_model(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Write the tokenizer and a model of 0.4 million random weights, small enough to train on two CPU cores."""
+def save_model(directory: Path, tokenizer: PreTrainedTokenizerFast, hidden_size: int = HIDDEN_SIZE) -> None:
+    """Write the tokenizer and a model of random weights (0.4 million by default), for training on two CPU cores."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
-        hidden_size=96,
+        hidden_size=hidden_size,
         intermediate_size=256,
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -131,7 +162,9 @@ def main() -> None:
     """Build into the directory that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
-    model, data = build(parser.parse_args().directory)
+    parser.add_argument("--trainer", choices=TRAINERS, default="sft", help="whose dataset is written; default: sft")
+    asked = parser.parse_args()
+    model, data = build(asked.directory, asked.trainer)
     print(f"wrote {model} and {data}")
 
 

@@ -105,7 +105,13 @@ def test_tests_run_with_pinned_versions_of_everything_that_is_required() -> None
     pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     pinned = {pin.name.lower().replace("_", "-"): next(iter(pin.specifier)).version for pin in pins}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    required = map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["dev"]])
+    required = map(
+        Requirement,
+        [
+            *project["dependencies"],
+            *(line for name in ("dev", "docs") for line in project["optional-dependencies"][name]),
+        ],
+    )
     for requirement in required:
         name = requirement.name.lower().replace("_", "-")
         assert requirement.specifier.contains(pinned[name]), requirement

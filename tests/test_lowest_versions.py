@@ -26,9 +26,9 @@ def pins() -> dict[str, Version]:
 
 
 def required() -> list[Requirement]:
-    """Return what autotune and its extras require."""
+    """Return what autotune and its extras require, but for the site, which is built with pinned versions alone."""
     extras = PROJECT["optional-dependencies"]
-    lines = [*PROJECT["dependencies"], *(line for name in extras for line in extras[name])]
+    lines = [*PROJECT["dependencies"], *(line for name in extras if name != "docs" for line in extras[name])]
     return [Requirement(line) for line in lines]
 
 

@@ -92,7 +92,7 @@ def page(cases: Sequence[Case], rows: Mapping[str, Row], about: Mapping[str, str
 
 
 def summary(cases: Sequence[Case], rows: Mapping[str, Row]) -> str:
-    """Return the figures in a sentence, as the README has them."""
+    """Return the figures in a sentence, as docs/accuracy.md has them."""
     compared = [(case, rows[case.name]) for case in cases if _pair(rows.get(case.name, {}), "reserved") is not None]
     found = {figure: spread(errors(compared, figure)) for figure in FIGURES}
     allocated, reserved = found["allocated"], found["reserved"]

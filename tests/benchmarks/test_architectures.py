@@ -24,6 +24,6 @@ def test_a_trace_has_what_the_cpu_allocates_for_every_architecture_that_trains()
     assert max(abs(errors["run"]) for errors in COMPARED if "run" in errors) <= 0.01
 
 
-def test_the_readme_quotes_the_result() -> None:
-    readme = " ".join((FOLDER.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    assert sentence(ROWS) in readme
+def test_the_documentation_quotes_the_result() -> None:
+    page = " ".join((FOLDER.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    assert sentence(ROWS) in page

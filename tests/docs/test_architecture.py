@@ -44,11 +44,6 @@ def test_every_module_exists() -> None:
     assert [name for name in MODULES if importlib.util.find_spec(name) is None] == []
 
 
-def test_links_to_other_documents_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", DOCUMENT)
-    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []
-
-
 def test_every_layer_is_named() -> None:
     rows = [
         re.findall(r"`(\w+)`", line.split("|")[1]) for line in section("Layers").splitlines() if line.startswith("|")
@@ -61,9 +56,3 @@ def test_every_abstract_method_of_a_trainer_is_in_the_contract(file: str) -> Non
     abstract = re.findall(r"@abstractmethod\n    def (\w+)", (ROOT / file).read_text(encoding="utf-8"))
     assert abstract
     assert set(abstract) - set(re.findall(r"`(\w+)`", section("The trainer contract"))) == set()
-
-
-def test_what_plan_points_to_is_a_heading_here() -> None:
-    plan = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
-    headings = {title.lower().replace(" ", "-") for title in re.findall(r"^## (.+)$", DOCUMENT, re.MULTILINE)}
-    assert set(re.findall(r"\(architecture\.md#([^)]+)\)", plan)) <= headings

@@ -7,31 +7,33 @@ import re
 from pathlib import Path
 
 import pytest
+from run import commands
 
-from autotune.cli.parser import build_parser
+from autotune.cli.parser import build_parser, read_arguments
 from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
-from autotune.techniques import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 CHECK = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
 RESULT = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_names_every_knob() -> None:
-    table = README.partition("## Knobs")[2].partition("## Limits")[0]
-    assert {technique.name for technique in catalogue()} == set(re.findall(r"`([a-z0-9_]+)`", table))
-
-
-def test_every_option_that_the_readme_names_exists() -> None:
-    options = set(re.findall(r"`(--[a-z-]+)", README)) - {"--max_steps", "--config"}
+@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
+def test_every_option_that_a_page_names_exists(page: str) -> None:
+    options = set(re.findall(r"`(--[a-z-]+)", (ROOT / page).read_text(encoding="utf-8"))) - {"--max_steps", "--config"}
     known = build_parser().format_help()
     probe = [action for action in build_parser()._actions if action.dest != "help"]
     words = known + "".join(
         parser.format_help() for action in probe for parser in (getattr(action, "choices", None) or {}).values()
     )
     assert {option for option in options if option not in words} == set()
+
+
+@pytest.mark.parametrize(
+    "command", [words for words in commands(ROOT / "README.md") if words[0] == "autotune"], ids=" ".join
+)
+def test_every_command_of_the_readme_is_one(command: list[str]) -> None:
+    read_arguments(command[1:])  # raises what is wrong with it
 
 
 @pytest.mark.parametrize("kind", [Result, Choosable, Trial, Contribution])

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from autotune.cli.parser import read_arguments
 from autotune.study.backends import GRPC, JOURNAL
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = ROOT / "examples" / "searching_together"
-ARRAY, INDEXED = RECIPES / "job-array.sbatch", RECIPES / "indexed-job.yaml"
+EXAMPLES = ROOT / "examples"
+ARRAY, INDEXED = EXAMPLES / "slurm" / "job-array.sbatch", EXAMPLES / "kubernetes" / "indexed-job.yaml"
 
 
 def asked_of(*words: str) -> dict[str, Any]:
@@ -73,6 +76,39 @@ def test_the_indexed_job_starts_workers_of_one_study_in_a_database() -> None:
     assert {str(Path(asked["dataset"]).parent), str(Path(asked["output"]).parent)} <= mounted
     claimed = {volume["name"] for volume in job["spec"]["template"]["spec"]["volumes"]}
     assert {volume["name"] for volume in worker["volumeMounts"]} == claimed
+
+
+def ran(words: list[str], bundle: Path, **environment: str) -> dict[str, Any]:
+    """Run a recipe's command with this Python's autotune, and return the result in its bundle."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        words, env={**os.environ, "PATH": path, **environment}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads((bundle / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_tasks_of_the_job_array_and_pods_of_the_indexed_job_join_one_search_and_recommend_the_same(
+    small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
+) -> None:
+    shared, bundle, few = tmp_path / "shared", tmp_path / "pod", ["--trials", "2", "--effort", "quick"]
+    given = {
+        "MODEL": str(small_model_directory),
+        "DATA": str(small_dataset_file),
+        "SHARED": str(shared),
+        "BUDGET": "2GiB",
+    }
+    first = ran(["bash", str(ARRAY), *few], shared / "worker-0", SLURM_ARRAY_TASK_ID="0", **given)
+    # The pod's own words, with the study of the job array: the last of an option that is given twice counts.
+    (worker,) = yaml.safe_load(INDEXED.read_text(encoding="utf-8"))["spec"]["template"]["spec"]["containers"]
+    words = [str(small_model_directory), str(small_dataset_file), *map(str, worker["args"][2:]), *few]
+    words += ["--storage", f"{JOURNAL}{shared}/study.log", "--study", "shared", "--memory-budget", "2GiB"]
+    second = ran([*worker["command"], *words, "--output", str(bundle)], bundle)
+    assert (first["status"], second["status"]) == ("found", "found")
+    assert first["recommended"]["candidate"] == second["recommended"]["candidate"]
 
 
 def test_the_page_names_the_recipes_and_every_kind_of_storage() -> None:

@@ -1,0 +1,54 @@
+"""The site has every page and every public name, and its check finds what GitHub shows otherwise and what is broken."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import autotune
+from docs.site.check import faults
+from tests.docs.pages import ROOT, pages
+
+NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+SHOWN = "<html><body><article><h1>Title<a class='headerlink' href='#t'>¶</a></h1>{}</article></body></html>"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_navigation_has_every_page(page: Path) -> None:
+    name = page.relative_to(ROOT).as_posix().removeprefix("docs/site/pages/")
+    assert re.search(rf" {re.escape(name)}$", NAVIGATION, re.MULTILINE)
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "site" / "pages" / "api.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^::: autotune\.(\w+)$", page, re.MULTILINE)) == sorted(autotune.__all__)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown", "expected"),
+    [
+        pytest.param("Words", "<p>Words</p>", [], id="the same"),
+        pytest.param("Words\n- item", "<p>Words - item</p>", ["shown as"], id="a list as text"),
+        pytest.param("- a\n  - b", "<ul><li>a</li><li>b</li></ul>", ["shown as"], id="a list within a list as one"),
+        pytest.param("Words", "<p><a href='gone/'>Words</a></p>", ["broken link gone/"], id="a broken link"),
+        pytest.param(
+            "Words", "<p><a href='#gone'>Words</a></p>", ["broken link #gone"], id="a heading that is not there"
+        ),
+        pytest.param(
+            "", "<img src='https://host/a.png'>", ["loads https://host/a.png"], id="a picture of another host"
+        ),
+    ],
+)
+def test_the_check_finds(source: str, shown: str, expected: list[str], tmp_path: Path) -> None:
+    site, root = tmp_path / "site", tmp_path
+    site.mkdir()
+    (root / "README.md").write_text(f"# Title\n\n{source}\n", encoding="utf-8")
+    anchored = SHOWN.format(shown).replace("<h1>", "<h1 id='t'>")
+    (site / "index.html").write_text(anchored, encoding="utf-8")
+
+    found = faults(site, root)
+
+    assert len(found) == len(expected)
+    assert all(words in fault for words, fault in zip(expected, found, strict=True))
