@@ -34,8 +34,7 @@ from autotune.probing import JobServer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
-from autotune.userconfig.edit import Wanted
-from autotune.userconfig.handover import handed_over
+from autotune.userconfig.edit import Wanted, handed_over
 from autotune.userconfig.launch import started_by
 from autotune.userconfig.sources import Sources
 from autotune.userconfig.teacher import teacher_of
