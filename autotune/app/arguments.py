@@ -57,29 +57,29 @@ class SearchArguments(Arguments):
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         trainer: TRL's trainer.
-        eval_dataset: rows for evaluation during training: a hub id, or a local file or directory. None: those of
-            ``dataset`` if ``eval_split`` is given.
+        eval_dataset (DATASET): rows for evaluation during training: a hub id, or a local file or directory. None: those
+            of ``dataset`` if ``eval_split`` is given.
         eval_split: split of ``eval_dataset``, or else of ``dataset``, for evaluation. None: the ``test`` split of
             ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
-        reward_funcs: for trainers that generate completions: reward functions, as dotted paths such as
+        reward_funcs (NAME[,NAME]): for trainers that generate completions: reward functions, as dotted paths such as
             ``my_rewards.length`` or TRL's names. None: one of TRL's that costs nothing.
-        completion_length: for these trainers: mean tokens of a completion, or the column of ``dataset`` with typical
-            completions. None: half of ``max_completion_length``.
+        completion_length (TOKENS|COLUMN): for these trainers: mean tokens of a completion, or the column of ``dataset``
+            with typical completions. None: half of ``max_completion_length``.
         prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
             evaluation; the longest are dropped, since these trainers cut none. None: 1.
-        teacher: for distillation, which needs one: hub id, local directory, or ``config.json`` of the model to imitate,
-            whose vocabulary is that of ``model``.
+        teacher (MODEL): for distillation, which needs one: hub id, local directory, or ``config.json`` of the model to
+            imitate, whose vocabulary is that of ``model``.
         num_processes: processes that train together, one per GPU.
-        memory_budget: memory that each process may need, such as ``24GiB`` or in bytes.
+        memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes.
         global_batch_size: documents (rows of the dataset) per optimizer step, over all processes. None: 8 per process,
             TRL's default.
-        max_length: tokens to which rows are cut, or above which the trainer drops them. None: every choice of the space
-            that meets the token coverage.
+        max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
+            the space that meets the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on. None: 0.99.
-        allow: knobs whose choices that change training are searched too, such as ``lora``.
-        fix: the only choice to search of a knob.
-        exclude: knobs that stay at TRL's default.
-        space: a space file instead of the one that ships with autotune.
+        allow (KNOB[,KNOB]): knobs whose choices that change training are searched too, such as ``lora``.
+        fix (KNOB=VALUE): the only choice to search of a knob.
+        exclude (KNOB[,KNOB]): knobs that stay at TRL's default.
+        space (FILE): a space file instead of the one that ships with autotune.
     """
 
     model: str | None = field(default=None, kw_only=False)
@@ -105,6 +105,7 @@ class SearchArguments(Arguments):
         for name in ("reward_funcs", "allow", "exclude"):
             # A generator can be read only once.
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "fix", dict(self.fix or {}) or None)
 
     @property
     def evaluates(self) -> bool:
@@ -118,9 +119,9 @@ class ProbeArguments(SearchArguments):
 
     Args:
         trainer: TRL's trainer. None: the default one, or that of ``base``.
-        base: TRL configuration in YAML to start from, which may name model and dataset. Its values stay unless a change
-            makes training faster or fit; comments and order are kept; the recommendation is compared with it. None:
-            TRL's defaults.
+        base (FILE): TRL configuration in YAML to start from, which may name model and dataset. Its values stay unless a
+            change makes training faster or fit; comments and order are kept; the recommendation is compared with it.
+            None: TRL's defaults.
         device: ``auto`` uses a GPU if there is one.
         num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
             None: one on each visible GPU, or one on a CPU; with ``workers``: one.
@@ -132,15 +133,15 @@ class ProbeArguments(SearchArguments):
         margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
-        timeout: for the whole search, such as ``10m`` or in seconds. None: no limit.
+        timeout (TIME): for the whole search, such as ``10m`` or in seconds. None: no limit.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
-        storage: URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
+        storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
             ``journal:///path`` for a journal on a file system, or ``grpc://host:port``. None: ``study.db`` in the
             output directory.
         study: name of the study in it. None: the output directory's name.
         resume: continue an interrupted study, or join the processes that search it.
-        output: directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
+        output (DIR): directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: trace steps before the first probe, to save probes; otherwise only probes find out what fits.
     """
 
@@ -168,12 +169,12 @@ class PlannedArguments(SearchArguments):
     Args:
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet. None: rows of ``seq_len``
             tokens.
-        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all`` (in Python
+        gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all`` (in Python
             with :func:`autotune.rent`) compares those of the catalogue. None: this machine's.
         num_machines: machines, each with the same number of processes. None: one for every eight processes.
-        network: Gbit/s that each of several machines can send in total, in one direction, such as 3200 for eight links
-            of 400. None: not known, and communication is timed as if all GPUs were in one machine.
-        seq_len: tokens of each row, instead of a dataset; the model then needs no tokenizer.
+        network (GBIT): Gbit/s that each of several machines can send in total, in one direction, such as 3200 for eight
+            links of 400. None: not known, and communication is timed as if all GPUs were in one machine.
+        seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.
         memory_budget: memory that training may need on each GPU, such as ``24GiB`` or in bytes. None: all of it.
     """
 
@@ -195,8 +196,8 @@ class PlanArguments(PlannedArguments):
         top: number of the best candidates to show; each was traced.
         explain: show how the estimate of one candidate is computed: the fastest that fits, or the baseline if nothing
             fits. Fix knobs to choose the candidate.
-        output: directory for a bundle of the fastest candidate predicted to fit; nothing in it is measured. None: no
-            files.
+        output (DIR): directory for a bundle of the fastest candidate predicted to fit; nothing in it is measured. None:
+            no files.
         server_gpus: number of the ``num_processes`` GPUs on which a vLLM server generates; the others train. Needs
             ``vllm=server``, fixed or allowed. None: such a server runs on further GPUs.
     """
@@ -216,7 +217,7 @@ class RentArguments(PlannedArguments):
         num_processes: total number of GPUs that train together; ``auto``: of 1, 2, 4, 8, 16, 32 and 64, if they divide
             the global batch, the fewest with which something fits, and more as long as throughput per GPU rises. None:
             one, or one on each of this machine's GPUs.
-        prices: price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
+        prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
     gpu: str | None = ALL
@@ -235,10 +236,12 @@ class CheckArguments(Arguments):
         model: hub id, local directory, or ``config.json``; no weights are needed. None: that of the configuration.
         dataset: hub id, or a local file or directory. None: that of the configuration.
         peft_config: the adapter, for a configuration object; only LoRA is supported.
-        gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this machine's device.
-        memory_budget: memory that the training may need, such as ``24GiB`` or in bytes. None: all of the device.
+        gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this
+            machine's device.
+        memory_budget (SIZE): memory that the training may need, such as ``24GiB`` or in bytes. None: all of the device.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
-        timeout: time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no limit.
+        timeout (TIME): time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no
+            limit.
         imports: import the modules of the configuration's own reward functions, in separate processes.
         fits: check memory; otherwise the configuration is only read, and no device, model or dataset is needed.
         when_unsure: whether an answer that is too close to call, or not known, passes or fails.
@@ -295,11 +298,11 @@ class DryRunArguments(Arguments):
 
     Args:
         command: its words, such as ``["accelerate", "launch", "train.py"]``.
-        gpu: name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
+        gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
         num_processes: number of null GPUs. None: one for each process that the command starts.
         steps: number of optimizer steps to run.
         as_shuffled: keep the script's order of rows; otherwise each batch has the largest rows.
-        timeout: time limit, such as ``10m`` or in seconds. None: no limit.
+        timeout (TIME): time limit, such as ``10m`` or in seconds. None: no limit.
     """
 
     command: Sequence[str] = field(kw_only=False)

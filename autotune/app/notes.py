@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autotune.app.options import Options
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.workload import Workload
@@ -20,7 +19,7 @@ _NAMED = 5
 """Most rows that are named in a note."""
 
 
-def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
+def notes_on(problem: TrainerProblem) -> tuple[str, ...]:
     """Return the notes on a run, the most important first."""
     setting = problem.setting
     model, documents = setting.workload.model, setting.workload.dataset.documents
@@ -43,7 +42,7 @@ def notes_on(problem: TrainerProblem, options: Options) -> tuple[str, ...]:
             f"The dataset has {documents.rows} documents, fewer than a global batch of {setting.global_batch_size}: "
             "they were repeated to measure whole steps."
         )
-    if options.device == "auto" and setting.machine.device_reason:
+    if setting.machine.device_reason:
         notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
     if setting.machine.hardware.is_null:
         notes.append("Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing.")

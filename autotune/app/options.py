@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
 from autotune.core.effort import EFFORTS, Effort
@@ -27,7 +26,7 @@ _LARGEST_MARGIN = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """A run as it was asked for; every field has been checked on its own.
+    """What was asked for, where that has to be checked or converted; every field has been checked on its own.
 
     Attributes:
         num_processes: processes that train together, or None for one on each device, or for one to each worker.
@@ -35,9 +34,6 @@ class Options:
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
         coverage_asked: whether the user gave the token coverage.
-        workers: how many probe at the same time, or None for one that has all of the machine.
-        margin: share of the budget, 0 to 0.5, that stays free while probing.
-        trials: most probes, or None for the effort's number.
         timeout_seconds: time limit of the whole search, or None.
     """
 
@@ -51,17 +47,16 @@ class Options:
     rollouts: Rollouts
     coverage_asked: bool
     teacher: ModelSource | None = None
-    device: Literal["auto", "cuda", "cpu"] = "auto"
-    workers: int | Auto | None = None
-    margin: float = 0.0
     effort: Effort = EFFORTS["normal"]
-    trials: int | None = None
     timeout_seconds: float | None = None
     seed: int = 0
 
 
-def checked_options(asked: SearchArguments) -> Options:
+def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     """Return the options of every search.
+
+    Args:
+        init: how the weights of a teacher are initialised.
 
     Raises:
         InputError: one of them cannot be used, or two contradict each other.
@@ -99,7 +94,7 @@ def checked_options(asked: SearchArguments) -> Options:
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, asked),
         coverage_asked=coverage is not None,
-        teacher=_teacher(trainer, asked.teacher),
+        teacher=_teacher(trainer, asked.teacher, init),
     )
 
 
@@ -115,15 +110,11 @@ def probe_options(asked: ProbeArguments) -> Options:
         raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
     _check_numbers({"number of trials": asked.trials, "number of workers": asked.workers})
-    options = checked_options(asked)
+    options = checked_options(asked, asked.init)
+    # A base may name the teacher.
     return replace(
-        # A base may name the teacher.
-        options if asked.base is not None else with_teacher(options, asked.init),
-        device=asked.device,
-        workers=asked.workers,
-        margin=asked.margin,
+        options if asked.base is not None else _with_teacher(options),
         effort=EFFORTS[asked.effort],
-        trials=asked.trials,
         timeout_seconds=parse_duration(asked.timeout) if isinstance(asked.timeout, str) else asked.timeout,
         seed=asked.seed,
     )
@@ -135,7 +126,7 @@ def plan_options(asked: PlannedArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
-    return with_teacher(_of_rows(asked))
+    return _with_teacher(_of_rows(asked))
 
 
 def _of_rows(asked: PlannedArguments) -> Options:
@@ -165,30 +156,24 @@ def _of_rows(asked: PlannedArguments) -> Options:
     return checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked)
 
 
-def with_teacher(options: Options, init: Init = "random") -> Options:
-    """Return options whose teacher is loaded as the model is.
+def _with_teacher(options: Options) -> Options:
+    """Return options that name a teacher if the trainer needs one.
 
     Raises:
-        InputError: the trainer needs a teacher, and none is named.
+        InputError: it does, and none is named.
     """
-    teacher = options.teacher
-    if teacher is None:
-        if options.trainer.has_teacher:
-            raise InputError(f"{options.trainer.label} needs a teacher.", hint="Name one with --teacher MODEL.")
-        return options
-    # Again, since whether there are weights to load is a question of `init`.
-    return replace(
-        options, teacher=replace(model_source(teacher.name, init, tokenizes=False), revision=teacher.revision)
-    )
+    if options.trainer.has_teacher and options.teacher is None:
+        raise InputError(f"{options.trainer.label} needs a teacher.", hint="Name one with --teacher MODEL.")
+    return options
 
 
-def _teacher(trainer: Trainer, name: str | None) -> ModelSource | None:
+def _teacher(trainer: Trainer, name: str | None, init: Init) -> ModelSource | None:
     if name is None:
         return None
     if not trainer.has_teacher:
         takers = ", ".join(item.name for item in trainers().values() if item.has_teacher)
         raise InputError(f"{trainer.label} has no teacher, so it takes no --teacher.", hint=f"It is for {takers}.")
-    return model_source(name, "random", tokenizes=False)
+    return model_source(name, init, tokenizes=False)
 
 
 def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:

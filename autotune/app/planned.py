@@ -135,7 +135,7 @@ def planned_workload(
     model: ModelSource,
     dataset: DatasetSource | None,
     tracer: ServerTracer,
-    cache: Cache,
+    cache: Cache | None,
     listener: Listener,
     evaluation: DatasetSource | None = None,
     *,
@@ -148,6 +148,7 @@ def planned_workload(
 
     Args:
         dataset: None: a placeholder of a few words, whose lengths are not meaningful.
+        cache: None: nothing is cached, for use of the tokenised rows themselves, which are not in the cache.
         evaluation: the rows that training is evaluated on, or None.
         checked: the attention implementations to test; None: all that the options leave.
         most_seconds: time after which reading and tokenising is ended; None: never.
@@ -161,19 +162,19 @@ def planned_workload(
     states += [state_of(place) for source in read for place in source.places]
     name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
     asked = name, model, dataset, evaluation, options.rollouts, options.teacher
+    adapter, cache = fixed_peft(options), cache if all(state is not None for state in states) else None
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
-    key = fingerprint("workload", *asked, fixed_peft(options), states, wanted, here.packages, source_digest())
-    known = cache.decoded(Workload, key) if all(state is not None for state in states) else None
+    key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, source_digest())
+    known = cache.decoded(Workload, key) if cache is not None else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
     rows = dataset or _stand_in(options.trainer, tracer.folder)
-    adapter = fixed_peft(options)
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
         workload = reader.check_attention(workload, here, wanted)
-    if all(state is not None for state in states):
+    if cache is not None:
         cache.put(key, encode(workload))
     return workload
 

@@ -12,7 +12,7 @@ from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import Options, check_evaluation, probe_options, with_teacher
+from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output, output_of_base
 from autotune.app.problem import global_batch_of, problem_of
@@ -20,7 +20,7 @@ from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import StageStarted, WorkloadReady
+from autotune.core.events import StageStarted, WorkloadReady, ignore
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
@@ -34,8 +34,7 @@ from autotune.probing import JobServer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
-from autotune.userconfig.edit import Wanted
-from autotune.userconfig.handover import handed_over
+from autotune.userconfig.edit import Wanted, handed_over
 from autotune.userconfig.launch import started_by
 from autotune.userconfig.sources import Sources
 from autotune.userconfig.teacher import teacher_of
@@ -51,7 +50,7 @@ def probe(asked: ProbeArguments) -> Result:
     processes = options.num_processes
     if config is not None and processes is None:
         processes = started_by(config) or 1
-    machine, (own, *further) = divided(options.device, processes, options.workers)
+    machine, (own, *further) = divided(asked.device, processes, asked.workers)
     batch = global_batch_of(options, machine)
     out = open_output(asked.output if asked.output is not None else _default_output(asked))
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
@@ -79,21 +78,13 @@ def probe(asked: ProbeArguments) -> Result:
         else:
             problem = problem_of(options, workload, machine, start.batch, start.base, start.token_coverage)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
-        limit_bytes = int(budget_bytes * (1 - options.margin))
+        limit_bytes = int(budget_bytes * (1 - asked.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
             problem = ahead.problem or problem
-            run = Run(
-                options=ahead.left_of(options),
-                problem=problem,
-                server=server,
-                output=out,
-                limit_bytes=limit_bytes,
-                storage=asked.storage,
-                study=asked.study,
-                resume=asked.resume,
-                predictor=ahead.predictor,
-            )
+            # A further worker is sent the run, and a listener is of this process.
+            quiet, left = replace(asked, listener=ignore), ahead.left_of(options)
+            run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)
             outcome = search_together(run, further, listener)
             problem = as_searched(problem, outcome, options.file)
             compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
@@ -105,10 +96,10 @@ def probe(asked: ProbeArguments) -> Result:
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
-        margin=options.margin,
+        margin=asked.margin,
         notes=(
             *file_notes,
-            *notes_on(problem, options),
+            *notes_on(problem),
             *notes_on_workers(hardware, len(further)),
             *ahead.notes(),
             *offered,
@@ -173,8 +164,8 @@ def _of_base(options: Options, base: UserBase, init: Init) -> Options:
     """Return options with the reward functions and the teacher of a base, where none were given in their place."""
     rewards, teacher = options.rollouts.rewards or rewards_of(base), options.teacher
     if teacher is None and options.trainer.has_teacher:
-        teacher = teacher_of(base.config)
-    return with_teacher(replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher), init)
+        teacher = teacher_of(base.config, init)
+    return replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher)
 
 
 def _default_output(asked: ProbeArguments) -> str:

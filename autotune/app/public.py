@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -16,12 +16,15 @@ from autotune.core.events import Listener, ignore
 _Parameters = ParamSpec("_Parameters")
 _Arguments = TypeVar("_Arguments")
 _Result = TypeVar("_Result")
-_DESCRIPTION = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_DESCRIPTION = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """Arguments of a public function.
+
+    A field of a subclass with its description is a parameter in Python and an option on the command line. There, a word
+    in brackets, as in ``memory_budget (SIZE): ...``, stands for its value in the help.
 
     Args:
         listener: receives the events of the run, as they happen.
@@ -70,11 +73,17 @@ def taking(
 
 def descriptions(kind: object) -> dict[str, str]:
     """Return the descriptions of the arguments of a class, by name; those of a subclass override its parents'."""
-    found: dict[str, str] = {}
+    return {name: " ".join(text.split()) for name, _, text in _described(kind)}
+
+
+def placeholders(kind: object) -> dict[str, str]:
+    """Return the names of the values of arguments in a help, which are in brackets before a description."""
+    return {name: word for name, word, _ in _described(kind) if word}
+
+
+def _described(kind: object) -> Iterator[tuple[str, str, str]]:
     for each in reversed(inspect.getmro(kind)) if isinstance(kind, type) else ():
-        described = inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2]
-        found |= {name: " ".join(text.split()) for name, text in _DESCRIPTION.findall(described)}
-    return found
+        yield from _DESCRIPTION.findall(inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2])
 
 
 def _as_json(value: object) -> object:

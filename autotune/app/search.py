@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 
+from autotune.app.arguments import ProbeArguments
 from autotune.app.options import Options
 from autotune.app.output import Output
 from autotune.app.problem import with_last_resorts
@@ -35,19 +36,15 @@ class Run:
 
     Attributes:
         limit_bytes: memory that a probe may use; allocations beyond it fail.
-        storage: URL of an Optuna storage, or None for the output directory's own.
-        study: name of the study, or None for the output directory's name.
         predictor: predictions before any probe, or None.
     """
 
+    asked: ProbeArguments
     options: Options
     problem: TrainerProblem
     server: JobServer
     output: Output
     limit_bytes: int
-    storage: str | None
-    study: str | None
-    resume: bool
     predictor: Predictor | None = None
 
 
@@ -60,7 +57,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         AutotuneError: probes cannot be started, or the storage failed.
     """
     listener(StageStarted("Searching"))
-    options, problem = run.options, run.problem
+    asked, options, problem = run.asked, run.options, run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
         seed, limit_seconds = seed_of(one, options.seed), timeout_of(one, options.effort, seconds_left)
@@ -74,7 +71,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         effort=options.effort,
         memory_limit_bytes=run.limit_bytes,
         seed=options.seed,
-        trials=options.trials,
+        trials=asked.trials,
         timeout_seconds=options.timeout_seconds,
         storage=storage_of(run),
         listener=listener,
@@ -88,9 +85,9 @@ def storage_of(run: Run) -> StudyStorage:
     # from run to run: the choices that are compared include them in any case.
     compared = with_last_resorts(run.problem, run.options.file) or run.problem
     return StudyStorage(
-        url=run.storage or run.output.study_url,
-        name=run.study or run.output.directory.name,
-        resume=run.resume,
+        url=run.asked.storage or run.output.study_url,
+        name=run.asked.study or run.output.directory.name,
+        resume=run.asked.resume,
         fingerprint=fingerprint(compared, run.limit_bytes),
     )
 

@@ -10,30 +10,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from autotune.app.arguments import AUTO
-from autotune.app.public import descriptions
+from autotune.app.public import descriptions, placeholders
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
 _NO_OPTIONS = ("listener", "config", "peft_config")
 # Options that are not named like their argument.
 _SPELLED = {"fits": "--no-fit", "imports": "--import"}
-_METAVARS = {
-    **dict.fromkeys(("trainer", "study", "eval_split"), "NAME"),
-    **dict.fromkeys(("allow", "exclude"), "KNOB[,KNOB]"),
-    **dict.fromkeys(("base", "space", "prices"), "FILE"),
-    **dict.fromkeys(("max_length", "seq_len"), "TOKENS"),
-    "completion_length": "TOKENS|COLUMN",
-    "eval_dataset": "DATASET",
-    "fix": "KNOB=VALUE",
-    "gpu": "NAME|SIZE",
-    "memory_budget": "SIZE",
-    "network": "GBIT",
-    "output": "DIR",
-    "reward_funcs": "NAME[,NAME]",
-    "teacher": "MODEL",
-    "storage": "URL",
-    "timeout": "TIME",
-}
 
 
 def add_options(
@@ -45,23 +28,26 @@ def add_options(
     """Declare the arguments in classes, each once; what Python takes by position has no name here either.
 
     Args:
-        groups: names by the title of their group; others have none.
+        groups: names by the title of their group; a group without names has all others.
         optional: names of arguments without a default that may be left out all the same.
     """
     homes: dict[str, argparse._ActionsContainer] = {}
+    others: argparse._ActionsContainer = parser
     for title, names in (groups or {}).items():
-        homes |= dict.fromkeys(names, parser.add_argument_group(title))
+        group = parser.add_argument_group(title)
+        homes |= dict.fromkeys(names, group)
+        others = others if names else group
     declared = set(_NO_OPTIONS)
     every = [each for kind in kinds for each in fields(kind)]
     positional = {each.name for each in every if not each.kw_only and not isinstance(each.default, str)}
     for kind in kinds:
-        types, texts = get_type_hints(kind), descriptions(kind)
+        types, texts, words = get_type_hints(kind), descriptions(kind), placeholders(kind)
         for each in (each for each in fields(kind) if each.name not in declared):
             declared.add(each.name)
             name, default = each.name, each.default
-            form = {"help": _help(texts, positional, name, default), **_form(types[name], name, default)}
+            form = {"help": _help(texts, positional, name, default), **_form(types[name], words.get(name), default)}
             if each.kw_only or isinstance(default, str):
-                homes.get(name, parser).add_argument(_option(name, default), dest=name, **form)
+                homes.get(name, others).add_argument(_option(name, default), dest=name, **form)
             else:
                 left_out = name in optional or default is None
                 parser.add_argument(name, **{"nargs": "?" if left_out else None, **form, "metavar": name.upper()})
@@ -72,7 +58,7 @@ def _option(name: str, default: object = None) -> str:
     return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
 
-def _form(annotation: object, name: str, default: object) -> dict[str, Any]:
+def _form(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
     """Return argparse's settings for an argument of a type."""
     kinds = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
     origins = {get_origin(kind) for kind in kinds}
@@ -81,15 +67,15 @@ def _form(annotation: object, name: str, default: object) -> dict[str, Any]:
         return {"action": "store_false" if default else "store_true"}
     if words and int not in kinds:
         return {"choices": words}
-    form: dict[str, Any] = {"metavar": _METAVARS.get(name, "NAME")}
+    form: dict[str, Any] = {"metavar": placeholder or "NAME"}
     if str not in kinds and origins & {Iterable, Mapping}:
         form["action"] = "append"
     elif words:
         form |= {"type": _number_or_auto, "metavar": f"N|{AUTO}"}
     elif kinds - {NoneType} == {int}:
-        form |= {"type": int, "metavar": _METAVARS.get(name, "N")}
+        form |= {"type": int, "metavar": placeholder or "N"}
     elif kinds - {NoneType} == {float}:
-        form |= {"type": float, "metavar": _METAVARS.get(name, "SHARE")}
+        form |= {"type": float, "metavar": placeholder or "SHARE"}
     elif Sequence in origins:
         form["nargs"] = "*"
     return form

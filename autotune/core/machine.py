@@ -96,7 +96,7 @@ class Machine:
         planned: whether it is only planned for: nothing runs on it, so packages that no trace needs may be missing.
         gpu: the GPU with its speeds, of a machine that is planned for; None for a CPU.
         host_bytes: memory of the machine that the GPU is in, where it is planned for and is this one; else None.
-        device_reason: why ``hardware.kind`` is not the better device, when it is not (for messages), else empty.
+        device_reason: why there is no GPU, where one was looked for and none found, for messages; else empty.
     """
 
     hardware: Hardware

@@ -47,7 +47,7 @@ def divided(
     check_required(packages)
     host = cpu()
     if device == "cpu":
-        return _divided_cpu(Machine(host, packages, "the CPU was asked for"), processes or 1, workers)
+        return _divided_cpu(Machine(host, packages), processes or 1, workers)
     try:
         gpus = visible_gpus()
         if torch_cuda_version() is None:

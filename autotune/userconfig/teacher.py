@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.core.configuration import Configuration
-from autotune.core.workload import ModelSource
+from autotune.core.workload import Init, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REVISION
@@ -16,8 +16,11 @@ from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REV
 _ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
 
 
-def teacher_of(config: Configuration) -> ModelSource:
+def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
     """Return the teacher that a configuration names.
+
+    Args:
+        init: how its weights are initialised.
 
     Raises:
         InputError: it names none, and TRL ends without one; or it cannot be used.
@@ -26,7 +29,7 @@ def teacher_of(config: Configuration) -> ModelSource:
     if not isinstance(named, str):
         raise InputError("The configuration names no teacher.", hint=f"Write {TEACHER}.")
     revision = str(config.values.get(TEACHER_REVISION) or "main")
-    return replace(model_source(named, "random", tokenizes=False), revision=revision)
+    return replace(model_source(named, init, tokenizes=False), revision=revision)
 
 
 def without_script(config: Configuration) -> Configuration:

@@ -24,8 +24,7 @@ from autotune.probing import JobServer
 from autotune.reporting.probe import probe_report
 from autotune.reporting.terminal import show
 from autotune.userconfig.base import read_base
-from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
-from autotune.userconfig.handover import handed_over
+from autotune.userconfig.edit import Wanted, edits_of, handed_over, rewritten, values_after
 from autotune.userconfig.sources import of_entries
 from autotune.userconfig.written import written as read_file
 from tests.app.bases import a_base, started

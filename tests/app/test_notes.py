@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.arguments import SearchArguments
 from autotune.app.notes import notes_on
-from autotune.app.options import checked_options
 from autotune.core.machine import NULL_DRIVER
 from autotune.trainers import Trainer, trainers
 from tests.settings import problem, setting, workload
@@ -20,7 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(trainer: Trainer) -> None:
     here = setting(of=replace(workload(), trainer=trainer.name))
-    told = notes_on(problem(here, trainer=trainer.name), checked_options(SearchArguments(trainer=trainer.name)))
+    told = notes_on(problem(here, trainer=trainer.name))
     written = " ".join(PAGE.read_text(encoding="utf-8").split())
     for sentence in trainer.peculiarities:
         assert sentence in told
@@ -31,9 +29,8 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     here = setting()
     null = replace(here.machine, hardware=replace(here.machine.hardware, driver=NULL_DRIVER))
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
-    options = checked_options(SearchArguments(trainer="sft"))
-    assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"), options)
-    assert sentence not in notes_on(problem(here, trainer="sft"), options)
+    assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
+    assert sentence not in notes_on(problem(here, trainer="sft"))
 
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:

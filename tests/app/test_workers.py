@@ -57,8 +57,8 @@ RAN = Measurement(ProbeStatus.OK)
 
 def a_run(folder: Path, storage: str | None = None) -> Run:
     """Return a search whose probes are replayed."""
-    options = probe_options(ProbeArguments(trainer="sft", device="cpu", trials=TRIALS, effort="quick"))
-    return Run(options, problem(setting()), no_server(), Output(folder), 1 << 30, storage, None, False)
+    asked = ProbeArguments(trainer="sft", device="cpu", trials=TRIALS, effort="quick", storage=storage)
+    return Run(asked, probe_options(asked), problem(setting()), no_server(), Output(folder), 1 << 30)
 
 
 def probed(folder: Path) -> list[list[str]]:

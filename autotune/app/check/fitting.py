@@ -15,7 +15,6 @@ from autotune.app.host import host_text
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
-from autotune.app.workload import WorkloadReader
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
 from autotune.core.events import StageStarted
@@ -188,30 +187,17 @@ class Fitting:
         )
         here = planned_machine(CPU)
         wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
-        if self.task.asked.probe:
-            # The rows themselves are needed, which are not kept.
-            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, _READING_SECONDS)
-            workload = reader.read(
-                trainer.name,
-                named.model,
-                named.dataset,
-                named.evaluation,
-                options.rollouts,
-                teacher=options.teacher,
-            )
-            workload = reader.check_attention(workload, here, wanted) if wanted else workload
-        else:
-            workload = planned_workload(
-                options,
-                named.model,
-                named.dataset,
-                tracer,
-                self.cache,
-                listener,
-                named.evaluation,
-                checked=wanted,
-                most_seconds=_READING_SECONDS,
-            )
+        workload = planned_workload(
+            options,
+            named.model,
+            named.dataset,
+            tracer,
+            None if self.task.asked.probe else self.cache,
+            listener,
+            named.evaluation,
+            checked=wanted,
+            most_seconds=_READING_SECONDS,
+        )
         started = self.launching
         args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))

@@ -56,7 +56,7 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
     if not further:
         return run_search(run, listener)
     begin(storage_of(run), listener)
-    joined, forwarder = replace(run, resume=True), EventForwarder(listener)
+    joined, forwarder = replace(run, asked=replace(run.asked, resume=True)), EventForwarder(listener)
     forwarder(StageStarted(f"Starting {len(further)} further worker{'s' if len(further) > 1 else ''}"))
     with _started(joined, further, forwarder, module):
         return run_search(joined, forwarder)

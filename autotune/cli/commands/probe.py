@@ -16,16 +16,11 @@ DESCRIPTION = (
     "fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _GROUPS = {
-    "what is given": (
-        "base", "trainer", "eval_dataset", "eval_split", "reward_funcs", "completion_length", "prompt_coverage",
-        "teacher", "device", "num_processes", "workers", "memory_budget", "margin", "init",
-    ),
+    "what is given": (),
     "what stays the same for every configuration": ("global_batch_size", "max_length", "token_coverage"),
-    "what is searched": (
-        "allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan",
-    ),
+    "what is searched": ("allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan"),
     "what is kept": ("output", "storage", "study", "resume"),
-}  # fmt: skip
+}
 _EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.INTERRUPTED: 130}
 
 
