@@ -48,9 +48,13 @@ class PreferenceOptimization(AskingReference):
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of both sequences, truncated as the collator truncates them."""
+        """Return the sizes of both sequences and of what is left of their answers, truncated by the collator."""
         rows = trainer.train_dataset
-        return RowSizes(_sequences(rows, trainer.args.max_length), self.trainable(rows))
+        parts, sequences = self.lengths(rows), _sequences(rows, trainer.args.max_length)
+        # TRL drops rows whose prompt alone fills the length, but where it is the beginning that is cut off.
+        keeps_start = trainer.args.truncation_mode == "keep_start"
+        answers = sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:])
+        return RowSizes(sequences, np.asarray(answers.sum(axis=1)))
 
 
 ADAPTER = PreferenceOptimization()

@@ -67,9 +67,11 @@ class UnpairedPreference(AskingReference):
         return self.lengths(rows)[:, 1]
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of rows and of mismatched pairs, truncated as the collator truncates them."""
+        """Return the sizes of rows, of what is left of their answers, and of mismatched pairs, once truncated."""
         rows, length = trainer.train_dataset, trainer.args.max_length
-        return RowSizes(_own(rows, length)[:, None], self.trainable(rows), beside=_beside(rows, length))
+        own = _own(rows, length)
+        # Rows whose prompt alone fills the length are dropped.
+        return RowSizes(own[:, None], own - self.lengths(rows)[:, 0], beside=_beside(rows, length))
 
     def collation(self, trainer: Any) -> Collation:
         """Return that micro-batches are blocks of successive rows, padded each on its own."""
