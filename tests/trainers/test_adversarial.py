@@ -205,10 +205,12 @@ def test_no_micro_batch_of_all_that_there_can_be_is_larger_than_the_worst(
 ) -> None:
     found = prepared_of(trainer, dataset)
     made = formed(found, choices, tmp_path)
-    said, largest = found.geometry(made.plan), max(made.tokens(made.every))
-    planned = max(shape.rows * shape.tokens for shape in said.shapes) * said.sequences
+    planned_sizes, largest = found.geometry(made.plan), max(made.tokens(made.every))
+    planned = max(shape.rows * shape.tokens for shape in planned_sizes.shapes) * planned_sizes.sequences
     # Where too few rows are left for a micro-batch, a probe and a plan repeat them.
-    repeats = said.rows % rows_of(made.plan) if found.trainer.ordered else said.rows < rows_of(made.plan)
+    repeats = (
+        planned_sizes.rows % rows_of(made.plan) if found.trainer.ordered else planned_sizes.rows < rows_of(made.plan)
+    )
     run = max(made.tokens(made.worst))
     assert largest <= run if repeats else largest == run
     if not (repeats or found.adapter.packs(made.built.args)):
