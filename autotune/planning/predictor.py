@@ -109,8 +109,9 @@ class PlannedPredictor:
             )
         elif self.memory.factor != 1.0:
             words.append(f"by x{self.memory.factor:.2f} in memory")
-        if self.time.probes:
-            words.append(f"by x{self.time.factor:.2g} in time")
+        factor = f"x{self.time.factor:.2g}"
+        if factor != "x1":
+            words.append(f"by {factor} in time")
         probes = max(self.memory.probes + self._raised, self.time.probes)
         corrected = (f"Predictions were corrected {' and '.join(words)} after {probes} probes.",) if words else ()
         return (*corrected, f"Some predictions are not traced: {self._problem}") if self._problem else corrected

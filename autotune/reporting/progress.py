@@ -92,7 +92,7 @@ class Progress:
         self.running.pop(event.number, None)
         match event:
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                self.running[number], self.limit = event, limit
+                self.running[number], self.limit, self.tracing = event, limit, None
                 self.baseline = candidate if purpose == "baseline" else self.baseline
             case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
                 self.best = event if best else self.best

@@ -123,6 +123,13 @@ def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
     assert predictor.notes() == ("Predictions were corrected by +120 MiB in memory and by x2 in time after 2 probes.",)
 
 
+def test_a_prediction_that_holds_is_not_reported_as_corrected() -> None:
+    predictor = predictor_of(Estimates())
+    for candidate in (SMALL, MEDIUM):
+        predictor.learn(*shown(candidate, SIZES[candidate] - 512 * MIB, 1004.0 * int(candidate["batch"])))
+    assert predictor.notes() == ()
+
+
 def test_what_the_driver_says_of_the_context_counts() -> None:
     predictor = predictor_of(Estimates())
     for candidate in (SMALL, MEDIUM):

@@ -280,6 +280,11 @@ def test_the_next_stage_takes_the_place_of_the_bar() -> None:
     assert "of about" not in frame(*TRACED, StageStarted("Looking for a change"), width=100)
 
 
+def test_a_probe_that_starts_takes_the_place_of_the_bar() -> None:
+    running = lines(frame(READY, *TRACED, ProbeStarted(2, PACKED, "search", 16), width=100))[0]
+    assert running.endswith("probe 2: packing=bfd")
+
+
 def test_a_dumb_terminal_gets_plain_lines() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "dumb"})
