@@ -157,8 +157,8 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     traced = len(evaluator.candidates)
     if traced < problem.size:
         yield (
-            f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: the search changes one"
-            " or two choices of the best at a time. Others may be faster or need less."
+            f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: those that may be the"
+            " fastest, as far as the earlier ones show. Others may be faster or need less."
         )
     if len(lengths.counts) == 1:
         yield (
