@@ -17,7 +17,7 @@ from autotune.core.codec import encode
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted, without
 from autotune.core.gpu import Gpu, GpuSpeeds
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import DeviceKind, Hardware, Machine
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
@@ -228,11 +228,15 @@ def times_of(
 ) -> OperatorTimes:
     """Return the times of operators on this machine's device, measured while nothing is traced or probed."""
     hardware = machine.hardware
-
-    def measure(calls: Sequence[str]) -> Mapping[str, float | None]:
-        request = OperatorsRequest(tuple(calls), hardware.kind, _MEASURING_SECONDS, limit_bytes)
-        return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS).seconds
-
+    # A function of the module, since a search is sent to further workers.
+    measure = partial(_measured, hardware.kind, limit_bytes, server, tracer)
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
     key = fingerprint("operators", hardware.name, hardware.threads, hardware.openmp, software)
     return OperatorTimes(hardware.kind, measure, cache, key)
+
+
+def _measured(
+    device: DeviceKind, limit_bytes: int, server: JobServer, tracer: ServerTracer, calls: Sequence[str]
+) -> Mapping[str, float | None]:
+    request = OperatorsRequest(tuple(calls), device, _MEASURING_SECONDS, limit_bytes)
+    return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS).seconds

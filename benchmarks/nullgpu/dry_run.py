@@ -153,6 +153,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these words")
     asked = parser.parse_args()
+    if "NULLGPU_DEVICE" not in os.environ:
+        # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
+        words = [sys.executable, "-m", "benchmarks.nullgpu.dry_run", *sys.argv[1:]]
+        os.execve(sys.executable, words, environment(null_device(_GPU)))
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory))
         for case in cases():
@@ -161,7 +165,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "NULLGPU_DEVICE" not in os.environ:
-        # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
-        os.execve(sys.executable, [sys.executable, "-m", __spec__.name, *sys.argv[1:]], environment(null_device(_GPU)))
     main()

@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
-from autotune.app.ahead import traced_ahead
+from autotune.app.ahead import times_of, traced_ahead
 from autotune.app.arguments import ProbeArguments
 from autotune.app.options import probe_options
 from autotune.app.output import Output
@@ -227,10 +227,11 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     )
     here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
-        ahead = traced_ahead(here, 10 * GIB, own, Cache(tmp_path / "cache"), _no_speeds, 600.0, ignore)
+        cache, server = Cache(tmp_path / "cache"), no_server()
+        times = times_of(here.setting.machine, GIB, server, own, cache)
+        ahead = traced_ahead(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
         assert ahead.evaluator is not None
         sent = replace(a_run(tmp_path), problem=here, predictor=ahead.predictor)
-        server = no_server()
         received = unpacked(packed(sent), server, other)
         assert received.server is server
         known, count = ahead.evaluator.candidates, len(analytic.requests)
