@@ -91,7 +91,7 @@ def estimate(
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
         try:
-            memory = steps.memory(sized)
+            memory = steps.memory(sized, whole=True, varied=True)
         except UntraceableError as error:
             raise AutotuneError(
                 f"{model} cannot be traced: {error}", hint="`autotune probe` can measure it."
@@ -101,12 +101,11 @@ def estimate(
                 f"{model} cannot be trained with this configuration: {error}.",
                 hint="Raise vllm_gpu_memory_utilization.",
             ) from error
-        added_bytes = steps.varied_bytes(sized)
     engine = engine_of(plan, workload.model)
     of_vllm = assumed(engine, workload.model) if engine is not None else ()
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
     assumptions = (*user.assumptions, *about_sizes, *memory.assumptions, *of_vllm)
-    return replace(memory, varied_bytes=added_bytes, assumptions=assumptions)
+    return replace(memory, assumptions=assumptions)
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:

@@ -77,9 +77,7 @@ def plan(asked: PlanArguments) -> Plan:
         tracking.search(evaluator)
         evaluator = with_what_offloads(evaluator, options.file)
         problem = evaluator.problem
-        best = evaluator.ranked()[:1]
-        if best and best[0].fits:
-            evaluator.vary(best[0].candidate)
+        evaluator.settle()
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown

@@ -23,6 +23,9 @@ from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
+_SETTLED = 4
+"""Most candidates that are traced at full depth: each takes seconds."""
+
 
 class Evaluator:
     """Evaluates candidates of one problem on one target by traces; implements :class:`autotune.core.estimate.Runner`.
@@ -151,15 +154,22 @@ class Evaluator:
         traced = self._plans.get(self._known.get(candidate, ""))
         return traced if isinstance(traced, TracedPlan) else None
 
-    def vary(self, candidate: Candidate) -> None:
-        """Trace what micro-batches of varied lengths add to a candidate; its later estimates include it."""
+    def settle(self) -> None:
+        """Trace the best candidate at full depth, and the next one where it does not fit by that."""
+        for _ in range(_SETTLED):
+            best = next(iter(self.ranked()), None)
+            if best is None or not best.fits:
+                return
+            self.whole(best.candidate)
+            if self.estimate(best.candidate).fits:
+                return
+
+    def whole(self, candidate: Candidate) -> None:
+        """Trace a candidate at full depth, with micro-batches of varied lengths; its later estimates follow from it."""
         traced = self.traced_plan(candidate)
-        if traced is None:
-            return
-        equal = traced.geometry.typical == traced.geometry.worst
-        added_bytes = 0 if equal else self._tracer.varied_bytes(traced)
-        varied = replace(traced, memory=replace(traced.memory, varied_bytes=added_bytes))
-        self._plans[self._known[candidate]] = varied
+        if traced is not None:
+            varied = traced.geometry.typical != traced.geometry.worst
+            self._plans[self._known[candidate]] = self._tracer.whole(traced, varied=varied)
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step; None if it was not traced."""

@@ -23,14 +23,8 @@ MOST_TRACED = 2
 
 
 def traced_micro_batches(plan: TrainingPlan) -> int:
-    """Return the micro-batches of a step that are traced.
-
-    A step of a single one is a part of a step of two in one process. The processes of a group exchange gradients in the
-    last micro-batch of a step, and some engines keep others than they exchange until then, so that it is traced for
-    itself.
-    """
-    if not plan.in_group:
-        return MOST_TRACED
+    """Return the micro-batches of a step that are traced: one if a step has no more, since its allocator fragments
+    otherwise."""
     return min(MOST_TRACED, int(str(plan.args.get("gradient_accumulation_steps", 1))))
 
 

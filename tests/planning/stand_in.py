@@ -14,6 +14,8 @@ from autotune.units import MIB
 
 WEIGHT_BYTES = 100 * MIB
 VARIED_BYTES = 7 * MIB
+UNUSED = {"default": 1.05, "expandable_segments": 1.01}
+"""What is reserved over what is allocated, by the choice of the allocator."""
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
 EVALUATED_BYTES = 30_000
@@ -61,7 +63,8 @@ def _answer(request: TraceRequest) -> Traced:
     forward = [{**held, "activation": kept * layer, "temporary": kept} for layer in range(1, layers + 1)]
     names = ["layer"] * layers + ["head"]
     sections = []
-    for occurrence in (Occurrence.FIRST, Occurrence.FURTHER):
+    micro_batches = int(str(request.plan.args.get("gradient_accumulation_steps", 2)))
+    for occurrence in (Occurrence.FIRST, Occurrence.FURTHER)[:micro_batches]:
         gradients = weights if occurrence is Occurrence.FURTHER else 0
         part = Part(MICRO_BATCH, occurrence)
         moments = [*forward, {**held, "activation": kept * layers, "temporary": head}]
@@ -73,7 +76,11 @@ def _answer(request: TraceRequest) -> Traced:
     peak = max(max(section.totals) for section in sections)
     allocated_bytes = peak + 64 * MIB
     replays = tuple(
-        Replayed(use, allocated_bytes, round((1.01 if use.expandable_segments else 1.05) * allocated_bytes))
+        Replayed(
+            use,
+            allocated_bytes,
+            round(UNUSED["expandable_segments" if use.expandable_segments else "default"] * allocated_bytes),
+        )
         for use in request.replayed
     )
     times = tuple(section.time for section in sections)

@@ -29,7 +29,7 @@ CPU_PROCESS_BYTES = 160 * MIB
 of four configurations with 243 to 518 MiB of traced tensors needed a limit of 60 to 120 MiB above 1.1 times that, by
 bisection (tests/app/check/test_against_real_runs.py has these and six more)."""
 # Traces of micro-batches of varied lengths have added up to 17 % to published GPU runs (benchmarks/published); where
-# the device has this many times what is needed, they are not worth their time.
+# the device has this many times what is needed, they and full depth are not worth their time.
 _FAR = 1.5
 
 
@@ -54,21 +54,17 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
         VllmError: vLLM cannot run with it.
     """
     geometry, memory = sized.geometry, tracer.memory(sized)
-    least_bytes = round(memory.device_bytes * (1 - memory.error))
-    most_bytes = memory.most_bytes + (CPU_PROCESS_BYTES if planned.gpu is None else 0)
-    varied_bytes = None
-    if most_bytes <= budget_bytes < _FAR * memory.device_bytes and geometry.typical != geometry.worst:
-        varied_bytes = tracer.varied_bytes(sized)
-        most_bytes += varied_bytes or 0
+    if memory.device_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
+        memory = tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
     need = Need(
         Source.TRACED,
         memory.device_bytes,
-        least_bytes,
-        most_bytes,
+        round(memory.device_bytes * (1 - memory.error)),
+        memory.most_bytes + (CPU_PROCESS_BYTES if planned.gpu is None else 0),
         geometry.worst.rows,
         round(geometry.worst.tokens),
-        memory=replace(memory, varied_bytes=varied_bytes),
-        varied_bytes=varied_bytes,
+        memory=memory,
+        varied_bytes=memory.varied_bytes,
     )
     outcome = judged(need, budget_bytes)
     if outcome is Outcome.FITS and planned.gpu is not None and lacks_host_memory(memory, planned.host_bytes):
@@ -79,7 +75,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
     """Return whether a need that was found for a larger budget lacks what is only traced near the limit."""
-    return need.varied_bytes is None and budget_bytes < _FAR * need.bytes
+    return need.varied_bytes is None and need.least_bytes <= budget_bytes < _FAR * need.bytes
 
 
 def probed(

@@ -44,7 +44,7 @@ class Weighed(PlanTracer):
     def __init__(self) -> None:
         """Trace nothing."""
 
-    def memory(self, sized: Sized) -> MemoryEstimate:
+    def memory(self, sized: Sized, *, whole: bool = False, varied: bool = False) -> MemoryEstimate:
         """Return what the plan needs."""
         needed, seconds = self.needed(sized.plan)
         return MemoryEstimate(needed, None, 0, {"parameter": needed}, 0, seconds, 0.0)
