@@ -132,7 +132,8 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     drawn = tables.Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=padding)
     kinds = table.kinds
     widths = [max(cell_len(_plain(cell)) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
-    left = width - sum(widths) - (2 if narrow else 3) * (len(widths) - 1)
+    # A gap more than there are: rich before 15 wraps the first title otherwise.
+    left = width - sum(widths) - (2 if narrow else 3) * len(widths)
     bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, kinds.count("bars")))
     for title, kind in zip(table.columns, kinds, strict=True):
         justify: Literal["left", "right"] = "right" if kind == "figures" else "left"

@@ -108,7 +108,7 @@ def compared(case: Case, bench: Bench) -> str:
     command, words = bench.words(case)
     run = _document(["dry-run", "--gpu", _GPU, "--json", "--", *command], os.environ)
     spans = [span for process in run["processes"] for span in process["spans"]]
-    memory = traced(words)
+    memory = traced(words, max(span["reserved_bytes"] + span["beside_bytes"] for span in spans))
     figures = [
         (max(span[f"{name}_bytes"] for span in spans), memory[trace])
         for name, trace in (("allocated", "peak_bytes"), ("reserved", "reserved_bytes"))
@@ -117,12 +117,19 @@ def compared(case: Case, bench: Bench) -> str:
     return f"| {case.name} | {' | '.join(cells)} |"
 
 
-def traced(words: list[str]) -> dict[str, Any]:
-    """Return the memory that ``autotune check`` traces for a command, on a GPU like the null GPUs."""
+def traced(words: list[str], need_bytes: int) -> dict[str, Any]:
+    """Return the memory that ``autotune check`` traces for a command, on a GPU like the null GPUs.
+
+    Args:
+        need_bytes: the budget is a fifth above it, so near that all layers are traced.
+    """
     # A trace takes a device of its own, and PyTorch's CUDA build the library in which there is none.
     variables = environment(null_device(_GPU))
     del variables["NULLGPU_DEVICE"]
-    memory: dict[str, Any] = _document(["check", "--gpu", _GPU, "--json", "--", *words], variables)["need"]["memory"]
+    memory: dict[str, Any] = _document(
+        ["check", "--gpu", _GPU, "--memory-budget", f"{need_bytes * 6 // 5 >> 20}MiB", "--json", "--", *words],
+        variables,
+    )["need"]["memory"]
     return memory
 
 

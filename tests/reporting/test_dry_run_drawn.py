@@ -66,7 +66,7 @@ def test_what_fits_shows_what_is_spare_and_a_bar_for_each_step() -> None:
         ("before", "1.00", "12.00"), ("1", "2.00", "12.00"), ("2", "3.00", "12.00"), ("3", "4.00", "12.00"),
     ]  # fmt: skip
     # Half of the GPU is half of the bar.
-    assert {len(row[-1]) for row in shown} == {25}
+    assert {len(row[-1]) for row in shown} == {23}
 
 
 def test_what_runs_out_shows_the_line_of_the_script_and_of_the_library_below() -> None:
