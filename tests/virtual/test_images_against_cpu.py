@@ -10,6 +10,9 @@ import pytest
 from datasets import Dataset
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.models.layers import first_layers
+from autotune.step.models.loading import meta_model, model_class
 from autotune.step.rows import RowSizes
 from autotune.step.run import traced_training as traced
 from autotune.step.run.traced_training import TracedRows, traced_training
@@ -73,12 +76,13 @@ def on_rows_of(trainer: str) -> Adapter:
     """Return the adapter of a trainer that traces the rows of this file."""
     base: type[Any] = SupervisedFineTuning if trainer == "sft" else PreferenceOptimization
 
-    class OnImages(base):  # type: ignore[misc]  # the base is chosen while running
+    class OnImages(base):
         def synthetic(self, *_: object) -> Dataset:
             return ROWS[trainer]()
 
         def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-            return self.trainer
+            chosen: type[Any] = self.trainer
+            return chosen
 
         def sizes(self, trainer: Any) -> RowSizes:
             collated = [trainer.data_collator([row])["input_ids"] for row in trainer.train_dataset]
@@ -109,3 +113,17 @@ def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
     monkeypatch.setattr(traced, "adapter", on_rows_of)
     run = traced_training(plan, small_vision_config(family), small_processor(family), TracedRows([(1,)] * 2))
     assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
+
+
+def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:
+    config = small_vision_config("qwen3_vl", layers=4)
+    kinds = layer_kinds(config, meta_model(model_class(config), config))
+    assert len(config.vision_config.deepstack_visual_indexes) == 2
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
+def test_fewer_layers_leave_the_tower_as_it_is() -> None:
+    config = small_vision_config("gemma3", layers=4)
+    fewer = first_layers(config, 2)
+    assert fewer.get_text_config().num_hidden_layers == 2
+    assert fewer.vision_config.to_dict() == config.vision_config.to_dict()
