@@ -6,7 +6,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 # The lowest versions are tested with the lowest Python; `make test-lowest LOWEST_PYTHON=/path/to/python3.11` names it.
 LOWEST := import sys; sys.version_info[:2] == (3, 11) and print(sys.executable)
 LOWEST_PYTHON ?= $(firstword $(foreach name,python3 python3.11,$(shell $(name) -c '$(LOWEST)' 2>/dev/null)))
-EXTRAS := dev,liger,quantization,deepspeed,postgres,grpc
+EXTRAS := dev,liger,quantization,deepspeed,postgres,grpc,images
 
 BIN := .venv/bin
 READY := .venv/ready

@@ -91,13 +91,21 @@ def _backend() -> str:
     return tokenizer.to_str()
 
 
-def small_tokenizer(*, chat_template: bool = True) -> Any:
-    """Return a byte-level BPE tokenizer of at most :data:`VOCABULARY` tokens that can encode any text."""
+def small_tokenizer(*, chat_template: bool = True, **further: Any) -> Any:
+    """Return a byte-level BPE tokenizer of at most :data:`VOCABULARY` tokens that can encode any text.
+
+    Args:
+        further: arguments of the tokenizer's class, such as words that it has in addition.
+    """
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(_backend()), eos_token=END, pad_token=PADDING, model_max_length=100_000
+        tokenizer_object=Tokenizer.from_str(_backend()),
+        eos_token=END,
+        pad_token=PADDING,
+        model_max_length=100_000,
+        **further,
     )
     if chat_template:
         tokenizer.chat_template = CHAT_TEMPLATE

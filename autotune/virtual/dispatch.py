@@ -15,7 +15,7 @@ from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.known import Knowledge, known, set_known
+from autotune.virtual.known import Knowledge, Later, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS
@@ -148,7 +148,7 @@ class VirtualMode(TorchDispatchMode):
         """Return a fake copy, on the host, of a real tensor, with the real values as its known values."""
         with self._fake:
             copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        set_known(copy, tensor)
+        set_known(copy, Later(lambda: tensor, frozenset()) if tensor.is_floating_point() else tensor)
         self._ledger.note(copy)
         return copy
 

@@ -2,8 +2,9 @@
 
 A training step branches on values: whether a padding mask is all true, how many tokens count, where packed documents
 begin. Those are integers and booleans computed from the batch alone, so a small real tensor is kept next to the fake
-one and every operator runs on both. Floating-point data is never computed. Where code reads a floating-point value, an
-assumption is returned and counted.
+one and every operator runs on both. Floating-point data is never computed with: that of a batch is only compared, such
+as pixels, to find out which images are padding. Where code reads another floating-point value, an assumption is
+returned and counted.
 
 Most large values, such as attention masks, are never read: they are computed once something reads them, or writes to
 what they are computed from.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -21,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from autotune.virtual.tensors import tensors_of
+from autotune.virtual.tensors import replaced, tensors_of
 
 # A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
 _LARGEST = 2**24
@@ -38,6 +40,13 @@ _RANDOM = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "native_dropout", "empty_like",
                  "uniform_", "normal_", "random_", "multinomial", "new_empty", "new_empty_strided")
+)  # fmt: skip
+
+# What a model does with the floating-point data of a batch until it has compared it.
+_OF_BATCH = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose",
+                 "unsqueeze", "view", "_unsafe_view", "eq", "ne")
 )  # fmt: skip
 
 
@@ -94,6 +103,19 @@ def listed(tensor: Any) -> Any:
 _listed_one_by_one = FakeTensor.tolist
 
 
+_made = torch.tensor
+
+
+def made_of(data: Any, **words: Any) -> torch.Tensor:
+    """Return what ``torch.tensor`` does, also for lists that have fake tensors in them, which it cannot read."""
+    if isinstance(data, (list, tuple)) and (
+        found := [leaf for leaf in tensors_of(data) if isinstance(leaf, FakeTensor)]
+    ):
+        words.setdefault("dtype", reduce(torch.promote_types, (tensor.dtype for tensor in found)))
+        data = replaced(data, FakeTensor, FakeTensor.tolist)
+    return _made(data, **words)
+
+
 def forget_known(tensor: torch.Tensor) -> None:
     """Drop the real values of a tensor before it is overwritten."""
     tensor.__dict__.pop(_KNOWN, None)
@@ -102,6 +124,11 @@ def forget_known(tensor: torch.Tensor) -> None:
 def _is_known(tensor: torch.Tensor) -> bool:
     value = getattr(tensor, _KNOWN, None) if isinstance(tensor, FakeTensor) else tensor
     return (isinstance(value, Later) and value.is_pending) or known(tensor) is not None
+
+
+def _is_data(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is floating-point data of a batch, whose values are known."""
+    return tensor.is_floating_point() and isinstance(getattr(tensor, _KNOWN, None), Later)
 
 
 def _attached(tree: Any) -> Any:
@@ -163,13 +190,14 @@ class Knowledge:
         mutable = func._schema.is_mutable
         if mutable and self._pending:
             self._compute_what_reads({tensor.untyped_storage()._cdata for tensor in _changed(func, args, kwargs)})
-        wanted = result is None or any(_is_kept(tensor) for tensor in tensors_of(result))
+        of_batch = func.overloadpacket in _OF_BATCH and any(map(_is_data, inputs))
+        wanted = of_batch or result is None or any(_is_kept(tensor) for tensor in tensors_of(result))
         if not wanted or func.overloadpacket in _RANDOM or not all(map(_is_known, inputs)):
             if mutable:
                 self._forget(func, args, kwargs)
             return None
         values, words = _attached(args), {name: _attached(value) for name, value in kwargs.items()}
-        few = not isinstance(result, FakeTensor) or result.numel() <= _FEW
+        few = not of_batch and (not isinstance(result, FakeTensor) or result.numel() <= _FEW)
         if few or mutable or not all(isinstance(tensor, FakeTensor) for tensor in inputs):
             return _computed(func, values, words)
         reads = frozenset(tensor.untyped_storage()._cdata for tensor in inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -48,11 +48,12 @@ def operator_name(func: Any) -> str:
 def replaced(tree: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
     """Return nested dictionaries, lists and tuples with each object of a kind replaced by what ``change`` returns.
 
-    PyTorch's ``tree_map_only`` takes many times as long for the lists of tokens that batches have.
+    Any other mapping, such as what a processor of images returns, becomes a dictionary. PyTorch's ``tree_map_only``
+    takes many times as long for the lists of tokens that batches have.
     """
     if isinstance(tree, kind):
         return change(tree)
-    if isinstance(tree, dict):
+    if isinstance(tree, Mapping):
         return {name: replaced(value, kind, change) for name, value in tree.items()}
     if type(tree) in (list, tuple):
         if all(type(item) in _NUMBERS for item in tree):

@@ -11,20 +11,17 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.program import CONSTRUCTION, EVALUATE, MICRO_BATCH, SAVE
+from autotune.core.program import SAVE
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.distillation import TEACHER
-from autotune.trainers.prompts import GENERATION, NO_REWARD
+from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
-from autotune.virtual.phases import inside, step_name
-from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
+from tests.virtual.compared import assert_as_on_cpu
 from tests.virtual.models import ARCHITECTURES, config_of
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
-# Of the peak of each phase, and of all that is allocated in a step without generation.
-PEAK_ERROR, SUM_ERROR = 0.01, 0.03
 LENGTH = 48
 LORA = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
 OF_ATTENTION = {"lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
@@ -148,29 +145,7 @@ def test_traced_peaks_are_those_of_the_cpu(architecture: str, steps: Steps, chec
     plan = steps.plan(architecture, checkpointing, tmp_path / "teacher")
     config = config_of(architecture, num_hidden_layers=2)
     run = traced_training(plan, config, small_tokenizer(), TracedRows(steps.rows))
-    program = find_trainer(steps.trainer).program(plan)
-    in_order = (step_name(0), step_name(1))
-    names = {*in_order, *program.names} - {CONSTRUCTION}
-
-    traced, real = trace(run, target="cpu"), run_on_cpu(run, phases=tuple(names))
-
-    first = {phase.name: phase for phase in reversed(traced.phases) if phase.name in names}
-    assert first.keys() == real.keys()
-    assert first.keys() >= {*in_order, *program.before, *program.apart, *program.leading, MICRO_BATCH, *program.after}
-    for name, expected in real.items():
-        found = first[name].device_peak.bytes
-        assert found == pytest.approx(expected.peak_bytes, rel=PEAK_ERROR), name
-    # A trace runs few of the steps that generate tokens.
-    for name in () if GENERATION in names else in_order:
-        events = traced.events[first[name].first_event : first[name].end_event]
-        asked = sum(event.change_bytes for event in events if event.change_bytes > 0)
-        really_asked = sum(change for change, _, _ in real[name].events if change > 0)
-        assert asked == pytest.approx(really_asked, rel=SUM_ERROR), name
-    # Both come after an update, so gradients are freed, and weights and the optimizer's state are held.
-    for name in program.after:
-        assert first[name].device_peak.bytes >= first[name].start_bytes > 0
-    if GENERATION in names and EVALUATE in names:
-        assert inside(traced, first[EVALUATE], GENERATION)
+    assert_as_on_cpu(run, find_trainer(steps.trainer).program(plan))
 
 
 def test_every_trainer_is_compared() -> None:

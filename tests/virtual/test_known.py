@@ -117,3 +117,23 @@ def test_known_values_are_listed() -> None:
         assert numbers.tolist() == np.arange(MANY).reshape(2, -1).tolist()
 
     trace(run, target="cpu")
+
+
+def test_a_tensor_is_made_of_known_numbers() -> None:
+    def run(device: torch.device) -> None:
+        numbers = adopt(np.arange(MANY))
+        made = torch.tensor([numbers.max() + 1, numbers.min()], device=device)
+        assert made.tolist() == [MANY, 0]
+        assert made.dtype == torch.int64
+
+    trace(run, target="cpu")
+
+
+def test_images_that_are_all_zeros_are_told_from_others() -> None:
+    """As Idefics 3 leaves out those that its processor has added."""
+
+    def run(device: torch.device) -> None:
+        images = adopt(np.repeat(np.array([1, 0, 2], np.float32), MANY).reshape(3, -1)).to(torch.bfloat16)
+        assert images[(images == 0.0).sum(dim=1) != MANY].shape == (2, MANY)
+
+    trace(run, target="cpu")

@@ -33,7 +33,7 @@ def layer_kinds(config: Any, model: Any) -> tuple[str, ...]:
     if not paths or structures[:fewer] != _structures(shorter, paths, fewer):
         return tuple(map(str, range(count)))
     numbers = {structure: number for number, structure in enumerate(dict.fromkeys(structures))}
-    listed = _listed(text, count)
+    listed = [*_listed(text, count), *_features_added(config, count)]
     return tuple(
         " ".join([*(str(values[layer]) for values in listed), str(numbers[structure])])
         for layer, structure in enumerate(structures)
@@ -70,3 +70,13 @@ def _listed(text: Any, count: int) -> list[list[object]]:
     named = vars(text) | {name: getattr(text, name, None) for name in _COMPUTED}
     lists = [list(value) for _, value in sorted(named.items()) if isinstance(value, list | tuple)]
     return [values for values in lists if len(values) == count and values != list(range(count))]
+
+
+def _features_added(config: Any, count: int) -> list[list[object]]:
+    """Return for each layer whether a feature of the vision tower is added to what it returns, if there are such.
+
+    Qwen3-VL and its kin add the features of some of the tower's layers after the first layers of the language model
+    (``deepstack_visual_embeds`` in ``modeling_qwen3_vl.py``), which no module shows.
+    """
+    features = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
+    return [[layer < len(features) for layer in range(count)]] if features else []

@@ -1,0 +1,129 @@
+"""Traces of steps on images: they are what PyTorch's CPU allocator hands out, in each family of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from autotune.core.plan import TrainingPlan
+from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.models.layers import first_layers
+from autotune.step.models.loading import meta_model, model_class
+from autotune.step.rows import RowSizes
+from autotune.step.run import traced_training as traced
+from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.trainers.base import Adapter
+from autotune.step.trainers.dpo import PreferenceOptimization
+from autotune.step.trainers.sft import SupervisedFineTuning
+from autotune.trainers import find_trainer
+from tests.virtual.compared import assert_as_on_cpu
+from tests.vision import FAMILIES, picture, small_processor, small_vision_config
+
+pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
+LORA = {"use_peft": True, "lora_r": 8, "lora_dropout": 0.0, "lora_target_modules": "all-linear"}
+STORED, CHECKPOINTED = {"gradient_checkpointing": False}, {"gradient_checkpointing": True}
+WAYS: Mapping[str, tuple[Mapping[str, object], Mapping[str, object]]] = {
+    "stored": (STORED, {}),
+    "checkpointed": (CHECKPOINTED, {}),
+    "LoRA, stored": (STORED, LORA),
+    "LoRA, checkpointed": (CHECKPOINTED, LORA),
+}
+# The CPU's kernels of convolutions, of the backward pass of layer norms and of masked selection borrow memory, never at
+# the peak. In towers as small as these, that is a larger share of all that is allocated than elsewhere.
+SUM_ERROR = 0.05
+BY_DAY = {
+    "gemma3": "checkpointed", "idefics3": "stored", "llava_next": "LoRA, checkpointed", "qwen2_5_vl": "stored",
+    "qwen3_vl": "LoRA, stored",
+}  # fmt: skip
+# Widths and heights of the images of each row: one row has fewer, which some processors pad with images of zeros.
+PICTURES: Sequence[Sequence[tuple[int, int]]] = ([(90, 60)], [(40, 90), (64, 64)])
+
+
+def asked(text: str) -> list[dict[str, str]]:
+    """Return a prompt, to which TRL adds the images of its row."""
+    return [{"role": "user", "content": text}]
+
+
+def answered(text: str) -> list[dict[str, str]]:
+    """Return a completion."""
+    return [{"role": "assistant", "content": text}]
+
+
+def with_images(*rows: Mapping[str, Any]) -> Dataset:
+    """Return rows with the images of :data:`PICTURES`."""
+    return Dataset.from_list(
+        [{**row, "images": [picture(*size) for size in sizes]} for row, sizes in zip(rows, PICTURES, strict=True)]
+    )
+
+
+ROWS: Mapping[str, Callable[[], Dataset]] = {
+    "sft": lambda: with_images(
+        {"messages": asked("what is this model") + answered("memory of the model")},
+        {"messages": asked("what") + answered("speed")},
+    ),
+    "dpo": lambda: with_images(
+        {"prompt": asked("what is this"), "chosen": answered("a model of the memory"), "rejected": answered("a")},
+        {"prompt": asked("what"), "chosen": answered("speed"), "rejected": answered("the speed of the model")},
+    ),
+}
+
+
+def on_rows_of(trainer: str) -> Adapter:
+    """Return the adapter of a trainer that traces the rows of this file."""
+    base: type[Any] = SupervisedFineTuning if trainer == "sft" else PreferenceOptimization
+
+    class OnImages(base):
+        def synthetic(self, *_: object) -> Dataset:
+            return ROWS[trainer]()
+
+        def trainer_class(self, plan: TrainingPlan) -> type[Any]:
+            chosen: type[Any] = self.trainer
+            return chosen
+
+        def sizes(self, trainer: Any) -> RowSizes:
+            collated = [trainer.data_collator([row])["input_ids"] for row in trainer.train_dataset]
+            tokens = np.array([ids.shape[1:] for ids in collated])
+            return RowSizes(tokens, tokens[:, 0])
+
+    return OnImages()
+
+
+def cases() -> Iterator[Any]:
+    """Yield every family in each way, most of them for the nightly run."""
+    for family in FAMILIES:
+        for way in WAYS:
+            marks = () if BY_DAY[family] == way else pytest.mark.nightly
+            yield pytest.param("sft", family, way, marks=marks, id=f"sft, {family}, {way}")
+    for way in WAYS:
+        marks = () if way == "LoRA, checkpointed" else pytest.mark.nightly
+        yield pytest.param("dpo", "qwen2_5_vl", way, marks=marks, id=f"dpo, qwen2_5_vl, {way}")
+
+
+@pytest.mark.parametrize(("trainer", "family", "way"), list(cases()))
+def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
+    trainer: str, family: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args, model = WAYS[way]
+    shared = {"per_device_train_batch_size": 2, "bf16": False, "max_length": None, "eval_strategy": "epoch"}
+    plan = TrainingPlan(trainer, {**shared, **args}, model)
+    monkeypatch.setattr(traced, "adapter", on_rows_of)
+    run = traced_training(plan, small_vision_config(family), small_processor(family), TracedRows([(1,)] * 2))
+    assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
+
+
+def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:
+    config = small_vision_config("qwen3_vl", layers=4)
+    kinds = layer_kinds(config, meta_model(model_class(config), config))
+    assert len(config.vision_config.deepstack_visual_indexes) == 2
+    assert kinds[0] == kinds[1] != kinds[2] == kinds[3]
+
+
+def test_fewer_layers_leave_the_tower_as_it_is() -> None:
+    config = small_vision_config("gemma3", layers=4)
+    fewer = first_layers(config, 2)
+    assert fewer.get_text_config().num_hidden_layers == 2
+    assert fewer.vision_config.to_dict() == config.vision_config.to_dict()
