@@ -252,7 +252,7 @@ def _masked(ran: Ran, command: Sequence[str]) -> Ran:
 def _without(document: Any, known: frozenset[str]) -> Any:
     if isinstance(document, Mapping):
         return {name: _without(value, known) for name, value in document.items()}
-    if isinstance(document, list):
+    if isinstance(document, (list, tuple)):
         return [_without(each, known) for each in document]
     return hidden(document, known) if isinstance(document, str) else document
 

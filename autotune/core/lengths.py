@@ -13,14 +13,14 @@ class LengthDistribution:
     """How many rows a dataset has of each length.
 
     Attributes:
-        counts: from a row's length in tokens to the number of rows of that length. Not empty.
+        counts: from a row's length in tokens to the number of rows of that length, by ascending length, so that a
+            document does not depend on the order of the rows. Not empty.
     """
 
     counts: Mapping[int, int]
 
-    @cached_property
-    def _ascending(self) -> tuple[tuple[int, int], ...]:
-        return tuple(sorted(self.counts.items()))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "counts", dict(sorted(self.counts.items())))
 
     @cached_property
     def rows(self) -> int:
@@ -32,10 +32,10 @@ class LengthDistribution:
         """Number of tokens in all rows."""
         return sum(length * count for length, count in self.counts.items())
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Tokens in the longest row."""
-        return self._ascending[-1][0]
+        return max(self.counts)
 
     def up_to(self, tokens: int) -> LengthDistribution:
         """Return the rows that have at most so many tokens."""
@@ -51,7 +51,7 @@ class LengthDistribution:
     def quantile(self, share: float) -> int:
         """Return the length, in tokens, that at least ``share`` (0 to 1) of the rows do not exceed."""
         seen, wanted = 0, share * self.rows
-        for length, count in self._ascending:
+        for length, count in self.counts.items():
             seen += count
             if seen >= wanted:
                 return length

@@ -95,7 +95,7 @@ def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "is no result of schema 1, but of None"),
         ('{"schema": 7}', "is no result of schema 1, but of 7"),
-        ('{"schema": 1}', "was written by another version: Result lacks"),
+        ('{"schema": 1}', "was written by another version: Object missing required field"),
     ],
 )
 def test_what_is_no_result_is_told_apart(text: str, message: str, tmp_path: Path) -> None:

