@@ -78,7 +78,14 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     if not options.coverage_asked and _LENGTH not in options.allowed:
         coverage = _coverage(known.candidate, setting)
     return Start(
-        Base(base.name, choices, held, own, dict(_entries(base, plan, own, trainer)), _kept(plan, own, trainer)),
+        Base(
+            base.name,
+            choices,
+            held,
+            tuple(sorted(own)),
+            dict(_entries(base, plan, own, trainer)),
+            _kept(plan, own, trainer),
+        ),
         batch,
         coverage,
         {

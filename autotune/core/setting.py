@@ -29,7 +29,7 @@ class Base:
     file: str
     choices: Mapping[str, Choice]
     held: Mapping[str, str] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
+    own: tuple[str, ...] = ()
     entries: Mapping[str, object] = field(default_factory=dict)
     documents: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 

@@ -110,7 +110,7 @@ def test_a_fixed_choice_takes_the_place_of_the_file_s(tmp_path: Path) -> None:
 
 def test_the_user_s_own_adapter_stays(tmp_path: Path) -> None:
     found = started(a_base(tmp_path, ADAPTER))
-    assert found.start.base.own == {"lora"}
+    assert found.start.base.own == ("lora",)
     assert len(found.problem.choices["lora"]) == 1
     assert {"lora_r": 8, "lora_dropout": 0.1, "use_peft": True}.items() <= found.plan.model.items()
     # Under a frozen model, the type of the weights is not training.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.gpu import Gpu
 from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD
 from autotune.core.protocol import PrepareReply, ProbeRequest
+from autotune.core.setting import Base
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import ModelSource
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from tests.settings import workload
 
 
@@ -64,3 +67,10 @@ def test_enumerations_become_their_values() -> None:
 def test_a_document_of_another_shape_is_refused_with_its_place(document: object, place: str) -> None:
     with pytest.raises(DecodeError, match=place):
         decode(Measurement, document)
+
+
+def test_what_fingerprints_are_made_of_has_no_sets_whose_order_differs_between_processes() -> None:
+    parts = (Workload, Base, TrainingPlan, Gpu, ModelSource, DatasetSource, Rollouts)
+    assert not [
+        f"{kind.__name__}.{field.name}" for kind in parts for field in fields(kind) if "set[" in str(field.type)
+    ]
