@@ -144,12 +144,12 @@ def traced_ahead(
     started = time.monotonic()
     setting = problem.setting
     machine = setting.machine
-    traces = traces_of(setting.workload, machine, tracer, cache, times=times)
 
     def in_time() -> bool:
         return time.monotonic() - started < seconds
 
     try:
+        traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
         if file is not None:

@@ -10,6 +10,7 @@ from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
+from autotune.errors import InputError
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, source_digest
 from autotune.planning.tracing.operators import OperatorTimes
@@ -48,6 +49,14 @@ def traces_of(
     Args:
         gpus: all that traces will be asked for, where there are several.
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
+
+    Raises:
+        InputError: the rows have images.
     """
+    if workload.has_images:
+        raise InputError(
+            f"{workload.dataset.name} has images, and autotune does not trace training steps on images yet.",
+            hint="autotune probe measures them.",
+        )
     versions = {**environment(machine), "autotune": source_digest()}
     return Traces(tracer, cache, workload.models_fingerprint, versions, gpus, times)

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Literal
 
 from autotune.core.documents import Documents
+from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 
 Init = Literal["random", "pretrained"]
@@ -179,6 +180,7 @@ class DatasetProfile:
         several: the lengths of rows that send several sequences through the model, that can be dropped whole, or whose
             order matters; None if each row is one sequence, for which ``lengths`` is enough.
         dropped: the rows of the user's dataset that are no part of all this; None if there are none.
+        images: the sizes of its images; None for rows of text.
     """
 
     name: str
@@ -191,6 +193,7 @@ class DatasetProfile:
     several: Documents | None = None
     completions: LengthDistribution | None = None
     dropped: DroppedRows | None = None
+    images: ImageProfile | None = None
 
     @cached_property
     def documents(self) -> Documents:
@@ -257,6 +260,11 @@ class Workload:
     def profiles(self) -> tuple[DatasetProfile, ...]:
         """The rows to train on, and those to evaluate on if there are any: TRL cuts both to the same length."""
         return tuple(profile for profile in (self.dataset, self.evaluation) if profile is not None)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether rows to train on or to evaluate on have images."""
+        return any(profile.images is not None for profile in self.profiles)
 
     @property
     def documents(self) -> tuple[Documents, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.core.length_report import LengthReport
+from autotune.core.images import ImageProfile
+from autotune.core.length_report import QUANTILES, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import share_text
 
@@ -27,9 +28,20 @@ def lengths_report(report: LengthReport) -> Document:
         sections=(
             Section("Histogram", (_histogram(report),)),
             Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
+            *(() if dataset.images is None else (_images(dataset.images),)),
             Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),
         ),
     )
+
+
+def _images(images: ImageProfile) -> Section:
+    shares = {**_QUANTILES, 0.0: "least", 1.0: "most"}
+    rows = [
+        (shares.get(share, f"{100 * share:.0f} %"), *(f"{of.quantile(share):,}" for of in images.distributions))
+        for share in QUANTILES
+    ]
+    titles = ("share", "images in a row", "pixels of an image", "values of a row for the vision tower")
+    return Section("Images", (_table(titles, rows),))
 
 
 def _histogram(report: LengthReport) -> Table:
@@ -74,6 +86,8 @@ def _cuts(report: LengthReport) -> bool:
 
 def long_rows_text(report: LengthReport) -> str:
     """Return whether rows longer than the maximum length are cut or dropped, as a sentence."""
+    if report.workload.dataset.images is not None:
+        return "TRL cuts rows that are longer than max_length, and fails where it cuts a token of an image."
     if not _drops(report):
         return "Rows that are longer than max_length are cut."
     if not _cuts(report):

@@ -31,6 +31,7 @@ class RowSizes:
         most_generated: the most that it may add to any sequence.
         beside: tokens of the sequence that each row passes through models without gradients, in a tensor of its own,
             after truncation; shape (rows,). None without one.
+        image_elements: numbers that the vision tower gets of each row; shape (rows,). None for rows of text.
     """
 
     lengths: Counts
@@ -39,6 +40,7 @@ class RowSizes:
     generated: Counts | None = None
     most_generated: int = 0
     beside: Counts | None = None
+    image_elements: Counts | None = None
 
     @property
     def tokens(self) -> Counts:
@@ -60,7 +62,7 @@ class RowSizes:
 def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
     """Return the lengths of the lists in some columns of a ``datasets.Dataset``; shape (rows, columns)."""
     found = np.empty((len(rows), len(columns)), dtype=np.int64)
-    for place, batch in enumerate(rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)):
+    for place, batch in enumerate(rows.select_columns(list(columns)).with_format("arrow").iter(batch_size=_BATCH_ROWS)):
         taken = found[place * _BATCH_ROWS :][:_BATCH_ROWS]
         for number, name in enumerate(columns):
             taken[:, number] = np.diff(_offsets(batch.column(name))[0])
@@ -70,7 +72,7 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
 def counted_values(rows: Any, column: str) -> Counts:
     """Return the number of values that the loss counts in each list of a column; shape (rows,)."""
     found = [np.zeros(0, dtype=np.int64)]
-    for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         offsets, values = _offsets(batch.column(column))
         counted = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL)])
         found.append(counted[offsets[1:]] - counted[offsets[:-1]])
@@ -83,7 +85,7 @@ def first_counted(rows: Any, column: str) -> Counts:
     For a list without one, it is the length of the list.
     """
     found = [np.zeros(0, dtype=np.int64)]
-    for batch in rows.with_format("arrow").iter(batch_size=_BATCH_ROWS):
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         offsets, values = _offsets(batch.column(column))
         counted = np.append(np.flatnonzero(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL), offsets[-1])
         first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]

@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import ON, Option, Technique, TrainerFacts, facts
+from autotune.techniques.base import ON, Fails, Option, Technique, TrainerFacts, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
@@ -125,6 +125,11 @@ class MaxLength(Technique):
         """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
         if _only_scores(setting):
             return None
+        if setting.workload.has_images and int(choice) < setting.workload.longest:
+            return Fails(
+                f"max_length={choice} cuts rows of up to {setting.workload.longest} tokens, and training fails where a "
+                "token of an image is cut"
+            )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
             kept, rows = _coverage(documents, candidate), _row_coverage(documents, candidate)
             if not kept:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from autotune.core.candidate import Choice
+from autotune.core.setting import Setting
 from autotune.techniques.base import SEVERAL, Option, Technique
 from autotune.techniques.trace_impact import SIZES
 
@@ -19,6 +21,13 @@ class PadToMultipleOf(Technique):
     trl_default = "none"
     writes = frozenset({"args.pad_to_multiple_of"})
     impact = SIZES
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for rows with images that have a prompt and a completion."""
+        workload = setting.workload
+        if choice == self.trl_default or not workload.has_images or workload.dataset.format == "messages":
+            return None
+        return "TRL's collator of prompts and completions with images does not round lengths up"
 
 
 TECHNIQUE = PadToMultipleOf()

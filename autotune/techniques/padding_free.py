@@ -34,7 +34,9 @@ class PaddingFree(Technique):
         return OFF if candidate["packing"] in SEPARATING else choice
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason unless the self-test passed (law 4)."""
+        """Return a reason for rows with images, and unless the self-test passed (law 4)."""
+        if choice == ON and setting.workload.has_images:
+            return "SFTTrainer refuses it for rows with images"
         return never_separated(setting) if choice == ON else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

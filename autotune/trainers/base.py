@@ -46,6 +46,7 @@ class DatasetFormat:
         text: whether the columns may hold text; else they hold messages.
         flags: those of the columns that hold true or false.
         documents: number of documents that the trainer creates from each row.
+        with_images: whether TRL's trainer takes rows of it with images.
         named_by: the field of the trainer's configuration that may give its only column another name.
     """
 
@@ -55,6 +56,7 @@ class DatasetFormat:
     text: bool = True
     flags: tuple[str, ...] = ()
     documents: int = 1
+    with_images: bool = False
     named_by: str = ""
 
 
@@ -103,6 +105,7 @@ class Trainer(ABC):
         has_teacher: whether it trains the model to imitate another one, which the user names.
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
+        takes_images: whether it is probed on rows with images.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
@@ -130,6 +133,7 @@ class Trainer(ABC):
     has_teacher: ClassVar[bool] = False
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
+    takes_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"

@@ -33,10 +33,11 @@ class SupervisedFineTuning(FusedHead):
     formats = (
         DatasetFormat("input_ids", ("input_ids",), tokenized=True),
         DatasetFormat("conversations", ("conversations",), text=False),
-        DatasetFormat("prompt+completion", ("prompt", "completion")),
-        DatasetFormat("messages", ("messages",), text=False),
+        DatasetFormat("prompt+completion", ("prompt", "completion"), with_images=True),
+        DatasetFormat("messages", ("messages",), text=False, with_images=True),
         DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
+    takes_images = True
     parts = ("tokens",)
     fields = frozenset({
         "activation_offloading", "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs",

@@ -22,7 +22,7 @@ from trl.scripts.utils import DatasetConfig
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count
-from autotune.step.data.images import check_no_images
+from autotune.step.data.images import check_images, check_no_images
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import DatasetFormat, Trainer
 
@@ -51,13 +51,14 @@ def load_rows(
         folder: for temporary files, which are left there when the process is killed.
 
     Raises:
-        InputError: it is missing, broken, has images, fewer than two rows or no usable column, or needs something that
-            the tokenizer lacks.
+        InputError: it is missing, broken, has images that cannot be trained on, fewer than two rows or no usable
+            column, or needs something that the tokenizer lacks.
     """
     rows = _loaded(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
+    check_images(trainer, source, rows, loaded.format, processor)
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)

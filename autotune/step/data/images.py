@@ -1,4 +1,4 @@
-"""Finds rows with images, which autotune neither plans nor measures."""
+"""Checks rows with images: which trainers are probed on them, and how the images have to be stored."""
 
 from __future__ import annotations
 
@@ -9,19 +9,58 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from datasets import Dataset
+from transformers import ProcessorMixin
 
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
+from autotune.step.images.sizes import image_column, image_feature
+from autotune.trainers.base import DatasetFormat, Trainer
 
-_COLUMNS = ("image", "images")
-"""Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``)."""
 _KIND = "type"
 _IMAGES = ("image", "image_url")
 """What the type of a part of a message is, where the part is an image."""
 
 
+def check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: DatasetFormat, processor: Any) -> None:
+    """Check that a trainer can be probed on the images of rows, if they have any.
+
+    Args:
+        form: of the rows.
+        processor: the model's, or its tokenizer if it has none.
+
+    Raises:
+        InputError: it cannot.
+    """
+    column = image_column(rows)
+    if column is None:
+        return
+    found = f"{source.name} has images (column {column}), and"
+    if not trainer.takes_images:
+        raise InputError(
+            f"{found} autotune plans and measures {trainer.label} on rows of text alone.",
+            hint=f"Give rows without the column {column}, if only their text is to be trained on.",
+        )
+    if not isinstance(processor, ProcessorMixin):
+        raise InputError(
+            f"{found} the model has no processor of images.",
+            hint="Give a vision-language model, with its processor_config.json or preprocessor_config.json.",
+        )
+    if not form.with_images:
+        # SFTTrainer leaves out all other columns (``_set_signature_columns_if_needed``).
+        raise InputError(
+            f"{found} TRL trains on images only with messages, or with prompt and completion.",
+            hint=f"Put the {form.name} into messages.",
+        )
+    if image_feature(rows, column) is None:
+        kind = "a list of images" if column == "images" else "an image"
+        raise InputError(
+            f"{found} the values of that column are not images: datasets reads {rows.features[column]}.",
+            hint=f"Cast it with datasets to {kind} (datasets.Image) and save the rows as Parquet.",
+        )
+
+
 def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]) -> None:
-    """Check that rows have no column of images, and no image among the parts of a message.
+    """Check that no part of a message is an image where rows have no column of images.
 
     Args:
         columns: those that may hold messages.
@@ -29,18 +68,14 @@ def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]
     Raises:
         InputError: they have.
     """
-    found = [name for name in _COLUMNS if name in rows.column_names]
-    if found:
-        raise InputError(
-            f"{source.name} has images (column {found[0]}), and autotune plans and measures rows of text alone.",
-            hint=f"Give rows without the column {found[0]}, if only their text is to be trained on.",
-        )
+    if image_column(rows) is not None:
+        return
     for column in (name for name in columns if name in rows.column_names):
         if any(_has_image(chunk) for chunk in rows.with_format("arrow")[:][column].chunks):
             raise InputError(
-                f"{source.name} has images (in messages of {column}), and autotune plans and measures rows of text "
-                "alone.",
-                hint="Give rows whose messages are text.",
+                f"{source.name} has images (in messages of {column}), and autotune takes images only from "
+                "a column image or images.",
+                hint="Give rows whose messages are text, or put the images into a column images.",
             )
 
 

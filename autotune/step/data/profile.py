@@ -18,6 +18,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, KeyValueCache, ModelProfile, ModelSource
 from autotune.step.data.dataset import LoadedRows
+from autotune.step.images.tokens import IMAGE_COLUMNS, image_profile
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.rows import Counts
@@ -84,8 +85,11 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         lengths=LengthDistribution(documents.by_width()),
         trainable_tokens=int(known.trainable(rows).sum()),
         tokenized_directory=request.tokenized_directory,
-        fingerprint=_rows_fingerprint(rows, known.columns),
+        fingerprint=_rows_fingerprint(
+            rows, [*known.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
+        ),
         completions=None if completions is None else _distribution(completions),
+        images=image_profile(rows),
         several=None if single and documents.order is None else documents,
     )
 
@@ -131,7 +135,7 @@ def _without_place(file: Path) -> bytes:
 
 def _rows_fingerprint(rows: Any, columns: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for batch in rows.with_format("numpy").iter(batch_size=1000):
+    for batch in rows.select_columns(list(columns)).with_format("numpy").iter(batch_size=1000):
         for column in columns:
             for values in batch[column]:
                 digest.update(np.size(values).to_bytes(8, "little") + values.tobytes())

@@ -53,7 +53,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
             hint="Look for messages whose roles or order the template does not know.",
         ) from error
-    return known.tokenized(trainer, request.rollouts)
+    return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
 def save_rows(rows: Dataset, directory: str) -> None:

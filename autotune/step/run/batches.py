@@ -207,7 +207,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
     those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
     (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
-    are narrower and all answer.
+    are narrower and all answer. With them come those with more image data, on which a vision tower's memory depends.
     """
     if collation.blocks:
         every = block_rows(len(sizes.widest), rows)
@@ -228,20 +228,26 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     most_trainable = np.lexsort((-sizes.widest, -sizes.trainable))
     # Padding makes all rows as wide as the widest one, so that the others may be any.
     with_widest = np.concatenate([longest_first[:1], most_trainable[most_trainable != longest_first[0]]])
-    return (*widest, *_heavier(sizes, widest, [np.resize(order, rows) for order in (with_widest, most_trainable)]))
+    further = [with_widest, most_trainable]
+    if sizes.image_elements is not None:
+        most_pictured = np.lexsort((-sizes.widest, -sizes.image_elements))
+        others = most_pictured[most_pictured != longest_first[0]]
+        further = [np.concatenate([longest_first[:1], others]), most_pictured, *further]
+    return (*widest, *_heavier(sizes, widest, [np.resize(order, rows) for order in further]))
 
 
 def _heavier(sizes: RowSizes, chosen: Sequence[Counts], further: Iterable[Counts]) -> list[Counts]:
-    """Return the further micro-batches with more trainable tokens than any of the same width."""
+    """Return the further micro-batches of which no other has as many trainable tokens, width and image data."""
 
-    def needs(rows: Counts) -> tuple[int, int]:
-        return int(sizes.trainable[rows].sum()), int(sizes.widest[rows].max())
+    def needs(rows: Counts) -> tuple[int, ...]:
+        pictured = 0 if sizes.image_elements is None else int(sizes.image_elements[rows].sum())
+        return int(sizes.trainable[rows].sum()), int(sizes.widest[rows].max()), pictured
 
     found: list[Counts] = []
     for rows in further:
-        trainable, width = needs(rows)
+        wanted = needs(rows)
         known = map(needs, (*chosen, *found))
-        if not any(others >= trainable and other_width >= width for others, other_width in known):
+        if not any(all(have >= want for have, want in zip(others, wanted, strict=True)) for others in known):
             found.append(rows)
     return found
 

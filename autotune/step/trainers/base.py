@@ -126,8 +126,12 @@ class Adapter(ABC):
         """Return the arguments that TRL derives from the number of micro-batches in a step, of which few are run."""
         return {}
 
-    def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
-        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones."""
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
+        """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones.
+
+        Args:
+            dataset: the user's name of it, for messages.
+        """
         rows = trainer.train_dataset
         optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
         return rows.select_columns([*self.columns, *optional])

@@ -45,7 +45,7 @@ class Prompted(Adapter):
     def most_tokens(self, trainer: Any) -> int:
         """Return the most tokens of a completion."""
 
-    def tokenized(self, trainer: Any, rollouts: Rollouts) -> Dataset:
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return all columns, with the tokens of prompts and of the completions that a column holds.
 
         Raises:

@@ -10,9 +10,14 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL
+from autotune.core.workload import IGNORED_LABEL, Rollouts
+from autotune.step.images.sizes import COLUMNS, image_column
+from autotune.step.images.tokens import IMAGE_ELEMENTS, with_tokens
 from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
+
+_COLLATED = ("messages", "prompt", "completion", *COLUMNS)
+"""Columns of rows with images that reach SFTTrainer's collator (``_set_signature_columns_if_needed``)."""
 
 
 class SupervisedFineTuning(Adapter):
@@ -27,6 +32,12 @@ class SupervisedFineTuning(Adapter):
     def tokenizing(self) -> Mapping[str, object]:
         """Return arguments without packing."""
         return {**super().tokenizing, "packing": False}
+
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
+        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
+        if image_column(trainer.train_dataset) is not None:
+            return with_tokens(trainer, _COLLATED, dataset)
+        return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""
@@ -53,7 +64,9 @@ class SupervisedFineTuning(Adapter):
         rows = trainer.train_dataset
         packed = "seq_lengths" in rows.column_names
         documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
-        return RowSizes(self.lengths(rows), self.trainable(rows), documents)
+        pictured = IMAGE_ELEMENTS in rows.column_names
+        elements = np.array(rows.select_columns([IMAGE_ELEMENTS])[:][IMAGE_ELEMENTS])[:, 0] if pictured else None
+        return RowSizes(self.lengths(rows), self.trainable(rows), documents, image_elements=elements)
 
     def collation(self, trainer: Any) -> Collation:
         """Return whether rows are concatenated, and to which multiple they are padded."""

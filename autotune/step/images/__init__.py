@@ -1,0 +1,1 @@
+"""Reads the sizes of images and tokenises rows that have some."""

@@ -1,0 +1,143 @@
+"""Tokenises rows with images by TRL's own collator, on blank images of the same sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from autotune.core.images import ImageProfile
+from autotune.core.lengths import LengthDistribution
+from autotune.errors import InputError
+from autotune.step.images.sizes import ImageSize, image_column, image_sizes
+
+IMAGE_ELEMENTS = "image_elements"
+"""Column of the numbers in ``pixel_values`` that a row's images become."""
+IMAGE_PIXELS = "image_pixels"
+"""Column of the pixels of each of a row's images."""
+IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS)
+_PIXELS = "pixel_values"
+_KEPT_ELEMENTS = 4096
+"""Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
+
+
+def with_tokens(trainer: Any, columns: Sequence[str], name: str) -> Dataset:
+    """Return the rows of a vision dataset with columns of tokens, labels and sizes added to those given.
+
+    Args:
+        trainer: SFTTrainer, whose collator tokenises its rows.
+        columns: those that the collator reads, of which a dataset has some.
+        name: the user's name of the dataset, for messages.
+
+    Raises:
+        InputError: an image cannot be read, TRL's collator refuses a row, or no row has an image.
+    """
+    rows, column = trainer.train_dataset, image_column(trainer.train_dataset)
+    assert column is not None
+    kept = rows.select_columns([known for known in columns if known in rows.column_names])
+    texts = kept.remove_columns([known for known in (column,) if known in kept.column_names])
+    tokens: dict[str, list[Any]] = {"input_ids": [], "labels": [], IMAGE_ELEMENTS: [], IMAGE_PIXELS: []}
+    with _once_per_size(trainer.data_collator.processor):
+        for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
+            images = [blank(size) for size in sizes]
+            # The collator changes what it is given.
+            example = {**deepcopy(row), column: images if column == "images" else images[0]}
+            try:
+                made = trainer.data_collator([example])
+            except Exception as error:
+                raise InputError(
+                    f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
+                    hint="Look at its images and at their places in its messages.",
+                ) from error
+            for known in ("input_ids", "labels"):
+                tokens[known].append(made[known][0].tolist())
+            tokens[IMAGE_ELEMENTS].append([made[_PIXELS].numel() if _PIXELS in made else 0])
+            tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
+    if not any(tokens[IMAGE_PIXELS]):
+        raise InputError(
+            f"No row of {name} has an image in its column {column}.", hint="Leave the column out, for rows of text."
+        )
+    for known, values in tokens.items():
+        kept = kept.add_column(known, values)
+    return kept
+
+
+def image_profile(rows: Dataset) -> ImageProfile | None:
+    """Return the sizes of the images in tokenised rows; None for rows of text."""
+    if IMAGE_ELEMENTS not in rows.column_names:
+        return None
+    sizes = rows.select_columns([IMAGE_ELEMENTS, IMAGE_PIXELS])[:]
+    return ImageProfile(
+        in_row=_distribution([len(images) for images in sizes[IMAGE_PIXELS]]),
+        pixels=_distribution([pixels for images in sizes[IMAGE_PIXELS] for pixels in images]),
+        elements=_distribution([elements for (elements,) in sizes[IMAGE_ELEMENTS]]),
+    )
+
+
+def _distribution(values: Sequence[int]) -> LengthDistribution:
+    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
+    return LengthDistribution(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+
+@lru_cache(4)
+def blank(size: ImageSize) -> Any:
+    """Return a blank image of that size."""
+    from PIL import Image
+
+    return Image.new(size.mode, (size.width, size.height))
+
+
+@contextmanager
+def _once_per_size(processor: Any) -> Iterator[None]:
+    """Have a processor process blank images once for each combination of sizes."""
+    process = processor.image_processor
+    processor.image_processor = _Remembering(process)
+    try:
+        yield
+    finally:
+        processor.image_processor = process
+
+
+class _Remembering:
+    """An image processor that returns what it returned for images of the same sizes, which are blank."""
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self._known: dict[object, Any] = {}
+
+    def __call__(self, images: Any, *args: Any, **kwargs: Any) -> Any:
+        key = (_sizes(images), repr(args), repr(sorted(kwargs.items())))
+        if key not in self._known:
+            made = self._process(images, *args, **kwargs)
+            made.data = {name: _light(values) for name, values in made.data.items()}
+            self._known[key] = made
+        return deepcopy(self._known[key])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+
+def _sizes(images: Any) -> object:
+    return tuple(map(_sizes, images)) if isinstance(images, (list, tuple)) else (images.mode, images.size)
+
+
+def _light(values: Any) -> Any:
+    """Return large arrays as arrays of zeros that take no memory: of pixels only the shape is asked for."""
+    if isinstance(values, (list, tuple)):
+        return [_light(value) for value in values]
+    if isinstance(values, torch.Tensor) and values.numel() > _KEPT_ELEMENTS:
+        return torch.zeros((), dtype=values.dtype).expand(values.shape)
+    if isinstance(values, np.ndarray) and prod(values.shape) > _KEPT_ELEMENTS:
+        return np.broadcast_to(np.zeros((), dtype=values.dtype), values.shape)
+    return values
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,71 @@
+"""Rows with images are tokenised as TRL's collator does it with the real images, whose sizes are read from headers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, Image, List, load_from_disk
+from PIL import ExifTags
+from PIL import Image as Pillow
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.probing import JobServer, prepare
+from autotune.step.images.sizes import ImageSize, image_sizes
+from tests.vision import picture, small_processor, write_small_vision_model
+
+SIZES = [[(90, 60)], [], [(40, 90), (64, 64)], [(90, 60)]]
+
+
+def rows_of(images: list[list[Any]]) -> Dataset:
+    messages = [{"role": "user", "content": "what is this"}, {"role": "assistant", "content": "a model"}]
+    return Dataset.from_dict({"messages": [messages] * len(images), "images": images}).cast_column(
+        "images", List(Image())
+    )
+
+
+def prepared(server: JobServer, family: str, rows: Dataset, folder: Path) -> PrepareReply:
+    rows.to_parquet(str(folder / "rows.parquet"))
+    model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
+    source = DatasetSource("rows", "parquet", str(folder / "rows.parquet"))
+    return prepare(server, PrepareRequest(model, source, "sft", str(folder / "tokenized")), folder / "prepare")
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_and_image_data_are_those_of_the_real_images(job_server: JobServer, family: str, tmp_path: Path) -> None:
+    rows = rows_of([[picture(*size) for size in sizes] for sizes in SIZES])
+    reply = prepared(job_server, family, rows, tmp_path)
+    collator = DataCollatorForVisionLanguageModeling(small_processor(family))
+    found = load_from_disk(str(tmp_path / "tokenized"))
+    for row, tokenised in zip(rows, found, strict=True):
+        real = collator([row])
+        assert tokenised["input_ids"] == real["input_ids"][0].tolist()
+        assert tokenised["labels"] == real["labels"][0].tolist()
+        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
+    assert reply.dataset.images is not None
+    assert reply.dataset.images.pixels.counts == {5400: 2, 3600: 1, 4096: 1}
+
+
+def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, tmp_path: Path) -> None:
+    rows = rows_of([[picture(9, 9)], [{"bytes": b"no image", "path": "b.png"}]])
+    with pytest.raises(InputError, match=r"Row 2 of rows has an image that cannot be read: b\.png"):
+        prepared(job_server, "gemma3", rows, tmp_path)
+
+
+def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
+    turned = Pillow.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    picture(30, 20).save(tmp_path / "turned.jpg", exif=turned)
+    picture(30, 20).save(tmp_path / "turned.png", exif=turned)
+    picture(30, 20).convert("CMYK").save(tmp_path / "cmyk.jpg")
+    picture(8, 4).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(8, 4), picture(8, 4)])
+    files = ["turned.jpg", "turned.png", "cmyk.jpg", "moving.gif"]
+    rows = rows_of([[str(tmp_path / file)] for file in files])
+    found = [sizes[0] for sizes in image_sizes(rows, "rows")]
+    assert found == [ImageSize(*row["images"][0].size, row["images"][0].mode) for row in rows]
+    assert found[0] == ImageSize(20, 30)
+    assert found[2].mode == "CMYK"
