@@ -40,7 +40,7 @@ def _images(images: ImageProfile) -> Section:
         (shares.get(share, f"{100 * share:.0f} %"), *(f"{of.quantile(share):,}" for of in images.distributions))
         for share in QUANTILES
     ]
-    titles = ("share", "images in a row", "pixels of an image", "values of a row for the vision tower")
+    titles = ("share", "images in a row", "pixels of an image", "pixel_values of a row")
     return Section("Images", (_table(titles, rows),))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.core.candidate import Choice
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import SEVERAL, Option, Technique
+from autotune.techniques.base import SEVERAL, Fails, Option, Technique
 from autotune.techniques.trace_impact import SIZES
 
 
@@ -28,6 +28,15 @@ class PadToMultipleOf(Technique):
         if choice == self.trl_default or not workload.has_images or workload.dataset.format == "messages":
             return None
         return "TRL's collator of prompts and completions with images does not round lengths up"
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where rows with images would be cut to a length that is no multiple."""
+        if choice == self.trl_default or not setting.workload.has_images:
+            return None
+        if not int(candidate["max_length"]) % int(choice):
+            return None
+        # The tokenizer cuts and pads these rows in one call, and refuses such a length.
+        return Fails(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")
 
 
 TECHNIQUE = PadToMultipleOf()

@@ -86,6 +86,12 @@ def test_rows_are_rounded_up_where_they_are_messages_alone(build: Build) -> None
         batch_of(build(row=COMPLETED, pad_to_multiple_of=64))
 
 
+def test_rows_are_not_rounded_up_where_the_maximum_length_is_no_multiple(build: Build) -> None:
+    assert batch_of(build(pad_to_multiple_of=64, max_length=128))["input_ids"].shape[1] == 64
+    with pytest.raises(ValueError, match="is not a multiple of pad_to_multiple_of"):
+        batch_of(build(pad_to_multiple_of=64, max_length=100))
+
+
 def test_a_column_of_text_is_left_out_so_that_such_rows_fail(build: Build) -> None:
     with pytest.raises(KeyError, match="Unexpected input keys"):
         batch_of(build(row={"text": "<start_of_image> a model"}))
@@ -101,7 +107,7 @@ def test_columns_of_tokens_do_not_change_what_is_trained_on(build: Build) -> Non
 def test_bytes_are_no_images_and_a_path_is(build: Build, tmp_path: Path) -> None:
     picture(9, 9).save(tmp_path / "a.png")
     trainer = build()
-    with pytest.raises(ValueError, match="only a single or a list of entries is supported"):
+    with pytest.raises(TypeError, match="only a single or a list of entries is supported"):
         trainer.data_collator([{**ROWS["sft"], "images": [b"png"]}])
     # A path is opened, but only where the training was started from the folder that it is relative to.
     assert trainer.data_collator([{**ROWS["sft"], "images": [str(tmp_path / "a.png")]}])["pixel_values"].shape[0] == 1

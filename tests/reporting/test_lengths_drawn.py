@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from autotune.core.documents import Documents
+from autotune.core.images import ImageProfile
 from autotune.core.length_report import LengthReport, length_report
 from autotune.core.lengths import LengthDistribution
 from autotune.reporting.lengths import lengths_report
@@ -26,23 +27,23 @@ def report_of(documents: Documents) -> LengthReport:
     return length_report(replace(workload, dataset=dataset))
 
 
-def shown(documents: Documents) -> str:
+def shown(report: LengthReport) -> str:
     """Return the report as a terminal of 100 columns shows it."""
     console = Console(width=100, force_terminal=False)
     with console.capture() as capture:
-        show(lengths_report(report_of(documents)), console)
+        show(lengths_report(report), console)
     return capture.get()
 
 
 def test_rows_that_are_cut_are_counted_as_such() -> None:
-    text = shown(CUT)
+    text = shown(report_of(CUT))
     assert "Rows that are longer than max_length are cut." in text
     assert "rows cut" in text
     assert "rows dropped" not in text
 
 
 def test_rows_that_are_dropped_whole_are_shown_as_rows_and_as_tokens() -> None:
-    text = shown(WHOLE)
+    text = shown(report_of(WHOLE))
     assert "Rows that are longer than max_length are dropped whole; none is cut." in text
     assert "rows cut" not in text
     (line,) = (line for line in text.splitlines() if line.split()[:1] == ["128"])
@@ -51,10 +52,22 @@ def test_rows_that_are_dropped_whole_are_shown_as_rows_and_as_tokens() -> None:
 
 
 def test_a_trainer_that_does_both_says_so() -> None:
-    text = shown(BOTH)
+    text = shown(report_of(BOTH))
     assert "are cut, or dropped where nothing would be left to train on" in text
     assert "rows cut" in text
     assert "rows dropped" in text
+
+
+def test_rows_with_images_have_a_section_of_their_sizes() -> None:
+    assert "images in a row" not in shown(report_of(CUT))
+    report = report_of(CUT)
+    of = [LengthDistribution(counts) for counts in ({1: 99, 3: 1}, {5400: 90, 9000: 12}, {3072: 99, 9216: 1})]
+    dataset = replace(report.workload.dataset, images=ImageProfile(*of))
+    text = shown(replace(report, workload=replace(report.workload, dataset=dataset)))
+    assert "fails where it cuts a token of an image" in text
+    lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]
+    assert ["median", "1", "5,400", "3,072"] in lines
+    assert ["most", "3", "9,000", "9,216"] in lines
 
 
 @pytest.mark.parametrize("documents", [CUT, WHOLE, BOTH])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,6 +51,24 @@ def test_narrower_rows_with_more_trainable_tokens_are_run_too_beside_the_widest_
 
 def test_where_the_widest_rows_have_the_most_trainable_tokens_there_is_nothing_else_to_run() -> None:
     assert worst(sizes([9, 8, 8, 2], trainable=[9, 7, 6, 1]), 2) == [{0, 1}]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_most_image_data_is_run_alone_and_beside_the_widest_row(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    widths, elements = generator.permutation(np.arange(10, 17)), generator.integers(0, 5, size=7) * 100
+    rows = replace(sizes(widths.tolist()), image_elements=elements)
+    run = worst(rows, 3)
+    every = [set(chosen) for chosen in combinations(range(7), 3)]
+
+    def most(micro_batches: list[set[int]]) -> int:
+        return max(int(elements[list(chosen)].sum()) for chosen in micro_batches)
+
+    def widest(micro_batches: list[set[int]]) -> list[set[int]]:
+        return [chosen for chosen in micro_batches if int(widths.argmax()) in chosen]
+
+    assert most(run) == most(every)
+    assert most(widest(run)) == most(widest(every))
 
 
 def test_a_shorter_row_beside_equal_ones_matters_only_where_rows_are_padded() -> None:

@@ -50,6 +50,21 @@ def test_tokens_and_image_data_are_those_of_the_real_images(job_server: JobServe
     assert reply.dataset.images.pixels.counts == {5400: 2, 3600: 1, 4096: 1}
 
 
+@pytest.mark.parametrize("pictured_first", [True, False])
+def test_rows_to_evaluate_on_have_images_where_those_to_train_on_have(
+    job_server: JobServer, tmp_path: Path, pictured_first: bool
+) -> None:
+    pictured = rows_of([[picture(9, 9)]] * 2)
+    pictured.to_parquet(str(tmp_path / "pictured.parquet"))
+    pictured.remove_columns("images").to_parquet(str(tmp_path / "plain.parquet"))
+    names = ("pictured", "plain") if pictured_first else ("plain", "pictured")
+    trained, evaluated = (DatasetSource(name, "parquet", str(tmp_path / f"{name}.parquet")) for name in names)
+    model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
+    request = PrepareRequest(model, trained, "sft", str(tmp_path / "a"), evaluated, str(tmp_path / "b"))
+    with pytest.raises(InputError, match="pictured has images, and plain has none"):
+        prepare(job_server, request, tmp_path / "prepare")
+
+
 def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, tmp_path: Path) -> None:
     rows = rows_of([[picture(9, 9)], [{"bytes": b"no image", "path": "b.png"}]])
     with pytest.raises(InputError, match=r"Row 2 of rows has an image that cannot be read: b\.png"):
@@ -66,6 +81,6 @@ def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
     files = ["turned.jpg", "turned.png", "cmyk.jpg", "moving.gif"]
     rows = rows_of([[str(tmp_path / file)] for file in files])
     found = [sizes[0] for sizes in image_sizes(rows, "rows")]
-    assert found == [ImageSize(*row["images"][0].size, row["images"][0].mode) for row in rows]
+    assert found == [ImageSize(image.width, image.height, image.mode) for (image,) in rows["images"]]
     assert found[0] == ImageSize(20, 30)
     assert found[2].mode == "CMYK"

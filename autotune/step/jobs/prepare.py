@@ -59,6 +59,12 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"in {dataset.format}.",
             hint=f"TRL prepares both in the same way: give {dataset.format}.",
         )
+    if (evaluation.images is None) != (dataset.images is None):
+        pictured, plain = (dataset, evaluation) if evaluation.images is None else (evaluation, dataset)
+        raise InputError(
+            f"{pictured.name} has images, and {plain.name} has none.",
+            hint="TRL collates the rows to evaluate on as those to train on: give both with images, or both without.",
+        )
     return PrepareReply(model, dataset, evaluation, absent, teacher)
 
 

@@ -1,0 +1,55 @@
+"""The rules of techniques on rows with images, which follow from TRL's (tests/contract/test_trl_images.py)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.images import ImageProfile
+from autotune.core.lengths import LengthDistribution
+from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.techniques.base import Fails
+from autotune.trainers import trainers
+from tests.settings import LENGTHS, setting, workload
+
+SFT = trainers()["sft"]
+IMAGES = ImageProfile(LengthDistribution({1: 8}), LengthDistribution({5400: 8}), LengthDistribution({3072: 8}))
+LONGEST = max(LENGTHS)
+
+
+def pictured(form: str = "messages") -> Setting:
+    """Return a setting whose rows have images, in that format."""
+    plain = workload()
+    rows = replace(plain, dataset=replace(plain.dataset, format=form, images=IMAGES))
+    return setting(of=rows, allowed=frozenset({"packing", GLOBAL_BATCH}))
+
+
+def reason(here: Setting, **choices: Choice) -> str | None:
+    """Return why a candidate that cuts no row, and has these choices, is illegal."""
+    start = Candidate({item.name: item.default(here) for item in SFT.techniques}).but(max_length=LONGEST)
+    return SFT.illegal(SFT.normal(start.but(**choices), here), here)
+
+
+def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
+    assert reason(pictured()) is None
+    found = reason(pictured(), max_length=LONGEST - 1)
+    assert isinstance(found, Fails)
+    assert "training fails where a token of an image is cut" in found
+
+
+@pytest.mark.parametrize(
+    "choices", [{"packing": "bfd"}, {"packing": "bfd_split"}, {"packing": "wrapped"}, {"padding_free": "on"}]
+)
+def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
+    assert "SFTTrainer refuses it for rows with images" in str(reason(pictured(), **choices))
+
+
+def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_length() -> None:
+    assert LONGEST % 16 == 0 != LONGEST % 64
+    assert reason(pictured(), pad_to_multiple_of=16) is None
+    assert "does not round lengths up" in str(reason(pictured("prompt+completion"), pad_to_multiple_of=16))
+    found = reason(pictured(), pad_to_multiple_of=64)
+    assert isinstance(found, Fails)
+    assert "is no multiple of 64" in found
