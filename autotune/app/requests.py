@@ -55,7 +55,7 @@ def traces_of(
     """
     if workload.has_images:
         raise InputError(
-            f"{workload.dataset.name} has images, and autotune does not trace training steps on images yet.",
+            f"{workload.dataset.name} has images, and autotune plans and checks training on rows of text alone.",
             hint="autotune probe measures them.",
         )
     versions = {**environment(machine), "autotune": source_digest()}
