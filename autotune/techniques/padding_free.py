@@ -36,7 +36,7 @@ class PaddingFree(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and unless the self-test passed (law 4)."""
         if choice == ON and setting.workload.has_images:
-            return "SFTTrainer refuses it for rows with images"
+            return "TRL refuses it for rows with images"
         return never_separated(setting) if choice == ON else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

@@ -43,7 +43,7 @@ def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
     "choices", [{"packing": "bfd"}, {"packing": "bfd_split"}, {"packing": "wrapped"}, {"padding_free": "on"}]
 )
 def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
-    assert "SFTTrainer refuses it for rows with images" in str(reason(pictured(), **choices))
+    assert "TRL refuses it for rows with images" in str(reason(pictured(), **choices))
 
 
 def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_length() -> None:

@@ -46,7 +46,7 @@ def check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: D
             hint="Give a vision-language model, with its processor_config.json or preprocessor_config.json.",
         )
     if not form.with_images:
-        # SFTTrainer leaves out all other columns (``_set_signature_columns_if_needed``).
+        # TRL's trainer leaves out all other columns (``_set_signature_columns_if_needed``).
         raise InputError(
             f"{found} TRL trains on images only with messages, or with prompt and completion.",
             hint=f"Put the {form.name} into messages.",

@@ -12,7 +12,7 @@ from datasets import Dataset, Image, List
 from autotune.errors import InputError
 
 COLUMNS = ("image", "images")
-"""Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``). With both, SFTTrainer's
+"""Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``). With both, TRL's
 collator takes the first (``DataCollatorForVisionLanguageModeling``)."""
 _TURNED = frozenset({5, 6, 7, 8})
 """Orientations of EXIF with which width and height change places (CIPA DC-008, 4.6.5.1)."""

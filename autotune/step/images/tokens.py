@@ -28,12 +28,13 @@ _KEPT_ELEMENTS = 4096
 """Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
 
 
-def with_tokens(trainer: Any, columns: Sequence[str], name: str) -> Dataset:
-    """Return the rows of a vision dataset with columns of tokens, labels and sizes added to those given.
+def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str], name: str) -> Dataset:
+    """Return the rows of a vision dataset with columns of tokens and sizes added to those given.
 
     Args:
-        trainer: SFTTrainer, whose collator tokenises its rows.
+        trainer: whose collator tokenises its rows.
         columns: those that the collator reads, of which a dataset has some.
+        made_columns: those that the collator makes of them, a list of numbers in each row.
         name: the user's name of the dataset, for messages.
 
     Raises:
@@ -43,7 +44,7 @@ def with_tokens(trainer: Any, columns: Sequence[str], name: str) -> Dataset:
     assert column is not None
     kept = rows.select_columns([known for known in columns if known in rows.column_names])
     texts = kept.remove_columns([known for known in (column,) if known in kept.column_names])
-    tokens: dict[str, list[Any]] = {"input_ids": [], "labels": [], IMAGE_ELEMENTS: [], IMAGE_PIXELS: []}
+    tokens: dict[str, list[Any]] = {known: [] for known in (*made_columns, *IMAGE_COLUMNS)}
     with _once_per_size(trainer.data_collator.processor):
         for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
             images = [blank(size) for size in sizes]
@@ -56,7 +57,7 @@ def with_tokens(trainer: Any, columns: Sequence[str], name: str) -> Dataset:
                     f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
                     hint="Look at its images and at their places in its messages.",
                 ) from error
-            for known in ("input_ids", "labels"):
+            for known in made_columns:
                 tokens[known].append(made[known][0].tolist())
             tokens[IMAGE_ELEMENTS].append([made[_PIXELS].numel() if _PIXELS in made else 0])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])

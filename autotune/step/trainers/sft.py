@@ -36,7 +36,7 @@ class SupervisedFineTuning(Adapter):
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
         if image_column(trainer.train_dataset) is not None:
-            return with_tokens(trainer, _COLLATED, dataset)
+            return with_tokens(trainer, _COLLATED, self.columns, dataset)
         return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:
