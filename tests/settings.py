@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
@@ -78,6 +80,13 @@ def workload(
         ),
         packing_checks={check.attention: check for check in checks},
     )  # fmt: skip
+
+
+def pictured_workload(form: str = "messages") -> Workload:
+    """Return a workload whose rows have an image each, in that format."""
+    plain = workload()
+    sizes = (LengthDistribution({size: plain.dataset.lengths.rows}) for size in (1, 5400, 3072))
+    return replace(plain, dataset=replace(plain.dataset, format=form, images=ImageProfile(*sizes)))
 
 
 def setting(

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.techniques.base import Fails
 from autotune.trainers import trainers
-from tests.settings import LENGTHS, setting, workload
+from tests.settings import LENGTHS, pictured_workload, setting
 
 SFT = trainers()["sft"]
-IMAGES = ImageProfile(LengthDistribution({1: 8}), LengthDistribution({5400: 8}), LengthDistribution({3072: 8}))
 LONGEST = max(LENGTHS)
 
 
 def pictured(form: str = "messages") -> Setting:
     """Return a setting whose rows have images, in that format."""
-    plain = workload()
-    rows = replace(plain, dataset=replace(plain.dataset, format=form, images=IMAGES))
-    return setting(of=rows, allowed=frozenset({"packing", GLOBAL_BATCH}))
+    return setting(of=pictured_workload(form), allowed=frozenset({"packing", GLOBAL_BATCH}))
 
 
 def reason(here: Setting, **choices: Choice) -> str | None:
