@@ -18,6 +18,7 @@ from autotune.core.protocol import PrepareReply, ProbeRequest
 from autotune.core.setting import Base
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
+from autotune.techniques.base import Fails
 from tests.settings import workload
 
 
@@ -53,6 +54,11 @@ def test_a_candidate_is_a_plain_object() -> None:
 def test_enumerations_become_their_values() -> None:
     assert encode([1, None, 0.5, ProbeStatus.OK]) == [1, None, 0.5, "ok"]
     assert type(encode([ProbeStatus.OK])[0]) is str
+
+
+def test_a_reason_of_a_class_of_its_own_becomes_text() -> None:
+    document = encode(Measurement(ProbeStatus.VETOED, Fails("training fails")))
+    assert (document["reason"], type(document["reason"])) == ("training fails", str)
 
 
 @pytest.mark.parametrize(
