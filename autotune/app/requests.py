@@ -10,7 +10,7 @@ from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
-from autotune.errors import InputError
+from autotune.errors import UnreadError
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, source_digest
 from autotune.planning.tracing.operators import OperatorTimes
@@ -51,10 +51,10 @@ def traces_of(
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
 
     Raises:
-        InputError: the rows have images.
+        UnreadError: the rows have images.
     """
     if workload.has_images:
-        raise InputError(
+        raise UnreadError(
             f"{workload.dataset.name} has images, and autotune plans and checks training on rows of text alone.",
             hint="autotune probe measures them.",
         )

@@ -9,7 +9,7 @@ import pytest
 from autotune.app.ahead import traced_ahead
 from autotune.app.requests import traces_of
 from autotune.core.gpu import GpuSpeeds
-from autotune.errors import InputError
+from autotune.errors import UnreadError
 from autotune.planning.tracing.cache import Cache
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer
@@ -22,8 +22,8 @@ def unmeasured() -> GpuSpeeds:
     raise AssertionError("speeds are of no use without traces")
 
 
-def test_plans_and_checks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=REFUSED):
+def test_plans_are_refused_and_checks_do_not_know(tmp_path: Path) -> None:
+    with pytest.raises(UnreadError, match=REFUSED):
         traces_of(pictured_workload(), GPU, AnalyticTracer(), Cache(tmp_path))
 
 
