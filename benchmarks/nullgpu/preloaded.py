@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 from collections.abc import Mapping
@@ -13,6 +14,10 @@ from autotune.step.job import JobType
 from benchmarks.nullgpu.models import MODELS
 
 JOBS: Mapping[str, JobType] = {}
+
+# When cycles of references are freed, such as those in which Dynamo keeps tensors of the calls that it compiles, differs
+# between runs. A run that keeps them to its end has the highest peak.
+gc.disable()
 
 # Those that generate import what initialises CUDA.
 for _trainer in ("sft", "dpo", "kto", "reward"):
