@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -104,6 +105,9 @@ _listed_one_by_one = FakeTensor.tolist
 
 
 _made = torch.tensor
+# At its first use PyTorch collects the functions that obey `with torch.device(…)`, and keeps them: `torch.tensor` must
+# be among them before it is replaced.
+_device_constructors()
 
 
 def made_of(data: Any, **words: Any) -> torch.Tensor:

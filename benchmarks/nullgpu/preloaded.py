@@ -15,8 +15,8 @@ from benchmarks.nullgpu.models import MODELS
 
 JOBS: Mapping[str, JobType] = {}
 
-# When cycles of references are freed, such as those in which Dynamo keeps tensors of the calls that it compiles, differs
-# between runs. A run that keeps them to its end has the highest peak.
+# When cycles of references are freed differs between runs, and Dynamo keeps tensors of compiled calls in them.
+# A run that keeps them to its end has the highest peak.
 gc.disable()
 
 # Those that generate import what initialises CUDA.

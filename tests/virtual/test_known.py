@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -137,3 +139,22 @@ def test_images_that_are_all_zeros_are_told_from_others() -> None:
         assert images[(images == 0.0).sum(dim=1) != MANY].shape == (2, MANY)
 
     trace(run, target="cpu")
+
+
+_AFTER_A_TRACE = """
+import torch
+from autotune.virtual import trace
+
+def run(device):
+    with torch.device("cpu"):
+        torch.ones(2)
+
+trace(run, target="cpu")
+with torch.device("meta"):
+    print(torch.tensor([]).device)
+"""
+
+
+def test_after_a_trace_a_context_of_a_device_still_places_new_tensors() -> None:
+    done = subprocess.run([sys.executable, "-c", _AFTER_A_TRACE], capture_output=True, text=True, check=False)
+    assert done.stdout == "meta\n", done.stderr
