@@ -387,7 +387,9 @@ class InputProblem:
     Attributes:
         message: one sentence that names the input.
         hint: advice for the user.
+        unread: whether the training may well run, and asks for something that autotune does not read.
     """
 
     message: str
     hint: str = ""
+    unread: bool = False

@@ -37,7 +37,7 @@ from autotune.core.protocol import (
     TraceRequests,
 )
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.errors import AutotuneError, InputError, JobLostError
+from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.server import JobExit, JobServer
 from autotune.probing.worker import Worker
@@ -214,7 +214,7 @@ def _expect(expected: type[R], ending: JobExit, folder: Path) -> R:
         ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
         raise _failed(JobLostError, f"A job ended with {ended}, and its {error}.", folder) from error
     if isinstance(reply, InputProblem):
-        raise InputError(reply.message, hint=reply.hint)
+        raise (UnreadError if reply.unread else InputError)(reply.message, hint=reply.hint)
     if isinstance(reply, Failure):
         raise _failed_with(reply, folder)
     return reply

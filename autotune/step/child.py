@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of
 from autotune.step.ranks import RANK_FAILED, Start, by_fork, is_rank, run_ranks, spawned
@@ -67,7 +67,7 @@ def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> 
             reply = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
             succeeded = job.succeeded(reply)
     except InputError as error:
-        reply = InputProblem(message=error.message, hint=error.hint)
+        reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
         reply = failure_of(error)
     write_reply(folder, reply)

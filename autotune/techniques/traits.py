@@ -23,8 +23,10 @@ MOST_TRACED = 2
 
 
 def traced_micro_batches(plan: TrainingPlan) -> int:
-    """Return the micro-batches of a step that are traced: one if a step has no more, since its allocator fragments
-    otherwise."""
+    """Return the micro-batches of a step that are traced.
+
+    A step of one is not traced as a step of two: it leaves other free blocks in the allocator's cache.
+    """
     return min(MOST_TRACED, int(str(plan.args.get("gradient_accumulation_steps", 1))))
 
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from transformers import ProcessorMixin
 
 from autotune.core.workload import DatasetSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column, image_feature
 from autotune.trainers.base import DatasetFormat, Trainer
 
@@ -30,13 +30,14 @@ def check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: D
 
     Raises:
         InputError: it cannot.
+        UnreadError: the trainer takes rows of text alone here.
     """
     column = image_column(rows)
     if column is None:
         return
     found = f"{source.name} has images (column {column}), and"
     if not trainer.takes_images:
-        raise InputError(
+        raise UnreadError(
             f"{found} autotune plans and measures {trainer.label} on rows of text alone.",
             hint=f"Give rows without the column {column}, if only their text is to be trained on.",
         )
@@ -66,13 +67,13 @@ def check_no_images(source: DatasetSource, rows: Dataset, columns: Sequence[str]
         columns: those that may hold messages.
 
     Raises:
-        InputError: they have.
+        UnreadError: they have.
     """
     if image_column(rows) is not None:
         return
     for column in (name for name in columns if name in rows.column_names):
         if any(_has_image(chunk) for chunk in rows.with_format("arrow")[:][column].chunks):
-            raise InputError(
+            raise UnreadError(
                 f"{source.name} has images (in messages of {column}), and autotune takes images only from "
                 "a column image or images.",
                 hint="Give rows whose messages are text, or put the images into a column images.",

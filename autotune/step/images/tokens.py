@@ -53,6 +53,7 @@ def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str
             try:
                 made = trainer.data_collator([example])
             except Exception as error:
+                # Chat templates, processors and TRL refuse a row with errors of any class.
                 raise InputError(
                     f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
                     hint="Look at its images and at their places in its messages.",
