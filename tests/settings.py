@@ -11,6 +11,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.core.table import Table
 from autotune.core.workload import (
     DatasetProfile,
     DatasetSource,
@@ -85,8 +86,11 @@ def workload(
 def pictured_workload(form: str = "messages") -> Workload:
     """Return a workload whose rows have an image each, in that format."""
     plain = workload()
-    sizes = (LengthDistribution({size: plain.dataset.lengths.rows}) for size in (1, 5400, 3072))
-    return replace(plain, dataset=replace(plain.dataset, format=form, images=ImageProfile(*sizes)))
+    lengths = [tokens for tokens, count in plain.dataset.lengths.counts.items() for _ in range(count)]
+    in_row, pixels, elements = (LengthDistribution({size: len(lengths)}) for size in (1, 5400, 3072))
+    rows = Table([lengths, lengths, lengths, [3072] * len(lengths)])
+    images = ImageProfile(in_row, pixels, elements, rows)
+    return replace(plain, dataset=replace(plain.dataset, format=form, images=images))
 
 
 def setting(

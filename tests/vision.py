@@ -174,13 +174,19 @@ def small_processor(model_type: str) -> Any:
     return processor
 
 
-def small_vision_config(model_type: str, *, layers: int = 2, **changes: Any) -> Any:
-    """Return the configuration of a small vision-language model, whose language model has so many layers."""
+def small_vision_config(
+    model_type: str, *, layers: int = 2, language: Mapping[str, Any] | None = None, **changes: Any
+) -> Any:
+    """Return the configuration of a small vision-language model, whose language model has so many layers.
+
+    Args:
+        language: changes of the language model's own configuration.
+    """
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     family = FAMILIES[model_type]
     tokenizer = small_processor(model_type).tokenizer
-    text = {**_TEXT, "vocab_size": VOCABULARY, **family.text, "num_hidden_layers": layers}
+    text = {**_TEXT, "vocab_size": VOCABULARY, **family.text, **(language or {}), "num_hidden_layers": layers}
     if "layer_types" in text:
         kinds = text["layer_types"]
         text["layer_types"] = [kinds[layer % len(kinds)] for layer in range(layers)]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
+from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
 from autotune.planning.vllm import assumed_beside
 from autotune.techniques.base import OFF
@@ -13,7 +14,7 @@ from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes
+from autotune.units import format_bytes, format_share
 
 _NAMED = 5
 """Most rows that are named in a note."""
@@ -47,6 +48,22 @@ def notes_on(problem: TrainerProblem) -> tuple[str, ...]:
     if setting.machine.hardware.is_null:
         notes.append("Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing.")
     return tuple(notes)
+
+
+_LOADING_SHARE = 0.1
+"""Share of a step above which loading data is worth a note."""
+
+
+def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
+    """Yield a note if reading and collating data takes a large share of a measured step."""
+    share = (shown.loading_seconds or 0.0) / shown.step_seconds if shown.step_seconds else 0.0
+    if share < _LOADING_SHARE:
+        return
+    sentence = f"Reading and collating rows takes {format_share(share)} of a step of the recommendation"
+    if hardware.kind == "cpu":
+        yield f"{sentence}."
+    else:
+        yield f"{sentence}, and the GPU waits: dataloader_num_workers in config.yaml has processes do it meanwhile."
 
 
 TIME_ERROR = 0.25

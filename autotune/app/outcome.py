@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.app.notes import notes_on_loading
 from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
@@ -85,6 +86,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         notes=(
             *notes_on_runs(outcome, facts.comparisons, own=facts.base is not None),
             *_contradicted(outcome),
+            *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
             *facts.notes,
         ),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),

@@ -174,7 +174,8 @@ def planned_workload(
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
         workload = reader.check_attention(workload, here, wanted)
-    if cache is not None:
+    # Traces read rows with images themselves, which the cache does not have.
+    if cache is not None and not workload.has_images:
         cache.put(key, encode(workload))
     return workload
 
@@ -189,6 +190,7 @@ def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workloa
         workload.dataset,
         name=f"rows of {tokens} tokens",
         lengths=LengthDistribution({tokens: rows}),
+        images=None,
         trainable_tokens=rows * trainable,
         several=None if workload.dataset.several is None else Documents.of_groups([(rows, *trainer.document(parts))]),
     )

@@ -15,6 +15,7 @@ from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, source_digest
 from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer, Traces
+from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -51,11 +52,12 @@ def traces_of(
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
 
     Raises:
-        UnreadError: the rows have images.
+        UnreadError: the rows have images, and this trainer is traced on text alone.
     """
-    if workload.has_images:
+    trainer = find_trainer(workload.trainer)
+    if workload.has_images and not trainer.traces_images:
         raise UnreadError(
-            f"{workload.dataset.name} has images, and autotune plans and checks training on rows of text alone.",
+            f"{workload.dataset.name} has images, and autotune plans and checks {trainer.label} on rows of text alone.",
             hint="autotune probe measures them.",
         )
     versions = {**environment(machine), "autotune": source_digest()}

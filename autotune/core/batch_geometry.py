@@ -33,6 +33,9 @@ class Shape:
         beside: tokens of the widest sequence of a second tensor of as many rows, which passes through models without
             gradients; 0: there is none, or it is as wide as the first.
         filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
+        chosen: the rows of the dataset that it consists of, by index, where tokens do not determine them, since images
+            belong to them; empty elsewhere. With fewer rows in the micro-batch than these, it has the first of them.
+        evaluated: whether these are rows of the dataset that training is evaluated on.
     """
 
     rows: int
@@ -40,6 +43,8 @@ class Shape:
     generated: float = 0
     beside: float = 0.0
     filled: float = 1.0
+    chosen: tuple[int, ...] = ()
+    evaluated: bool = False
 
 
 @dataclass(frozen=True)

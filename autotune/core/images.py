@@ -1,10 +1,17 @@
-"""The sizes of a dataset's images: as they are stored, and as a model's processor makes them."""
+"""Rows with images: the sizes of these, as they are stored and as a processor makes them, and which rows are traced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
+from autotune.core.heaviest import Loads
 from autotune.core.lengths import LengthDistribution
+from autotune.core.table import Table
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,46 @@ class ImageProfile:
         in_row: number of images in each row.
         pixels: width times height of each image as it is stored.
         elements: numbers that the model's vision tower gets of each row (``pixel_values``).
+        rows: for each row of the dataset, in its order: tokens of its longest and of its shortest sequence, tokens that
+            the loss counts, and elements. None in documents.
     """
 
     in_row: LengthDistribution
     pixels: LengthDistribution
     elements: LengthDistribution
+    rows: Table | None = None
 
     @property
     def distributions(self) -> tuple[LengthDistribution, ...]:
         """All three, in the order of the attributes."""
         return self.in_row, self.pixels, self.elements
+
+    @cached_property
+    def loads(self) -> Loads:
+        """The sizes of rows that the memory of a micro-batch depends on."""
+        assert self.rows is not None
+        return Loads(*self.rows.rows().T)
+
+    @cached_property
+    def alike(self) -> Numbers:
+        """For each row, the index of the first one of the same sizes; shape (rows,)."""
+        import numpy as np
+
+        assert self.rows is not None
+        _, first, same = np.unique(self.rows.rows(), axis=0, return_index=True, return_inverse=True)
+        return np.asarray(first[same.ravel()])
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """Rows of a tokenised dataset, on which a trace trains: their images belong to their sizes.
+
+    Attributes:
+        directory: where ``prepare`` saved the dataset.
+        fingerprint: of the dataset; see :class:`autotune.core.workload.DatasetProfile`.
+        indices: of the rows.
+    """
+
+    directory: str
+    fingerprint: str
+    indices: tuple[int, ...]

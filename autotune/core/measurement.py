@@ -89,6 +89,7 @@ class Measurement:
         step_seconds: wall clock of a mean optimizer step: all its micro-batches, and the rest of it once.
         micro_batch_seconds: part of it for one micro-batch: its data, forward and backward.
         update_seconds: part of it for the rest: gradient clipping, the optimizer, and what the trainer does at its end.
+        loading_seconds: part of it for reading and collating the data of all micro-batches, while the device waits.
         generation_seconds: part of it for generating completions and all that comes with them; 0 for a trainer that
             generates none.
         generation_phases: parts of that by the name of the phase; the rest is tokenising, padding and decoding.
@@ -120,6 +121,7 @@ class Measurement:
     step_seconds: float | None = None
     micro_batch_seconds: float | None = None
     update_seconds: float | None = None
+    loading_seconds: float | None = None
     micro_batches_timed: int = 0
     tokens_per_step: float | None = None
     documents_per_step: float | None = None
@@ -143,8 +145,8 @@ class Measurement:
 
 
 _MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",
-         "step_seconds", "micro_batch_seconds", "update_seconds", "start_seconds", "training_seconds",
-         "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
+         "step_seconds", "micro_batch_seconds", "update_seconds", "loading_seconds", "start_seconds",
+         "training_seconds", "tokens_per_second_error", "evaluation_seconds")  # fmt: skip
 _SUM = ("tokens_per_step", "documents_per_step", "host_peak_bytes")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.core.gpu import Gpu
+from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import AllocatorUse, TrainingPlan
@@ -188,6 +189,7 @@ class TraceRequest:
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
         others: further GPUs that the reply may stand for, if their kernels are the same.
         operators: whether the reply has the operators of the steps, to be measured on the device.
+        chosen: the rows with images that take the place of ``worst``; None for text.
     """
 
     plan: TrainingPlan
@@ -202,6 +204,7 @@ class TraceRequest:
     allocators: tuple[AllocatorUse, ...] = ()
     others: tuple[Gpu, ...] = ()
     operators: bool = False
+    chosen: ChosenRows | None = None
 
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
@@ -369,7 +372,7 @@ class BuildRequest:
     """Build the trainer of a plan on the virtual device. The reply is a :class:`autotune.core.configuration.Built`.
 
     Attributes:
-        rows: tokens of the parts of rows of the dataset, as in :class:`TraceRequest`.
+        rows, chosen: rows of the dataset, as in :class:`TraceRequest`.
         capability: CUDA's compute capability of the device that is planned for, or None.
     """
 
@@ -378,6 +381,7 @@ class BuildRequest:
     target: DeviceKind
     rows: tuple[tuple[int, ...], ...]
     capability: tuple[int, int] | None = None
+    chosen: ChosenRows | None = None
 
 
 @dataclass(frozen=True)

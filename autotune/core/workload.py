@@ -200,6 +200,11 @@ class DatasetProfile:
         """The lengths of the rows, of one sequence or several."""
         return self.several or Documents.of_lengths(self.lengths)
 
+    @property
+    def summary(self) -> DatasetProfile:
+        """The profile as it is written to documents: without the sizes of each row, which are many."""
+        return replace(self, several=None, images=self.images and replace(self.images, rows=None))
+
     def up_to(self, tokens: int) -> DatasetProfile:
         """Return the lengths of the rows whose longest sequence has at most so many tokens; the rest stays as it is."""
         return replace(self, lengths=self.lengths.up_to(tokens), several=self.several and self.several.up_to(tokens))
@@ -278,6 +283,5 @@ class Workload:
 
     @property
     def summary(self) -> Workload:
-        """The workload as it is written to documents: without the lengths of each row's parts, which are many."""
-        evaluation = self.evaluation and replace(self.evaluation, several=None)
-        return replace(self, dataset=replace(self.dataset, several=None), evaluation=evaluation)
+        """The workload as it is written to documents; see :attr:`DatasetProfile.summary`."""
+        return replace(self, dataset=self.dataset.summary, evaluation=self.evaluation and self.evaluation.summary)

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
+from autotune.core.images import ChosenRows
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.setting import Setting
 from autotune.core.timeline import Occurrence, Section
+from autotune.core.workload import Workload
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
 from autotune.techniques.traits import between_layers, impact_in
@@ -84,7 +86,16 @@ def trace_request(
         layers=layers,
         gpu=gpu,
         allocators=tuple(allocators),
+        chosen=chosen_rows(shape, setting.workload),
     )
+
+
+def chosen_rows(shape: Shape, workload: Workload) -> ChosenRows | None:
+    """Return the rows of a dataset that make a micro-batch of a shape, or None where its tokens are enough."""
+    profile = workload.evaluation if shape.evaluated else workload.dataset
+    if not shape.chosen or profile is None:
+        return None
+    return ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen[: shape.rows])
 
 
 _GRADIENT = "gradient"

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from autotune.core.heaviest import Loads
 from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000
@@ -47,6 +48,11 @@ class RowSizes:
         """Tokens per row, summed over its sequences, those included that the model adds; shape (rows,)."""
         given = np.asarray(self.lengths.sum(axis=1))
         return given if self.generated is None else given + self.generated.sum(axis=1)
+
+    @property
+    def loads(self) -> Loads:
+        """The sizes on which the memory of a micro-batch depends."""
+        return Loads(self.widest, self.shortest, self.trainable, self.image_elements)
 
     @property
     def widest(self) -> Counts:

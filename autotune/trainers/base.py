@@ -106,6 +106,7 @@ class Trainer(ABC):
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
         takes_images: whether it is probed on rows with images.
+        traces_images: whether it is traced on them too, as plans and checks need.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
@@ -134,6 +135,7 @@ class Trainer(ABC):
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
     takes_images: ClassVar[bool] = False
+    traces_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"
@@ -259,13 +261,17 @@ class Trainer(ABC):
         return None
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace at a shape, which replaces the plan's own sizes."""
+        """Return a plan for a trace at a shape, which replaces the plan's own sizes.
+
+        Rows of the dataset are collated as the plan collates them.
+        """
         args, model = without_sizes(plan)
+        at = self.sizes_at(layout, shape)
         sizes = {
             "per_device_train_batch_size": shape.rows,
             "per_device_eval_batch_size": shape.rows,
             "gradient_accumulation_steps": traced_micro_batches(plan),
-            **self.sizes_at(layout, shape),
+            **({name: plan.args[name] for name in at if name in plan.args} if shape.chosen else at),
         }
         return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)
 

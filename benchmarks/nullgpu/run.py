@@ -27,6 +27,7 @@ from autotune.nullgpu import environment, null_device
 from autotune.planning.points import trace_request
 from autotune.probing import JobServer, probe
 from autotune.probing.tracing import ServerTracer, Traced, Untraceable
+from autotune.trainers.evaluation import whole_geometry
 from benchmarks.gpu.prepared import Prepared, prepared
 from benchmarks.gpu.rows import write_rows_of
 from benchmarks.nullgpu.cases import Case
@@ -130,7 +131,7 @@ def asked_of(case: Case, where: Prepared) -> Asked:
     if illegal is not None:
         raise InputError(illegal)
     plan = trainer.plan(candidate, setting)
-    geometry = trainer.geometry(plan, setting.workload.dataset.documents)
+    geometry = whole_geometry(trainer, plan, setting.workload)
     layers = len(setting.workload.model.layer_kinds)
     asked = probe_request(problem, candidate, replace(_SCHEDULE, saves=plan.in_group), None, _SEED)
     traces = [

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import notes_on
-from autotune.core.machine import NULL_DRIVER
+from autotune.app.notes import notes_on, notes_on_loading
+from autotune.core.machine import NULL_DRIVER, DeviceKind
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
 from autotune.trainers import Trainer, trainers
 from tests.settings import problem, setting, workload
 
@@ -31,6 +33,17 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
     assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
     assert sentence not in notes_on(problem(here, trainer="sft"))
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> None:
+    hardware = replace(setting().machine.hardware, kind=kind)
+    shown = Measurement(ProbeStatus.OK, step_seconds=2.0, loading_seconds=0.1)
+    assert list(notes_on_loading(shown, hardware)) == []
+    (sentence,) = notes_on_loading(replace(shown, loading_seconds=0.8), hardware)
+    assert "takes 40.0 % of a step" in sentence
+    # On a CPU, further processes would take the cores that train.
+    assert ("dataloader_num_workers" in sentence) is (kind == "cuda")
 
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:

@@ -54,6 +54,49 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
 
 
+PICTURED = """
+    import json, sys
+    from pathlib import Path
+    from autotune.app.planned import planned_machine
+    from autotune.app.workload import WorkloadReader
+    from autotune.core.events import ignore
+    from autotune.inspection.dataset import dataset_source
+    from autotune.inspection.model import model_source
+    from autotune.probing import JobServer, probe
+    from autotune.probing.tracing import ServerTracer
+    from benchmarks.gpu.prepared import prepared
+    from benchmarks.nullgpu.cases import Case
+    from benchmarks.nullgpu.run import asked_of
+    from tests.step.test_images_tokenised import rows_of
+    from tests.vision import picture, write_small_vision_model
+    if __name__ == "__main__":
+        folder, gpu = Path(sys.argv[1]), "H100-80GB"
+        wide = {"hidden_size": 512, "intermediate_size": 2048, "head_dim": 64, "num_attention_heads": 8}
+        model = write_small_vision_model(folder / "model", sys.argv[2], weights=False, layers=6, language=wide)
+        rows_of([[picture(90 + number, 60)] * (number % 4) for number in range(8)]).to_parquet(folder / "rows.parquet")
+        with ServerTracer(1, ignore) as tracer:
+            reader = WorkloadReader(tracer.server, folder, ignore)
+            source = dataset_source(str(folder / "rows.parquet"))
+            of = reader.read("sft", model_source(str(model), "random"), source)
+            case = Case("sft", "of images", {of.longest: 8}, 4, json.loads(sys.argv[3]), gpu)
+            asked = asked_of(case, prepared(case.scenario, of, planned_machine(gpu, 1)))
+            traced = max(reply.allocated_bytes for reply in tracer(asked.traces))
+        with JobServer("cuda", threads=1, processes=1, jobs_module="benchmarks.nullgpu.preloaded") as server:
+            print(json.dumps([traced, probe(server, asked.probe, folder / "probe", 400.0).peak_bytes]))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("choices", [{}, {"lora": "r16", "precision": "bfloat16", "gradient_checkpointing": "off"}])
+@pytest.mark.parametrize("family", ["gemma3", "llava_next"])
+def test_rows_with_images_allocate_what_is_traced(
+    machine: NullMachine, tmp_path: Path, family: str, choices: Mapping[str, str]
+) -> None:
+    # Idefics 3 leaves out images of which all numbers are zero, as they are on a null GPU.
+    traced, measured = machine.run(PICTURED, str(tmp_path), family, json.dumps(choices))
+    assert traced == pytest.approx(measured, rel=0.01)
+
+
 LOADED = """
     import json, sys, torch
     from pathlib import Path

@@ -61,8 +61,8 @@ def test_a_trainer_that_does_both_says_so() -> None:
 def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     assert "images in a row" not in shown(report_of(CUT))
     report = report_of(CUT)
-    of = [LengthDistribution(counts) for counts in ({1: 99, 3: 1}, {5400: 90, 9000: 12}, {3072: 99, 9216: 1})]
-    dataset = replace(report.workload.dataset, images=ImageProfile(*of))
+    in_row, pixels, elements = map(LengthDistribution, ({1: 99, 3: 1}, {5400: 90, 9000: 12}, {3072: 99, 9216: 1}))
+    dataset = replace(report.workload.dataset, images=ImageProfile(in_row, pixels, elements))
     text = shown(replace(report, workload=replace(report.workload, dataset=dataset)))
     assert "fails where it cuts a token of an image" in text
     lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]

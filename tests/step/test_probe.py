@@ -169,7 +169,10 @@ def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober
     assert shown.micro_batch_seconds is not None
     assert shown.update_seconds is not None
     assert shown.training_seconds is not None
+    assert shown.loading_seconds is not None
     assert shown.step_seconds == pytest.approx(64 * shown.micro_batch_seconds + shown.update_seconds)
+    # Rows are read and collated before the micro-batch is trained on, which takes longer.
+    assert 0 < shown.loading_seconds < 32 * shown.micro_batch_seconds
     assert shown.tokens_per_step is not None
     assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / shown.step_seconds)
     assert shown.documents_per_step == 128

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from datasets import Dataset
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
+from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Rollouts
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.rows import RowSizes
 from autotune.step.run import traced_training as traced
 from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.step.trainers.dpo import PreferenceOptimization
-from autotune.step.trainers.sft import SupervisedFineTuning
 from autotune.trainers import find_trainer
 from tests.virtual.compared import assert_as_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config
@@ -72,11 +77,19 @@ ROWS: Mapping[str, Callable[[], Dataset]] = {
 }
 
 
-def on_rows_of(trainer: str) -> Adapter:
-    """Return the adapter of a trainer that traces the rows of this file."""
-    base: type[Any] = SupervisedFineTuning if trainer == "sft" else PreferenceOptimization
+def tokenised(processor: Any, folder: Path) -> TracedRows:
+    """Return the rows for SFT as a workload has them, tokenised by TRL's collator."""
+    trainer = SimpleNamespace(
+        train_dataset=ROWS["sft"](), data_collator=DataCollatorForVisionLanguageModeling(processor)
+    )
+    adapter("sft").tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
+    return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))
 
-    class OnImages(base):
+
+def on_pairs(trainer: str) -> Adapter:
+    """Return an adapter of DPO that traces the rows of this file."""
+
+    class OnImages(PreferenceOptimization):
         def synthetic(self, *_: object) -> Dataset:
             return ROWS[trainer]()
 
@@ -105,13 +118,18 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("trainer", "family", "way"), list(cases()))
 def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
-    trainer: str, family: str, way: str, monkeypatch: pytest.MonkeyPatch
+    trainer: str, family: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     args, model = WAYS[way]
     shared = {"per_device_train_batch_size": 2, "bf16": False, "max_length": None, "eval_strategy": "epoch"}
     plan = TrainingPlan(trainer, {**shared, **args}, model)
-    monkeypatch.setattr(traced, "adapter", on_rows_of)
-    run = traced_training(plan, small_vision_config(family), small_processor(family), TracedRows([(1,)] * 2))
+    processor = small_processor(family)
+    if trainer == "sft":
+        rows = tokenised(processor, tmp_path)
+    else:
+        rows = TracedRows([(1,)] * 2)
+        monkeypatch.setattr(traced, "adapter", on_pairs)
+    run = traced_training(plan, small_vision_config(family), processor, rows)
     assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
 
 

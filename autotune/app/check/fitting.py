@@ -27,6 +27,7 @@ from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, f
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
@@ -168,7 +169,12 @@ class Fitting:
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
         request = BuildRequest(
-            self._explicit(plan), workload.model_source, hardware.kind, rows, hardware.compute_capability
+            self._explicit(plan),
+            workload.model_source,
+            hardware.kind,
+            rows,
+            hardware.compute_capability,
+            chosen_rows(geometry.worst, workload),
         )
         return build(self.tracer.server, request, self.tracer.new_folder())
 

@@ -88,10 +88,11 @@ class Traces:
             yield from self._tracer(requests)
 
     def _key(self, request: TraceRequest) -> str:
-        # The model is identified by its fingerprint, not by its path; a reply may have more replays and GPUs than are
-        # asked for, and what it has for all GPUs alike depends on their kernels alone.
+        # Model and dataset are identified by their fingerprints, not by their paths; a reply may have more replays and
+        # GPUs than are asked for, and what it has for all GPUs alike depends on their kernels alone.
         capability = request.gpu.compute_capability if request.gpu is not None else None
-        asked = replace(request, model=ModelSource(""), allocators=(), gpu=None, others=())
+        chosen = request.chosen and replace(request.chosen, directory="")
+        asked = replace(request, model=ModelSource(""), allocators=(), gpu=None, others=(), chosen=chosen)
         return fingerprint("trace", asked, capability, self._identity)
 
     def _found_at(self, key: str) -> str:

@@ -75,7 +75,8 @@ def linear_modules(model: Any) -> tuple[str, ...]:
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:
     """Return the profile of tokenised rows."""
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
-    documents = documents_of(trainer, known.lengths(rows), known.kept_from(rows))
+    lengths, trainable = known.lengths(rows), known.trainable(rows)
+    documents = documents_of(trainer, lengths, known.kept_from(rows))
     completions = known.completions(rows)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
@@ -83,13 +84,13 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         format=loaded.format.name,
         columns=tuple(loaded.rows.column_names),
         lengths=LengthDistribution(documents.by_width()),
-        trainable_tokens=int(known.trainable(rows).sum()),
+        trainable_tokens=int(trainable.sum()),
         tokenized_directory=request.tokenized_directory,
         fingerprint=_rows_fingerprint(
             rows, [*known.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
         ),
         completions=None if completions is None else _distribution(completions),
-        images=image_profile(rows),
+        images=image_profile(rows, _sequences(trainer, lengths), trainable),
         several=None if single and documents.order is None else documents,
     )
 
@@ -101,9 +102,15 @@ def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts) -> Docume
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
     """
-    needs, *sequences = trainer.document(tuple(lengths.T))
-    columns = [np.maximum(needs, kept_from), *sequences]
-    return Documents.of_rows(np.stack(columns, axis=1, dtype=np.int32, casting="unsafe"), ordered=trainer.ordered)
+    needs, *_ = trainer.document(tuple(lengths.T))
+    columns = np.column_stack([np.maximum(needs, kept_from), _sequences(trainer, lengths)])
+    return Documents.of_rows(columns.astype(np.int32), ordered=trainer.ordered)
+
+
+def _sequences(trainer: Trainer, lengths: Counts) -> Counts:
+    """Return the tokens of each sequence that rows send through the model; shape (rows, sequences)."""
+    _, *sequences = trainer.document(tuple(lengths.T))
+    return np.stack(sequences, axis=1)
 
 
 def _distribution(lengths: Counts) -> LengthDistribution:

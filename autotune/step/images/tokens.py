@@ -15,8 +15,10 @@ from datasets import Dataset
 
 from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
+from autotune.core.table import Table
 from autotune.errors import InputError
 from autotune.step.images.sizes import ImageSize, image_column, image_sizes
+from autotune.step.rows import Counts
 
 IMAGE_ELEMENTS = "image_elements"
 """Column of the numbers in ``pixel_values`` that a row's images become."""
@@ -71,19 +73,26 @@ def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str
     return kept
 
 
-def image_profile(rows: Dataset) -> ImageProfile | None:
-    """Return the sizes of the images in tokenised rows; None for rows of text."""
+def image_profile(rows: Dataset, sequences: Counts, trainable: Counts) -> ImageProfile | None:
+    """Return the sizes of the images in tokenised rows; None for rows of text.
+
+    Args:
+        sequences: tokens of each sequence that a row sends through the model; shape (rows, sequences).
+        trainable: tokens of each row that the loss counts; shape (rows,).
+    """
     if IMAGE_ELEMENTS not in rows.column_names:
         return None
     sizes = rows.select_columns([IMAGE_ELEMENTS, IMAGE_PIXELS])[:]
+    elements = np.array(sizes[IMAGE_ELEMENTS])[:, 0]
     return ImageProfile(
         in_row=_distribution([len(images) for images in sizes[IMAGE_PIXELS]]),
         pixels=_distribution([pixels for images in sizes[IMAGE_PIXELS] for pixels in images]),
-        elements=_distribution([elements for (elements,) in sizes[IMAGE_ELEMENTS]]),
+        elements=_distribution(elements),
+        rows=Table([sequences.max(axis=1), sequences.min(axis=1), trainable, elements]),
     )
 
 
-def _distribution(values: Sequence[int]) -> LengthDistribution:
+def _distribution(values: Sequence[int] | Counts) -> LengthDistribution:
     found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
     return LengthDistribution(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 

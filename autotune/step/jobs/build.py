@@ -44,6 +44,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     # Before the virtual device: what a module does when it is imported is not for that.
     for name in plan.rewards:
         reward_function(name)
+    rows = TracedRows(request.rows, chosen=request.chosen)
     messages: list[str] = []
     used: dict[str, Any] = {}
 
@@ -51,7 +52,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
         with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
             planned = config(plan, output_dir=folder, **NOT_TRACED)
             with _listening(messages):
-                trainer = build_virtual(known, plan, planned, model_config, processor, TracedRows(request.rows), device)
+                trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
 
     try:

@@ -88,6 +88,7 @@ def _finished(
         step_seconds=known.step_seconds,
         micro_batch_seconds=known.micro_batch_seconds,
         update_seconds=known.update_seconds,
+        loading_seconds=known.loading_seconds,
         micro_batches_timed=len(progress.timed),
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches * share,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.blocks import blocks_of, worst_blocks
+from autotune.core.heaviest import heavier, heaviest
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation, Drawing
@@ -204,52 +203,18 @@ def _after_others(in_step: int) -> int:
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
-    Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
-    those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
-    (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
-    are narrower and all answer. With them come those with more image data, on which a vision tower's memory depends.
+    See :func:`autotune.core.heaviest.heaviest`.
     """
-    if collation.blocks:
-        every = block_rows(len(sizes.widest), rows)
-        known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
-        widest = [every[place] for place in worst_blocks(known)]
-        # Tokens of a last block count once, though its rows are repeated where it is run.
-        trainable = np.add.reduceat(sizes.trainable, every[:, 0])
-        return (*widest, *_heavier(sizes, widest, [every[trainable.argmax()]]))
-    longest_first = np.lexsort((-sizes.trainable, sizes.shortest, -sizes.widest))
-    chosen = worst_micro_batches(
-        sizes.widest[longest_first],
-        rows,
-        padded=not collation.flat,
-        multiple=collation.multiple,
-        shortest=sizes.shortest[longest_first] if sizes.lengths.shape[1] > 1 else None,
-    )
-    widest = [longest_first[list(positions)] for positions in chosen]
-    most_trainable = np.lexsort((-sizes.widest, -sizes.trainable))
-    # Padding makes all rows as wide as the widest one, so that the others may be any.
-    with_widest = np.concatenate([longest_first[:1], most_trainable[most_trainable != longest_first[0]]])
-    further = [with_widest, most_trainable]
-    if sizes.image_elements is not None:
-        most_pictured = np.lexsort((-sizes.widest, -sizes.image_elements))
-        others = most_pictured[most_pictured != longest_first[0]]
-        further = [np.concatenate([longest_first[:1], others]), most_pictured, *further]
-    return (*widest, *_heavier(sizes, widest, [np.resize(order, rows) for order in further]))
-
-
-def _heavier(sizes: RowSizes, chosen: Sequence[Counts], further: Iterable[Counts]) -> list[Counts]:
-    """Return the further micro-batches of which no other has as many trainable tokens, width and image data."""
-
-    def needs(rows: Counts) -> tuple[int, ...]:
-        pictured = 0 if sizes.image_elements is None else int(sizes.image_elements[rows].sum())
-        return int(sizes.trainable[rows].sum()), int(sizes.widest[rows].max()), pictured
-
-    found: list[Counts] = []
-    for rows in further:
-        wanted = needs(rows)
-        known = map(needs, (*chosen, *found))
-        if not any(all(have >= want for have, want in zip(others, wanted, strict=True)) for others in known):
-            found.append(rows)
-    return found
+    loads = sizes.loads
+    if not collation.blocks:
+        several = sizes.lengths.shape[1] > 1
+        return heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+    every = block_rows(len(sizes.widest), rows)
+    known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
+    widest = [every[place] for place in worst_blocks(known)]
+    # Tokens of a last block count once, though its rows are repeated where it is run.
+    trainable = np.add.reduceat(sizes.trainable, every[:, 0])
+    return (*widest, *heavier(loads, widest, [every[trainable.argmax()]]))
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:

@@ -188,7 +188,9 @@ class Progress(TrainerCallback):
             return
         fetch_seconds = self._fetch_seconds / len(took)
         self.timed += [
-            TimedMicroBatch(took[place] + fetch_seconds, int(batches.collated[first + place]), first=place == 0)
+            TimedMicroBatch(
+                took[place] + fetch_seconds, int(batches.collated[first + place]), place == 0, fetch_seconds
+            )
             for place in timed
         ]
         self.generations += [one for place, one in generated if place in timed]

@@ -39,11 +39,13 @@ class TimedMicroBatch:
         seconds: time of its data loading, forward and backward pass.
         collated: tokens, padding included.
         first: whether it was the first of its step, which allocates gradients; all others accumulate into them.
+        loading_seconds: part of the time, for its data loading.
     """
 
     seconds: float
     collated: int
     first: bool
+    loading_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class Timing:
         update_seconds: its part that is spent once per step: gradient clipping, the optimizer, the trainer's own work.
         micro_batch_seconds: its part for a mean micro-batch.
         generation_seconds: its part for generating completions.
+        loading_seconds: its part for loading the data of all micro-batches.
         error: relative standard error of ``step_seconds``, or None with too few observations.
     """
 
@@ -108,6 +111,7 @@ class Timing:
     update_seconds: float
     micro_batch_seconds: float
     generation_seconds: float
+    loading_seconds: float
     error: float | None
 
 
@@ -153,7 +157,8 @@ def timing(
         error = math.hypot(*errors) / whole
     else:
         error = None
-    return Timing(whole, update, all_micro_batches / step.micro_batches, generation, error)
+    loading = float(np.mean([item.loading_seconds for item in timed])) * step.micro_batches
+    return Timing(whole, update, all_micro_batches / step.micro_batches, generation, loading, error)
 
 
 def _is_a_trend(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:

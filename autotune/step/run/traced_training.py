@@ -14,8 +14,10 @@ from unittest import mock
 import numpy as np
 import torch
 from accelerate.utils import memory
+from datasets import Dataset, load_from_disk
 from transformers import TrainerCallback
 
+from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.core.workload import ModelSource
@@ -54,11 +56,19 @@ class TracedRows:
         once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
             twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
             false, there are two steps of two micro-batches, or of one where the plan has only one.
+        chosen: as there.
     """
 
     worst: Sequence[tuple[int, ...]]
     trainable: float = 1.0
     once: bool = False
+    chosen: ChosenRows | None = None
+
+    def dataset(self, known: Adapter, plan: TrainingPlan, planned: Any) -> Dataset:
+        """Return the tokenised rows; ``planned`` is the trainer's configuration as planned."""
+        if self.chosen is None:
+            return known.synthetic(self.worst, plan, planned, self.trainable)
+        return load_from_disk(self.chosen.directory).select(self.chosen.indices)
 
     @property
     def steps(self) -> int:
@@ -116,6 +126,8 @@ def traced_training(
         ):
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
+            if rows.chosen is not None:
+                assume("no step waits for images to be read and resized")
             planned = config(plan, output_dir=folder, **NOT_TRACED)
             known = adapter(plan.trainer)
             with phase(CONSTRUCTION):
@@ -224,7 +236,7 @@ def build_virtual(
     return _traced(known, plan)(
         model=make_model(),
         args=arguments,
-        train_dataset=known.synthetic(rows.worst, plan, planned, rows.trainable),
+        train_dataset=rows.dataset(known, plan, planned),
         processing_class=processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],

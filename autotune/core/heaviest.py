@@ -1,0 +1,83 @@
+"""Which rows make the micro-batches that may need the most memory, where the rows are known one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.core.batch_geometry import worst_micro_batches
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Sizes of rows on which the memory of a micro-batch depends; each of shape (rows,).
+
+    Attributes:
+        widest, shortest: tokens of each row's longest and shortest sequence.
+        trainable: tokens that the loss counts.
+        image_elements: numbers that the vision tower gets; None for rows of text.
+    """
+
+    widest: Numbers
+    shortest: Numbers
+    trainable: Numbers
+    image_elements: Numbers | None = None
+
+
+def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: bool) -> tuple[Numbers, ...]:
+    """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
+
+    Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
+    those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
+    (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
+    are narrower and all answer. With them come those with more image data, on which a vision tower's memory depends.
+
+    Args:
+        rows: of a micro-batch.
+        padded, multiple: as in :func:`autotune.core.batch_geometry.worst_micro_batches`.
+        several: whether a row has several sequences.
+    """
+    import numpy as np
+
+    longest_first = np.lexsort((-loads.trainable, loads.shortest, -loads.widest))
+    chosen = worst_micro_batches(
+        loads.widest[longest_first],
+        rows,
+        padded=padded,
+        multiple=multiple,
+        shortest=loads.shortest[longest_first] if several else None,
+    )
+    widest = [longest_first[list(positions)] for positions in chosen]
+    most_trainable = np.lexsort((-loads.widest, -loads.trainable))
+    further = _with(longest_first[0], most_trainable)
+    if loads.image_elements is not None:
+        most_pictured = np.lexsort((-loads.widest, -loads.image_elements))
+        further = [*_with(longest_first[0], most_pictured), *further]
+    return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further]))
+
+
+def _with(widest: int, order: Numbers) -> list[Numbers]:
+    """Return an order of rows, after one that begins with the widest: padding makes the others as wide as that."""
+    import numpy as np
+
+    return [np.concatenate([[widest], order[order != widest]]), order]
+
+
+def heavier(loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers]) -> list[Numbers]:
+    """Return the further micro-batches of which no other has as many trainable tokens, width and image data."""
+
+    def needs(rows: Numbers) -> tuple[int, ...]:
+        pictured = 0 if loads.image_elements is None else int(loads.image_elements[rows].sum())
+        return int(loads.trainable[rows].sum()), int(loads.widest[rows].max()), pictured
+
+    found: list[Numbers] = []
+    for rows in further:
+        wanted = needs(rows)
+        known = map(needs, (*chosen, *found))
+        if not any(all(have >= want for have, want in zip(others, wanted, strict=True)) for others in known):
+            found.append(rows)
+    return found

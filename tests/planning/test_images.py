@@ -1,0 +1,43 @@
+"""Plans of rows with images: traces train on the very rows, collated by TRL with the model's processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.app.workload import WorkloadReader
+from autotune.core.events import ignore
+from autotune.inspection.dataset import dataset_source
+from autotune.inspection.gpus import find_gpu
+from autotune.inspection.model import model_source
+from autotune.planning.single import PlanTracer, Sized
+from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from tests.settings import GPU, plan_with, setting
+from tests.step.test_images_tokenised import rows_of
+from tests.vision import picture, write_small_vision_model
+
+
+@pytest.mark.parametrize("family", ["gemma3", pytest.param("llava_next", marks=pytest.mark.nightly)])
+def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, family: str) -> None:
+    model = write_small_vision_model(tmp_path / "model", family, weights=False, layers=6)
+    rows = rows_of([[picture(90, 60)] * (number % 3) for number in range(8)])
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    source = dataset_source(str(tmp_path / "rows.parquet"))
+    with ServerTracer(1, ignore) as tracer:
+        reader = WorkloadReader(job_server, tmp_path, ignore)
+        here = setting(machine=GPU, of=reader.read("sft", model_source(str(model), "random"), source))
+        plan = plan_with(here, {"per_device_train_batch_size": 4})
+        geometry = whole_geometry(find_trainer("sft"), plan, here.workload)
+        steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
+        few, every = (steps.memory(Sized(plan, geometry), whole=whole) for whole in (False, True))
+    # Of rows with the same text, those with two images are the longest; there are two of them.
+    assert {2, 5} < set(geometry.worst.chosen)
+    assert few.peak_bytes == pytest.approx(every.peak_bytes, rel=0.001)
+    assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.01)
+    assert few.host_bytes == pytest.approx(every.host_bytes, rel=0.001)

@@ -1,0 +1,96 @@
+"""Micro-batches of rows with images: which rows of the dataset a plan is traced on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import combinations
+from math import comb
+
+import numpy as np
+import pytest
+
+from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.images import ImageProfile
+from autotune.core.lengths import LengthDistribution
+from autotune.core.plan import TrainingPlan
+from autotune.core.table import Table
+from autotune.core.workload import Workload
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from tests.settings import pictured_workload
+
+# Tokens and numbers of pixels of each row: the longest has no image, and the most pictured is short.
+ROWS = [(90, 0), (20, 5000), (40, 1000), (41, 1000), (60, 2000), (30, 3000), (25, 0), (70, 500)]
+
+
+def of_rows(*rows: tuple[int, int]) -> Workload:
+    """Return a workload of rows of so many tokens and pixels, of which the loss counts all tokens."""
+    base = pictured_workload()
+    tokens, elements = zip(*rows, strict=True)
+    flat = LengthDistribution({1: len(rows)})
+    images = ImageProfile(flat, flat, flat, Table([tokens, tokens, tokens, elements]))
+    lengths = LengthDistribution({length: tokens.count(length) for length in set(tokens)})
+    return replace(base, dataset=replace(base.dataset, lengths=lengths, images=images))
+
+
+def geometry_of(of: Workload, rows: int, **args: object) -> BatchGeometry:
+    """Return the micro-batches of a plan of so many rows."""
+    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1, "max_length": None}
+    return whole_geometry(find_trainer("sft"), TrainingPlan("sft", {**sizes, **args}, {}), of)
+
+
+def load(chosen: Iterable[int]) -> tuple[int, int]:
+    """Return the width and the pixels of a micro-batch."""
+    tokens, pixels = zip(*(ROWS[row] for row in chosen), strict=True)
+    return max(tokens), sum(pixels)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_no_micro_batch_is_wider_and_has_more_pixels_than_those_that_are_traced(rows: int) -> None:
+    found = [load(shape.chosen) for shape in geometry_of(of_rows(*ROWS), rows).shapes]
+    every = [load(some) for some in combinations(range(len(ROWS)), rows)]
+    assert max(width for width, _ in found) == max(width for width, _ in every)
+    assert max(pixels for _, pixels in found) == max(pixels for _, pixels in every)
+    # The widest row with the most pictured ones is among them, if that is more than each.
+    widest = max(pixels for width, pixels in every if width == max(ROWS)[0])
+    assert (max(ROWS)[0], widest) in found
+
+
+def test_shapes_have_the_tokens_of_their_rows() -> None:
+    for shape in geometry_of(of_rows(*ROWS), 3).shapes:
+        tokens = [ROWS[row][0] for row in shape.chosen]
+        assert shape.tokens == max(tokens)
+        assert shape.filled == pytest.approx(sum(tokens) / (3 * max(tokens)))
+    assert geometry_of(of_rows(*ROWS), 2, pad_to_multiple_of=64).worst.tokens == 128
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_few_micro_batches_have_the_mean_width_and_pixels_of_all(rows: int) -> None:
+    drawn = np.random.default_rng(1)
+    tokens, images = drawn.integers(20, 400, 40).tolist(), drawn.integers(0, 5, 40).tolist()
+    many = [(length, 3000 * count) for length, count in zip(tokens, images, strict=True)]
+    sizes = geometry_of(of_rows(*many), rows).sizes
+    assert sum(size.share for size in sizes) == pytest.approx(1)
+    by_width = sorted(tokens)
+    expected = sum(width * comb(place, rows - 1) for place, width in enumerate(by_width)) / comb(len(many), rows)
+    assert sum(size.share * size.shape.tokens for size in sizes) == pytest.approx(expected, rel=0.1)
+    pixels = [sum(many[row][1] for row in size.shape.chosen) for size in sizes]
+    mean = rows * sum(elements for _, elements in many) / len(many)
+    assert sum(size.share * of for size, of in zip(sizes, pixels, strict=True)) == pytest.approx(mean, rel=0.15)
+
+
+def test_rows_of_equal_sizes_make_a_single_micro_batch() -> None:
+    found = geometry_of(of_rows(*[(50, 3000)] * 20), 4)
+    assert found.rivals == ()
+    (size,) = found.sizes
+    assert (size.share, size.shape.chosen) == (pytest.approx(1), (0,) * 4)
+
+
+def test_rows_to_evaluate_on_are_chosen_among_their_own() -> None:
+    of = of_rows(*ROWS)
+    of = replace(of, evaluation=of_rows((10, 0), (12, 100)).dataset)
+    found = geometry_of(of, 2, eval_strategy="epoch", per_device_eval_batch_size=2).evaluation
+    assert found is not None
+    assert found.worst.evaluated
+    assert sorted(found.worst.chosen) == [0, 1]
