@@ -10,7 +10,7 @@ from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
-from autotune.core.program import AROUND_GENERATION, MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Smallest, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import Ending, ProbeStatus, RunStatus
@@ -225,10 +225,12 @@ def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
         return {}
     known = dict(shown.generation_phases)
     rest = {AROUND_GENERATION: shown.generation_seconds - sum(known.values())} if shown.generation_seconds else {}
+    loading = shown.loading_seconds or 0.0
     return {
         **known,
         **rest,
-        MICRO_BATCH: shown.micro_batch_seconds * micro_batches,
+        LOADING: loading,
+        MICRO_BATCH: shown.micro_batch_seconds * micro_batches - loading,
         OPTIMIZER_STEP: shown.update_seconds,
     }
 

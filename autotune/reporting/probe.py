@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.length_report import histogram as length_bins
-from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE
+from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import document as doc
@@ -44,7 +44,7 @@ from autotune.reporting.words import (
 )
 from autotune.units import format_bytes, format_seconds
 
-_USUAL_PHASES = frozenset({CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
+_USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
 """Phases that every training has; those of one that has no others are not shown."""
 
 

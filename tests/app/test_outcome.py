@@ -102,6 +102,16 @@ def test_the_default_is_promised_what_its_turns_with_the_winner_showed() -> None
     assert baseline.runs == 3
 
 
+def test_the_time_in_which_the_device_waits_for_rows_is_a_part_of_a_step() -> None:
+    timed = replace(ran(900), step_seconds=2.3, micro_batch_seconds=0.25, update_seconds=0.3, loading_seconds=0.8)
+    winner = record(1, timed, per_device_train_batch_size=1)
+    found = result(BASELINE, winner, winner=winner)
+    assert recommended(found).seconds == {
+        "loading rows": 0.8, "micro-batch": pytest.approx(8 * 0.25 - 0.8), "optimizer step": 0.3
+    }  # fmt: skip
+    assert any("takes 34.8 % of a step" in note for note in found.notes)
+
+
 def test_one_run_has_no_interval() -> None:
     chosen = recommended(result(BASELINE, WINNER, winner=WINNER))
     assert chosen.tokens_per_second == pytest.approx(320)
