@@ -28,6 +28,11 @@ class Reference(Technique):
     # The copy of the model is dropped.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)
 
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for rows with images."""
+        refused = choice == PRECOMPUTED and setting.workload.has_images
+        return "TRL refuses it for rows with images" if refused else None
+
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.precompute_ref_log_probs": choice == PRECOMPUTED}

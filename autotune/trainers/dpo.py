@@ -27,10 +27,12 @@ class PreferenceOptimization(FusedHead):
     config_class = "DPOConfig"
     trainer_class = "DPOTrainer"
     formats = (
-        DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected")),
+        DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), with_images=True),
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
+    takes_images = True
+    traces_images = True
     parts = ("prompt", "chosen", "rejected")
     fields = frozenset({
         "activation_offloading", "beta", "dataset_num_proc", "disable_dropout", "discopop_tau",

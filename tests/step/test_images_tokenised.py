@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset, Image, List, load_from_disk
 from PIL import ExifTags
 from PIL import Image as Pillow
+from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
@@ -28,11 +29,11 @@ def rows_of(images: list[list[Any]]) -> Dataset:
     )
 
 
-def prepared(server: JobServer, family: str, rows: Dataset, folder: Path) -> PrepareReply:
+def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
     rows.to_parquet(str(folder / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
     source = DatasetSource("rows", "parquet", str(folder / "rows.parquet"))
-    return prepare(server, PrepareRequest(model, source, "sft", str(folder / "tokenized")), folder / "prepare")
+    return prepare(server, PrepareRequest(model, source, trainer, str(folder / "tokenized")), folder / "prepare")
 
 
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
@@ -48,6 +49,25 @@ def test_tokens_and_image_data_are_those_of_the_real_images(job_server: JobServe
         assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
     assert reply.dataset.images is not None
     assert reply.dataset.images.pixels.counts == {5400: 2, 3600: 1, 4096: 1}
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_of_a_pair_are_those_of_both_sequences(job_server: JobServer, family: str, tmp_path: Path) -> None:
+    (asked, answered), (other,) = rows_of([[]])["messages"][0], rows_of([[]])["messages"][0][:1]
+    pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**other, "role": "assistant"}]}
+    rows = Dataset.from_list([{**pair, "images": [picture(*size) for size in sizes]} for sizes in SIZES])
+    reply = prepared(job_server, family, rows, tmp_path, "dpo")
+    collator = DataCollatorForVisionPreference(small_processor(family))
+    for row, tokenised in zip(rows, load_from_disk(str(tmp_path / "tokenized")), strict=True):
+        real = collator([row])
+        masked = zip(real["input_ids"], real["attention_mask"].bool(), strict=True)
+        sequences = [ids[mask].tolist() for ids, mask in masked]
+        assert sequences == [tokenised["prompt_ids"] + tokenised[name] for name in ("chosen_ids", "rejected_ids")]
+        assert real["completion_mask"].sum() == len(tokenised["chosen_ids"]) + len(tokenised["rejected_ids"])
+        # Each image is in both sequences.
+        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
+    assert reply.dataset.images is not None
+    assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
 
 
 @pytest.mark.parametrize("pictured_first", [True, False])

@@ -7,9 +7,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from datasets import Dataset
+from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.images import ChosenRows
@@ -18,12 +18,8 @@ from autotune.core.workload import Rollouts
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import meta_model, model_class
-from autotune.step.rows import RowSizes
-from autotune.step.run import traced_training as traced
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.step.trainers import adapter
-from autotune.step.trainers.base import Adapter
-from autotune.step.trainers.dpo import PreferenceOptimization
 from autotune.trainers import find_trainer
 from tests.virtual.compared import assert_as_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config
@@ -77,32 +73,14 @@ ROWS: Mapping[str, Callable[[], Dataset]] = {
 }
 
 
-def tokenised(processor: Any, folder: Path) -> TracedRows:
-    """Return the rows for SFT as a workload has them, tokenised by TRL's collator."""
-    trainer = SimpleNamespace(
-        train_dataset=ROWS["sft"](), data_collator=DataCollatorForVisionLanguageModeling(processor)
-    )
-    adapter("sft").tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
+COLLATORS = {"sft": DataCollatorForVisionLanguageModeling, "dpo": DataCollatorForVisionPreference}
+
+
+def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
+    """Return the rows for a trainer as a workload has them, tokenised by TRL's collator."""
+    trainer = SimpleNamespace(train_dataset=ROWS[name](), data_collator=COLLATORS[name](processor))
+    adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
     return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))
-
-
-def on_pairs(trainer: str) -> Adapter:
-    """Return an adapter of DPO that traces the rows of this file."""
-
-    class OnImages(PreferenceOptimization):
-        def synthetic(self, *_: object) -> Dataset:
-            return ROWS[trainer]()
-
-        def trainer_class(self, plan: TrainingPlan) -> type[Any]:
-            chosen: type[Any] = self.trainer
-            return chosen
-
-        def sizes(self, trainer: Any) -> RowSizes:
-            collated = [trainer.data_collator([row])["input_ids"] for row in trainer.train_dataset]
-            tokens = np.array([ids.shape[1:] for ids in collated])
-            return RowSizes(tokens, tokens[:, 0])
-
-    return OnImages()
 
 
 def cases() -> Iterator[Any]:
@@ -118,17 +96,13 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("trainer", "family", "way"), list(cases()))
 def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
-    trainer: str, family: str, way: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trainer: str, family: str, way: str, tmp_path: Path
 ) -> None:
     args, model = WAYS[way]
     shared = {"per_device_train_batch_size": 2, "bf16": False, "max_length": None, "eval_strategy": "epoch"}
     plan = TrainingPlan(trainer, {**shared, **args}, model)
     processor = small_processor(family)
-    if trainer == "sft":
-        rows = tokenised(processor, tmp_path)
-    else:
-        rows = TracedRows([(1,)] * 2)
-        monkeypatch.setattr(traced, "adapter", on_pairs)
+    rows = tokenised(trainer, processor, tmp_path)
     run = traced_training(plan, small_vision_config(family), processor, rows)
     assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
 

@@ -48,9 +48,10 @@ def check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: D
         )
     if not form.with_images:
         # TRL's trainer leaves out all other columns (``_set_signature_columns_if_needed``).
+        taken = " or ".join(known.name for known in trainer.formats if known.with_images)
         raise InputError(
-            f"{found} TRL trains on images only with messages, or with prompt and completion.",
-            hint=f"Put the {form.name} into messages.",
+            f"{found} TRL trains {trainer.label} on images only with {taken}, and its rows have {form.name}.",
+            hint="Put them into that form.",
         )
     if image_feature(rows, column) is None:
         kind = "a list of images" if column == "images" else "an image"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
@@ -17,7 +17,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.table import Table
 from autotune.errors import InputError
-from autotune.step.images.sizes import ImageSize, image_column, image_sizes
+from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes
 from autotune.step.rows import Counts
 
 IMAGE_ELEMENTS = "image_elements"
@@ -30,13 +30,16 @@ _KEPT_ELEMENTS = 4096
 """Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
 
 
-def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str], name: str) -> Dataset:
+Tokens = Callable[[Mapping[str, Any]], Mapping[str, torch.Tensor]]
+"""Returns the columns of tokens of a row, given the micro-batch that a collator makes of it alone."""
+
+
+def with_tokens(trainer: Any, columns: Sequence[str], tokens_of: Tokens, name: str) -> Dataset:
     """Return the rows of a vision dataset with columns of tokens and sizes added to those given.
 
     Args:
         trainer: whose collator tokenises its rows.
-        columns: those that the collator reads, of which a dataset has some.
-        made_columns: those that the collator makes of them, a list of numbers in each row.
+        columns: those that the collator reads with the images, of which a dataset has some.
         name: the user's name of the dataset, for messages.
 
     Raises:
@@ -44,9 +47,9 @@ def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str
     """
     rows, column = trainer.train_dataset, image_column(trainer.train_dataset)
     assert column is not None
-    kept = rows.select_columns([known for known in columns if known in rows.column_names])
-    texts = kept.remove_columns([known for known in (column,) if known in kept.column_names])
-    tokens: dict[str, list[Any]] = {known: [] for known in (*made_columns, *IMAGE_COLUMNS)}
+    texts = rows.select_columns([known for known in columns if known in rows.column_names])
+    kept = rows.select_columns([*texts.column_names, *(known for known in COLUMNS if known in rows.column_names)])
+    tokens: dict[str, list[Any]] = {known: [] for known in IMAGE_COLUMNS}
     with _once_per_size(trainer.data_collator.processor):
         for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
             images = [blank(size) for size in sizes]
@@ -60,8 +63,8 @@ def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str
                     f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
                     hint="Look at its images and at their places in its messages.",
                 ) from error
-            for known in made_columns:
-                tokens[known].append(made[known][0].tolist())
+            for known, values in tokens_of(made).items():
+                tokens.setdefault(known, []).append(values.tolist())
             tokens[IMAGE_ELEMENTS].append([made[_PIXELS].numel() if _PIXELS in made else 0])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
     if not any(tokens[IMAGE_PIXELS]):
@@ -73,6 +76,13 @@ def with_tokens(trainer: Any, columns: Sequence[str], made_columns: Sequence[str
     return kept
 
 
+def image_elements(rows: Dataset) -> Counts | None:
+    """Return the numbers in ``pixel_values`` of each tokenised row; shape (rows,). None for rows of text."""
+    if IMAGE_ELEMENTS not in rows.column_names:
+        return None
+    return np.array(rows.select_columns([IMAGE_ELEMENTS])[:][IMAGE_ELEMENTS])[:, 0]
+
+
 def image_profile(rows: Dataset, sequences: Counts, trainable: Counts) -> ImageProfile | None:
     """Return the sizes of the images in tokenised rows; None for rows of text.
 
@@ -80,13 +90,13 @@ def image_profile(rows: Dataset, sequences: Counts, trainable: Counts) -> ImageP
         sequences: tokens of each sequence that a row sends through the model; shape (rows, sequences).
         trainable: tokens of each row that the loss counts; shape (rows,).
     """
-    if IMAGE_ELEMENTS not in rows.column_names:
+    elements = image_elements(rows)
+    if elements is None:
         return None
-    sizes = rows.select_columns([IMAGE_ELEMENTS, IMAGE_PIXELS])[:]
-    elements = np.array(sizes[IMAGE_ELEMENTS])[:, 0]
+    pixels = rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS]
     return ImageProfile(
-        in_row=_distribution([len(images) for images in sizes[IMAGE_PIXELS]]),
-        pixels=_distribution([pixels for images in sizes[IMAGE_PIXELS] for pixels in images]),
+        in_row=_distribution([len(images) for images in pixels]),
+        pixels=_distribution([size for images in pixels for size in images]),
         elements=_distribution(elements),
         rows=Table([sequences.max(axis=1), sequences.min(axis=1), trainable, elements]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,14 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 from trl.trainer import dpo_trainer
 
+from autotune.core.workload import Rollouts
+from autotune.step.images.sizes import image_column
+from autotune.step.images.tokens import image_elements, with_tokens
 from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows
+
+_COLLATED = ("prompt", "chosen", "rejected")
+"""Columns that DPOTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
@@ -43,6 +50,12 @@ class PreferenceOptimization(AskingReference):
     module = dpo_trainer
     on_rows = _OnTokenizedRows
 
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
+        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
+        if image_column(trainer.train_dataset) is not None:
+            return with_tokens(trainer, _COLLATED, _tokens_of_pair, dataset)
+        return super().tokenized(trainer, rollouts, dataset)
+
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both answers."""
         return np.asarray(self.lengths(rows)[:, 1:].sum(axis=1))
@@ -54,10 +67,19 @@ class PreferenceOptimization(AskingReference):
         # TRL drops rows whose prompt alone fills the length, but where it is the beginning that is cut off.
         keeps_start = trainer.args.truncation_mode == "keep_start"
         answers = sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:])
-        return RowSizes(sequences, np.asarray(answers.sum(axis=1)))
+        return RowSizes(sequences, np.asarray(answers.sum(axis=1)), image_elements=image_elements(rows))
 
 
 ADAPTER = PreferenceOptimization()
+
+
+def _tokens_of_pair(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return prompt and answers, given the micro-batch of one pair: both sequences, each with its prompt first."""
+    real, answers = made["attention_mask"].bool(), made["completion_mask"].bool()
+    (prompt, _), (chosen, rejected) = (
+        [ids[mask] for ids, mask in zip(made["input_ids"], masks, strict=True)] for masks in (real & ~answers, answers)
+    )
+    return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
 def _sequences(rows: Dataset, length: int | None) -> Counts:

@@ -11,13 +11,13 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL, Rollouts
-from autotune.step.images.sizes import COLUMNS, image_column
-from autotune.step.images.tokens import IMAGE_ELEMENTS, with_tokens
+from autotune.step.images.sizes import image_column
+from autotune.step.images.tokens import image_elements, with_tokens
 from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
 
-_COLLATED = ("messages", "prompt", "completion", *COLUMNS)
-"""Columns of rows with images that reach SFTTrainer's collator (``_set_signature_columns_if_needed``)."""
+_COLLATED = ("messages", "prompt", "completion")
+"""Columns that SFTTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class SupervisedFineTuning(Adapter):
@@ -36,7 +36,7 @@ class SupervisedFineTuning(Adapter):
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
         if image_column(trainer.train_dataset) is not None:
-            return with_tokens(trainer, _COLLATED, self.columns, dataset)
+            return with_tokens(trainer, _COLLATED, lambda made: {name: made[name][0] for name in self.columns}, dataset)
         return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:
@@ -64,9 +64,7 @@ class SupervisedFineTuning(Adapter):
         rows = trainer.train_dataset
         packed = "seq_lengths" in rows.column_names
         documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
-        pictured = IMAGE_ELEMENTS in rows.column_names
-        elements = np.array(rows.select_columns([IMAGE_ELEMENTS])[:][IMAGE_ELEMENTS])[:, 0] if pictured else None
-        return RowSizes(self.lengths(rows), self.trainable(rows), documents, image_elements=elements)
+        return RowSizes(self.lengths(rows), self.trainable(rows), documents, image_elements=image_elements(rows))
 
     def collation(self, trainer: Any) -> Collation:
         """Return whether rows are concatenated, and to which multiple they are padded."""
