@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.gpu import Gpu
@@ -30,7 +31,8 @@ def probe_request(
         model=setting.workload.model_source,
         device=setting.machine.hardware.kind,
         tokenized_directory=setting.workload.dataset.tokenized_directory,
-        schedule=schedule,
+        # Where rows have images, the pixels of all micro-batches of a step are on the device together.
+        schedule=replace(schedule, whole_steps=schedule.whole_steps or setting.workload.has_images),
         limit_bytes=limit_bytes,
         seed=seed,
         evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,

@@ -263,14 +263,14 @@ class Trainer(ABC):
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes.
 
-        Rows of the dataset are collated as the plan collates them.
+        Rows of the dataset are collated as the plan collates them, and a step has as many micro-batches as the plan's.
         """
         args, model = without_sizes(plan)
         at = self.sizes_at(layout, shape)
         sizes = {
             "per_device_train_batch_size": shape.rows,
             "per_device_eval_batch_size": shape.rows,
-            "gradient_accumulation_steps": traced_micro_batches(plan),
+            "gradient_accumulation_steps": micro_batches_of(plan) if shape.chosen else traced_micro_batches(plan),
             **({name: plan.args[name] for name in at if name in plan.args} if shape.chosen else at),
         }
         return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)

@@ -29,6 +29,13 @@ def rows_of(images: list[list[Any]]) -> Dataset:
     )
 
 
+def of_pairs(images: list[list[Any]]) -> Dataset:
+    """Return preference pairs whose answers differ in length."""
+    asked, answered = ({"role": role, "content": "what is this"} for role in ("user", "assistant"))
+    pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**answered, "content": "a model"}]}
+    return Dataset.from_list([{**pair, "images": some} for some in images]).cast_column("images", List(Image()))
+
+
 def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
     rows.to_parquet(str(folder / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
@@ -53,9 +60,7 @@ def test_tokens_and_image_data_are_those_of_the_real_images(job_server: JobServe
 
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
 def test_tokens_of_a_pair_are_those_of_both_sequences(job_server: JobServer, family: str, tmp_path: Path) -> None:
-    (asked, answered), (other,) = rows_of([[]])["messages"][0], rows_of([[]])["messages"][0][:1]
-    pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**other, "role": "assistant"}]}
-    rows = Dataset.from_list([{**pair, "images": [picture(*size) for size in sizes]} for sizes in SIZES])
+    rows = of_pairs([[picture(*size) for size in sizes] for sizes in SIZES])
     reply = prepared(job_server, family, rows, tmp_path, "dpo")
     collator = DataCollatorForVisionPreference(small_processor(family))
     for row, tokenised in zip(rows, load_from_disk(str(tmp_path / "tokenized")), strict=True):

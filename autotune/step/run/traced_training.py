@@ -13,7 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from accelerate.utils import memory
+from accelerate.utils import memory, send_to_device
 from datasets import Dataset, load_from_disk
 from transformers import TrainerCallback
 
@@ -233,7 +233,8 @@ def build_virtual(
             _draw_weights(model)
         return model
 
-    return _traced(known, plan)(
+    loaded = 0 if rows.chosen is None else planned.gradient_accumulation_steps
+    return _traced(known, plan, loaded)(
         model=make_model(),
         args=arguments,
         train_dataset=rows.dataset(known, plan, planned),
@@ -252,8 +253,14 @@ def _draw_weights(model: Any) -> None:
                 parameter.normal_(std=0.02)
 
 
-def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
-    """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases."""
+def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
+    """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases.
+
+    Args:
+        loaded: micro-batches that are on the device from the beginning of a step to its end, as accelerate's data
+            loader and ``Trainer.get_batch_samples`` have them: pixels are large. 0: each is moved there where it is
+            trained on, since tokens are small.
+    """
     trainer = known.trainer_class(plan)
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
@@ -264,6 +271,13 @@ def _traced(known: Adapter, plan: TrainingPlan) -> type[Any]:
                 self.accelerator.device_placement = placed
                 self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            samples, items = super().get_batch_samples(*args, **kwargs)
+            every = [*samples, *samples[-1:] * (loaded - len(samples))]
+            placed = [send_to_device(sample, self.args.device) for sample in every[:loaded]]
+            self.waiting = placed[len(samples) :]
+            return placed[: len(samples)] or samples, items
 
         def read_batch(self, rows: Any) -> Any:
             """Read rows as the data loader does: on real tensors, stored outside of PyTorch's allocators."""
