@@ -10,6 +10,7 @@ from autotune.app.host import lacks_host_memory
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
 from autotune.core.effort import EFFORTS
+from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
@@ -46,8 +47,8 @@ class Answer:
     reason: str = ""
 
 
-def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> Answer:
-    """Return the need of a plan according to traces.
+def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEstimate:
+    """Return the memory of a plan, traced at full depth and after varied lengths where it may decide.
 
     Raises:
         UntraceableError: a step of it cannot be traced.
@@ -55,7 +56,18 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
     """
     geometry, memory = sized.geometry, tracer.memory(sized)
     if memory.device_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
-        memory = tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
+        return tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
+    return memory
+
+
+def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> Answer:
+    """Return the need of a plan according to traces.
+
+    Raises:
+        UntraceableError: a step of it cannot be traced.
+        VllmError: vLLM cannot run with it.
+    """
+    geometry, memory = sized.geometry, memory_near(tracer, sized, budget_bytes)
     need = Need(
         Source.TRACED,
         memory.device_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from autotune.app.check.need import memory_near
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.nested import Key, put
@@ -67,7 +68,8 @@ class Remedies:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
 
         Of changes of one technique, the fastest that fits is taken, and one of unknown speed only if no other fits; if
-        none fits, the one that saves the most is kept and another technique is changed as well.
+        none fits, the one that saves the most is kept and another technique is changed as well. What is taken is traced
+        as a check of the changed configuration traces it.
 
         Args:
             extra_bytes: memory of a process outside its tensors.
@@ -82,10 +84,12 @@ class Remedies:
                 if (already or not heavy or technique.impact.frees_weights(other[technique.name]))
                 and (memory := self._memory({**entries, **changed})) is not None
             ]
-            fitting = [item for item in tried if item[2].most_bytes + extra_bytes <= budget_bytes]
-            if fitting:
-                best = min(fitting, key=lambda item: _quickest_first(item[2]))
-                return Changed(self._writable.keys(best[1]), best[2])
+            for _, changed, memory in sorted(tried, key=lambda item: _quickest_first(item[2])):
+                if memory.most_bytes + extra_bytes > budget_bytes:
+                    continue
+                near = self._memory(changed, budget_bytes)
+                if near is not None and near.most_bytes + extra_bytes <= budget_bytes:
+                    return Changed(self._writable.keys(changed), near)
             if not tried:
                 return None
             candidate, entries, _ = min(tried, key=lambda item: item[2].device_bytes)
@@ -136,11 +140,14 @@ class Remedies:
         after = self._trainer.illegal(other, self._setting)
         return after is not None and after != self._trainer.illegal(candidate, self._setting)
 
-    def _memory(self, entries: Mapping[str, object]) -> MemoryEstimate | None:
+    def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
+        """Return the memory with a change, with a budget as a check against it traces it; None if it cannot be."""
         plan = _with(self._plan, entries)
-        geometry = whole_geometry(self._trainer, plan, self._setting.workload)
+        sized = Sized(plan, whole_geometry(self._trainer, plan, self._setting.workload))
         try:
-            return self._tracer.memory(Sized(plan, geometry))
+            if budget_bytes is not None:
+                return memory_near(self._tracer, sized, budget_bytes)
+            return self._tracer.memory(sized)
         except (UntraceableError, VllmError):
             return None
 
