@@ -24,6 +24,8 @@ from autotune.trainers import find_trainer
 
 # Keys of the file that TRL's parser takes out itself (trl/scripts/utils.py), or that trl resolves for accelerate.
 _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
+_TEXT_TOO = frozenset({"lora_target_modules"})
+"""Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
 _BF16 = (8, 0)
 
 
@@ -192,7 +194,7 @@ def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str])
         if key not in hints:
             yield Fault(key, "is no key of this trainer", unknown=True)
             continue
-        wanted = mismatch(hints[key], value)
+        wanted = "" if key in _TEXT_TOO and isinstance(value, str) else mismatch(hints[key], value)
         listed = choices.get(key)
         if wanted:
             yield Fault(key, f"is {_shown(key, value)}, and takes {wanted}")

@@ -70,6 +70,8 @@ UNKNOWN = Outcome.UNKNOWN
 CASES = (
     # Lines count from the first one of the body; those of SHORT are before it.
     _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    # PEFT takes text for modules: this word, or a regular expression.
+    _case("sft: modules as text", "use_peft: true\nlora_target_modules: all-linear\n", FITS),
     _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
     _case(
         "sft: packed",
