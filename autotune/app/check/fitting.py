@@ -38,6 +38,7 @@ from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
+from autotune.trainers.geometry import number
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import AsCandidate, as_candidate
@@ -234,6 +235,11 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
+            length = number(sized.plan, "max_length")
+            if workload.has_images and length is not None and length < workload.longest:
+                # It was traced on these very rows.
+                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
+                return Answer(Outcome.CANNOT_RUN, None, cut)
             return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:
             return Answer(Outcome.CANNOT_RUN, None, str(error))

@@ -1,0 +1,46 @@
+"""Checks of configurations whose rows have images: they are traced on the rows themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.verdict import Outcome, Verdict
+from tests.app.check.conftest import Checked
+from tests.step.test_images_tokenised import of_pairs, rows_of
+from tests.vision import picture, write_small_vision_model
+
+PICTURES = [[picture(90, 60)] * (number % 3) for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_small_vision_model(tmp_path_factory.mktemp("vision") / "model", "gemma3", weights=False)
+
+
+def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: str = "", **asked: str) -> Verdict:
+    (of_pairs if trainer == "dpo" else rows_of)(PICTURES).to_parquet(folder / "rows.parquet")
+    file = folder / "config.yaml"
+    where = f"model_name_or_path: {model}\ndatasets:\n  - path: parquet\n    data_files: {folder}/rows.parquet\n"
+    file.write_text(f"{where}output_dir: out\nreport_to: none\n{body}", encoding="utf-8")
+    return checked(config=str(file), trainer=trainer, gpu="H100-80GB", **asked)
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path, trainer: str) -> None:
+    verdict = verdict_of(checked, tmp_path, vision_model, trainer, "max_length: null\n")
+    assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
+
+
+def test_a_length_that_cuts_tokens_of_an_image_cannot_run(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", "max_length: 4\n")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "TRL fails on rows that max_length=4 cuts" in verdict.reason
+    assert "Mismatch in `image` token count" in verdict.reason
+
+
+def test_what_trl_refuses_of_images_is_found(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", "packing: true\n")
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert any("Packing is not supported for vision" in finding.message for finding in verdict.findings)
