@@ -111,9 +111,11 @@ class Server:
 
     def _handle(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
         if "start" in command:
-            folder = Path(command["start"])
-            self._running = self._spawned(folder) if self._spawn else self._forked(folder, jobs)
+            folder, gate = Path(command["start"]), os.pipe()
+            self._running = self._spawned(folder) if self._spawn else self._forked(folder, jobs, gate)
             self._send_event(event="started", pid=self._running)
+            for end in gate:
+                os.close(end)
         elif "fork" in command:
             self._complete()
             self._copies.add(self._detached(partial(self._run_all, Path(command["fork"]), jobs)))
@@ -122,8 +124,17 @@ class Server:
         else:
             self._send_event(event="idle")
 
-    def _forked(self, folder: Path, jobs: Mapping[str, JobType]) -> int:
+    def _forked(self, folder: Path, jobs: Mapping[str, JobType], gate: tuple[int, int]) -> int:
+        """Fork a job that begins when both ends of a pipe are closed here.
+
+        Until its start was reported, a job that ends the server would be taken for one that was never started.
+        """
+        opened, held = gate
+
         def run() -> int:
+            os.close(held)
+            os.read(opened, 1)
+            os.close(opened)
             redirect_output(folder)
             return execute(folder, jobs, self._arguments)
 
