@@ -108,7 +108,8 @@ def _compared(trials: Sequence[Trial], candidates: int, ending: Ending | None) -
     if ending in (None, Ending.EXHAUSTED) or count >= candidates:
         return ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    return f"{of} of {candidates:,} candidates; {ending} ended the search"
+    ended = "nothing left is likely to be 1 % faster" if ending is Ending.NO_GAIN else f"{ending} ended the search"
+    return f"{of} of {candidates:,} candidates; {ended}"
 
 
 def _smallest(outcome: SearchOutcome) -> Smallest | None:

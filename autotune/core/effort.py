@@ -14,7 +14,8 @@ class Effort:
     Attributes:
         name: its name in ``--effort``.
         trials: most probes, contributions included, audits and confirmation excluded.
-        patience: number of probes in a row without a better candidate after which exploration stops.
+        patience: number of probes in a row before which no candidate left was expected to gain 1 %, after which
+            exploration stops.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner has to pass.
         comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.
@@ -43,7 +44,7 @@ EFFORTS: dict[str, Effort] = {
     "quick": Effort(
         name="quick",
         trials=24,
-        patience=8,
+        patience=1,
         probe=Schedule(min_seconds=1.0, max_seconds=3.0, target_error=0.05),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=6.0, target_error=0.02),
         comparison=Schedule(evaluates=False, min_seconds=1.0, max_seconds=3.0, target_error=0.02),
@@ -54,7 +55,7 @@ EFFORTS: dict[str, Effort] = {
     "normal": Effort(
         name="normal",
         trials=40,
-        patience=12,
+        patience=2,
         probe=Schedule(min_seconds=2.0, max_seconds=10.0, target_error=0.03),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=15.0, target_error=0.01),
         comparison=Schedule(evaluates=False, min_seconds=2.0, max_seconds=6.0, target_error=0.01),
@@ -65,7 +66,7 @@ EFFORTS: dict[str, Effort] = {
     "thorough": Effort(
         name="thorough",
         trials=150,
-        patience=40,
+        patience=8,
         probe=Schedule(min_micro_batches=12, min_seconds=4.0, max_seconds=30.0, target_error=0.02),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=60.0, target_error=0.01),
         comparison=Schedule(

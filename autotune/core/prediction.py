@@ -42,7 +42,12 @@ class Predictor(Protocol):
 
     The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`trace` right before
     every probe, and :meth:`learn` after each probe, and after each later run that ran out of memory.
+
+    Attributes:
+        traces: whether :meth:`trace` may predict what :meth:`predict` does not.
     """
+
+    traces: bool
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing; None if there is none."""
@@ -65,6 +70,8 @@ class Predictor(Protocol):
 
 class NoPredictor:
     """Predicts nothing."""
+
+    traces = False
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return None."""

@@ -30,9 +30,16 @@ class RunStatus(StrEnum):
 
 
 class Ending(StrEnum):
-    """The reason why the search ended; ``EXHAUSTED``: no candidate was left."""
+    """The reason why the search ended.
+
+    Attributes:
+        NO_GAIN: no candidate left is likely to be 1 % faster.
+        PATIENCE: many candidates in a row were traced, and none of them fits.
+        EXHAUSTED: no candidate was left.
+    """
 
     TIME = "the time limit"
     TRIALS = "the trial limit"
+    NO_GAIN = "no expected gain"
     PATIENCE = "patience"
     EXHAUSTED = "exhausted"

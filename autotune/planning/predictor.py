@@ -55,6 +55,8 @@ class PlannedPredictor:
         memory, time: the current corrections.
     """
 
+    traces = True
+
     def __init__(
         self, estimates: Estimates, least: Callable[[], Estimate | None], limit_bytes: int, device: DeviceKind
     ) -> None:

@@ -15,7 +15,6 @@ from autotune.study.contributions import unmeasured
 from autotune.study.judge import Place, Veto
 from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
-from autotune.study.selection import probes_without_improvement
 from autotune.study.session import Session
 
 _LARGEST_RESERVE = 1 / 2
@@ -24,6 +23,13 @@ _LARGEST_RESERVE = 1 / 2
 _MOST_VETOED_TRACES = 24
 """Candidates that are traced and vetoed, one after another, before the search ends: a trace takes a few seconds, and
 the candidates that are predicted best come first."""
+
+_WORTH = 0.01
+"""Least expected improvement, as a share of the best rate, for which a search goes on. In replayed searches, 2 % ended
+some at two thirds of the best (benchmarks/replay/distorted_search.md)."""
+
+_FEWEST = 8
+"""Probes before a search may end for lack of an expected improvement: fewer do not show how wrong predictions are."""
 
 _TRACED_FOR_A_PROBE = 3
 """Most candidates that are traced before a probe since they may be faster than those that were traced. With six,
@@ -34,7 +40,7 @@ _COMPARED = 2
 
 
 def explore(session: Session, proposer: Proposer) -> Ending:
-    """Probe candidates until the trials, the time, the patience or the candidates run out; return which did."""
+    """Probe candidates until nothing left is likely to be faster, or a limit is reached; return what ended it."""
     session.refresh()
     first, begun = session.baseline_candidate, [item.candidate for item in session.log.unfinished]
     if session.baseline is None and first not in begun:
@@ -84,14 +90,31 @@ def may_explore(session: Session, ending: Ending) -> bool:
 
 def _limited_by(session: Session) -> Ending | None:
     """Return the limit that allows no further probe of this phase, or None if all allow one."""
-    without_improvement = probes_without_improvement(session.log.records, session.judge)
-    if without_improvement >= session.effort.patience or session.vetoed_traces >= _MOST_VETOED_TRACES:
+    first, (number, in_vain) = session.leader(), session.in_vain
+    if first is not None and first.number == number and in_vain >= session.effort.patience:
+        return Ending.NO_GAIN
+    if session.vetoed_traces >= _MOST_VETOED_TRACES:
         return Ending.PATIENCE
     kept = 1 if _smallest(session) is not None else 0
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     if session.probes_left <= max(kept, reserved):
         return Ending.TRIALS
     return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
+
+
+def _is_in_vain(session: Session, proposer: Proposer) -> bool:
+    """Count the probes in a row before which nothing left was likely to be faster; return whether that ends a search.
+
+    While nothing fits, no search ends in this way, since that would claim that nothing can fit.
+    """
+    first = session.leader()
+    if first is None or sum(record.probed for record in session.log.records) < _FEWEST:
+        return False
+    number, count = session.in_vain
+    before = count if number == first.number else 0
+    gains = proposer.expected_gain(first.candidate) >= _WORTH
+    session.in_vain = (first.number, 0 if gains else before + 1)
+    return _limited_by(session) is Ending.NO_GAIN
 
 
 def _may_probe_smallest(session: Session) -> bool:
@@ -171,6 +194,8 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
 
     None stands for the candidate with the smallest predicted need.
     """
+    if _is_in_vain(session, proposer):
+        return Ending.NO_GAIN
     judge, traced, by_sampler = session.judge, dict[Candidate, None](), _samplers_turn(session)
     while not _is_smallest_next(session):
         first = session.leader()

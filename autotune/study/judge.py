@@ -71,7 +71,6 @@ class Judge:
     def __init__(self, problem: Problem, predictor: Predictor | None = None, memory_limit_bytes: int = 0) -> None:
         self._problem = problem
         self._predictor = predictor or NoPredictor()
-        self._traces = not isinstance(self._predictor, NoPredictor)
         self._memory_limit_bytes = memory_limit_bytes
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
@@ -200,7 +199,9 @@ class Judge:
 
     def is_decided(self, candidate: Candidate) -> bool:
         """Whether the verdict on a candidate needs no further trace."""
-        untraced = self._traces and candidate not in self._untraceable and self._predictor.predict(candidate) is None
+        untraced = (
+            self._predictor.traces and candidate not in self._untraceable and self._predictor.predict(candidate) is None
+        )
         return not untraced or self.veto(candidate) is not None
 
     def verdict(self, candidate: Candidate) -> Veto | None:

@@ -15,6 +15,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.prediction import Predictor
 from autotune.study.judge import Judge, Place
 from autotune.study.problem import Problem
+from autotune.study.selection import standing
 from autotune.study.surrogate import Surrogate
 from autotune.study.trial_log import TrialLog
 
@@ -71,14 +72,14 @@ class Proposer:
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
-        surrogate = Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)
+        surrogate = self._surrogate()
         by_need = by_need and self._predictor.least() is not None
         if (explore or incumbent is None) and not by_need:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
                 if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
                     yield candidate
-        found = self._whole(self._surroundings(incumbent))
+        found = self._surroundings(incumbent)
         if traced:
             known = (each for each in found if self._predictor.predict(each) is not None)
             found = dict.fromkeys((*known, *(each for one in traced for each in self._fresh(one))))
@@ -86,19 +87,22 @@ class Proposer:
         yield from sorted(ranked, key=self._rank)
         yield from self._by_chance(_CHANCES)
 
+    def expected_gain(self, incumbent: Candidate) -> float:
+        """Return the largest expected improvement over the best probed candidate, as a share of its rate.
+
+        The incumbent's neighbours, what was traced, and random candidates are considered.
+        """
+        probed = [record.candidate for record in standing(self._log.records, self._judge)]
+        return self._surrogate().expected_gain(list(self._surroundings(incumbent)), probed)
+
+    def _surrogate(self) -> Surrogate:
+        return Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)
+
     def by_chance(self) -> Iterator[Candidate]:
         """Yield random unknown candidates, vetoed ones included."""
         for candidate in self._drawn(_CHANCES):
             if self._judge.is_open(candidate):
                 yield candidate
-
-    def _whole(self, found: dict[Candidate, None]) -> dict[Candidate, None]:
-        """Return candidates, with others of the whole space where none of them comes next and others may."""
-        if any(self._judge.place(candidate) is Place.NEXT for candidate in found):
-            return found
-        smallest = self._predictor.least()
-        further = () if smallest is None else (*self._fresh(smallest), *self._by_chance(_CHANCES))
-        return {**found, **dict.fromkeys(further)}
 
     def _is_in_turn(self, candidate: Candidate) -> bool:
         """Whether a draw is open, and vetoed or smaller than what took too long and, as far as is known, than what ran

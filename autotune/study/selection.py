@@ -1,4 +1,4 @@
-"""Selects the leading record, compares records, and counts probes without improvement."""
+"""Selects the records that may be recommended, and the leading one of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from autotune.core.spread import next_run
 from autotune.study.comparison import failed
 from autotune.study.judge import Judge
-from autotune.study.problem import Purpose, Record
+from autotune.study.problem import Record
 
 TIE = 0.02
 """Token rates within this share of each other count as equal: a probe measures its rate to a few percent at best."""
@@ -30,6 +30,13 @@ def fastest(records: Iterable[Record]) -> Record | None:
     return min(tied, key=lambda record: (record.measurement.peak_bytes or 0, -record.tokens_per_second, record.number))
 
 
+def standing(records: Iterable[Record], judge: Judge) -> list[Record]:
+    """Return the records that may be recommended: legal, and none of their runs failed."""
+    known = tuple(records)
+    out = {record.number for record in failed(known)}
+    return [record for record in known if judge.eligible(record) and record.number not in out]
+
+
 def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True) -> Record | None:
     """Return the record to recommend so far, confirmed or not.
 
@@ -38,22 +45,20 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
     faster in its only run than this one is expected to be in a further run (:func:`_reach`), or, before there are
     several runs, is equally fast and :data:`LIGHTER`. Unconfirmed records lead in this way only if ``confirm_more``.
     """
-    known = tuple(records)
-    out = {record.number for record in failed(known)}
-    running = [record for record in known if judge.eligible(record) and record.number not in out]
+    running = standing(records, judge)
     confirmed = [record for record in running if record.confirmed]
     several = fastest(record for record in confirmed if len(record.rates) > 1)
-    standing = several or fastest(confirmed)
-    if standing is None:
+    best = several or fastest(confirmed)
+    if best is None:
         return fastest(running)
     for first in (fastest(running) if confirm_more else None, fastest(confirmed)):
-        if first is not None and first.tokens_per_second > _reach(standing):
+        if first is not None and first.tokens_per_second > _reach(best):
             return first
     first = fastest(running)
     if several is None and confirm_more and first is not None and not first.confirmed:
-        lighter = (first.measurement.peak_bytes or 0) < (standing.measurement.peak_bytes or 0) * (1 - LIGHTER)
-        return first if lighter else standing
-    return standing
+        lighter = (first.measurement.peak_bytes or 0) < (best.measurement.peak_bytes or 0) * (1 - LIGHTER)
+        return first if lighter else best
+    return best
 
 
 def _reach(record: Record) -> float:
@@ -65,21 +70,3 @@ def _reach(record: Record) -> float:
     expected = next_run(record.rates)
     tolerated = record.tokens_per_second * (1 + DISAPPOINTMENT)
     return tolerated if expected is None else max(tolerated, expected.high)
-
-
-def probes_without_improvement(records: Iterable[Record], judge: Judge) -> int:
-    """Return how many search probes in a row brought nothing faster by more than :data:`TIE`; 0 while nothing fits.
-
-    While nothing fits, the search must not end early, since that would claim that nothing can fit. What failed as it
-    ran again does not fit.
-    """
-    known = tuple(records)
-    best, count, out = 0.0, 0, {record.number for record in failed(known)}
-    for record in known:
-        stands = judge.eligible(record) and record.number not in out
-        rate = (record.measurement.tokens_per_second or 0.0) if stands else 0.0
-        if rate > best * (1 + TIE):
-            best, count = rate, 0
-        elif best and record.probed and record.purpose is Purpose.SEARCH:
-            count += 1
-    return count

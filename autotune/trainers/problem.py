@@ -24,6 +24,7 @@ class TrainerProblem:
     wishes: Wishes
     # A search asks for the same candidates again and again.
     _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _identities: dict[Candidate, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def choices(self) -> Mapping[str, tuple[Choice, ...]]:
@@ -68,7 +69,9 @@ class TrainerProblem:
 
     def identity(self, candidate: Candidate) -> str:
         """Return a text that is equal for candidates with the same plan."""
-        return self.trainer.plan(candidate, self.setting).fingerprint
+        if candidate not in self._identities:
+            self._identities[candidate] = self.trainer.plan(candidate, self.setting).fingerprint
+        return self._identities[candidate]
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate may not be tried or recommended, or None."""

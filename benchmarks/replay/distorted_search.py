@@ -1,12 +1,12 @@
 """How near a search comes to the best candidate where predictions are wrong, replayed from tables of traces.
 
-python -m benchmarks.replay.distorted_search [--seeds 12]
+python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick]
 
-The tables hold every candidate of two spaces of an 8B shape, traced. What a probe would measure is drawn, since no GPU
+Two tables hold every candidate of two spaces of an 8B shape, traced. What a probe would measure is drawn, since no GPU
 measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
-(10 %) and the noise of a probe (4 %). A search of `--effort quick` knows the predictions of its own traces, and
-nothing of these errors; memory is as predicted. It prints Markdown: the share of the best rate that the fastest
-candidate so far has, without noise, after so many probes, TRL's default included.
+(10 %) and the noise of a probe (4 %). A search knows the predictions of its own traces, and nothing of these errors;
+memory is as predicted. A third table was measured on a CPU. It prints Markdown: the share of the best rate that the
+fastest candidate so far has, without noise, after so many probes, TRL's default included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.study import Purpose
 from benchmarks.replay.planned_search import searched
 from benchmarks.replay.tables import RECORDED, Row, Table, read_table
 
-TABLES = ("8b_full.json.gz", "8b_dpo.json.gz")
+DRAWN, MEASURED = ("8b_full.json.gz", "8b_dpo.json.gz"), ("small_workload.json",)
 PROBES = (8, 16)
 BY_CHOICE, BY_COMBINATION, NOISE = 0.2, 0.1, 0.04
 # Differing choices over which the correlation of combinations falls to 1/e.
@@ -37,34 +38,52 @@ _RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, "as predicted")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay and print; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--effort", choices=EFFORTS, default="quick")
     asked = parser.parse_args(arguments)
     heads = [f"after {count}" for count in PROBES]
-    print(f"| table | predictions | {' | '.join(heads)} | at the end | probes | out of memory |")
-    print("|---|---|" + "--:|" * (len(PROBES) + 3))
-    for name in TABLES:
+    print(f"| table | predictions | {' | '.join(heads)} | at the end | p10 | probes | after the best | out of memory |")
+    print("|---|---|" + "--:|" * (len(PROBES) + 5))
+    for name in (*DRAWN, *MEASURED):
         table = read_table(RECORDED / name)
         for told in (True, False):
-            runs = [replay(table, seed, told=told) for seed in range(asked.seeds)]
-            figures = [f"{median(shares):.1%}" for shares in zip(*(shares for shares, _, _ in runs), strict=True)]
-            probes, failed = median(count for _, count, _ in runs), median(count for _, _, count in runs)
+            runs = [
+                replay(*(distorted(table, seed) if name in DRAWN else measured(table)), asked.effort, seed, told=told)
+                for seed in range(asked.seeds)
+            ]
+            shares = [f"{median(column):.1%}" for column in zip(*(shares for shares, _ in runs), strict=True)]
+            worst = quantiles([shares[-1] for shares, _ in runs], n=10, method="inclusive")[0]
+            counts = [f"{median(column):g}" for column in zip(*(counts for _, counts in runs), strict=True)]
             words = "yes" if told else "no"
-            print(f"| `{name}` | {words} | {' | '.join(figures)} | {probes:g} | {failed:g} |", flush=True)
+            print(f"| `{name}` | {words} | {' | '.join([*shares, f'{worst:.1%}', *counts])} |", flush=True)
     return 0
 
 
-def replay(table: Table, seed: int, *, told: bool) -> tuple[list[float], int, int]:
-    """Search once; return shares of the best rate after so many probes and at the end, the probes, and those that ran
-    out of memory."""
-    drawn, true = distorted(table, seed)
+def replay(
+    table: Table, true: Mapping[Candidate, float], effort: str, seed: int, *, told: bool
+) -> tuple[list[float], tuple[int, int, int]]:
+    """Search once.
+
+    Returns:
+        Shares of the best rate after so many probes and at the end; and the probes, those of the search after the
+        fastest one, and those that ran out of memory.
+    """
     best = max(true.values())
-    probed = [record for record in searched(drawn, EFFORTS["quick"], seed, None, told=told).records if record.probed]
+    probed = [record for record in searched(table, EFFORTS[effort], seed, None, told=told).records if record.probed]
 
     def share(count: int) -> float:
         ran = [record for record in probed[:count] if record.measurement.ok]
         return true[max(ran, key=lambda record: record.tokens_per_second).candidate] / best if ran else 0.0
 
-    return [*map(share, PROBES), share(len(probed))], len(probed), sum(not item.measurement.ok for item in probed)
+    first = max(probed, key=lambda record: record.tokens_per_second)
+    after = sum(record.number > first.number and record.purpose is Purpose.SEARCH for record in probed)
+    failed = sum(not record.measurement.ok for record in probed)
+    return [*map(share, PROBES), share(len(probed))], (len(probed), after, failed)
+
+
+def measured(table: Table) -> tuple[Table, Mapping[Candidate, float]]:
+    """Return the table, and the measured rates of what fits."""
+    return table, {row.candidate: row.measurement.tokens_per_second or 0.0 for row in table.rows if row.measurement.ok}
 
 
 def distorted(table: Table, seed: int) -> tuple[Table, Mapping[Candidate, float]]:
@@ -80,16 +99,16 @@ def distorted(table: Table, seed: int) -> tuple[Table, Mapping[Candidate, float]
     noise = np.exp(source.normal(0, NOISE, len(own)))
     noisy = dict(zip(rates, noise, strict=True))
 
-    def measured(row: Row) -> Row:
+    def drawn(row: Row) -> Row:
         memory, candidate = row.traced.memory if row.traced else None, row.candidate
         if candidate not in rates or memory is None or memory.device_bytes > table.limit_bytes:
             return replace(row, measurements=(_RAN_OUT,))
-        rate = rates[candidate] * factors[candidate] * noisy[candidate]
+        rate = float(rates[candidate] * factors[candidate] * noisy[candidate])
         need_bytes = memory.device_bytes
         ok = Measurement(ProbeStatus.OK, peak_bytes=need_bytes, reserved_bytes=need_bytes, tokens_per_second=rate)
         return replace(row, measurements=(ok,))
 
-    rows = [measured(row) for row in table.rows]
+    rows = [drawn(row) for row in table.rows]
     baseline = table.problem().baseline
     if baseline not in {row.candidate for row in rows}:
         rows.append(Row(baseline, (_RAN_OUT,)))

@@ -36,6 +36,7 @@ class Foretold:
         rate: what is predicted for a candidate, in tokens per second.
         traced_later: candidates that the search had traced.
         learned: what was shown of probes.
+        traces: whether it traces candidates.
     """
 
     error: float = 0.1
@@ -45,6 +46,7 @@ class Foretold:
     rate: Callable[[Candidate], float] = tokens_per_second
     traced_later: list[Candidate] = field(default_factory=list)
     learned: list[tuple[Candidate, Measurement]] = field(default_factory=list)
+    traces: bool = True
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Predict what was traced."""

@@ -11,7 +11,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.judge import Judge
-from autotune.study.selection import fastest, leader, probes_without_improvement
+from autotune.study.selection import fastest, leader
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
 
@@ -196,14 +196,6 @@ def test_a_change_back_that_is_faster_becomes_the_winner(run: Run) -> None:
     assert outcome.winner.candidate == better
     assert next(item.purpose for item in outcome.records if item.candidate == better) == Purpose.CONTRIBUTION
     assert [contribution.knob for contribution in outcome.contributions] == ["batch"]
-
-
-def test_creeping_improvements_count_once_they_add_up() -> None:
-    judge = Judge(TableProblem())
-    steps = [record(number, rate(value)) for number, value in enumerate([100, 101.2, 102.4, 102.6])]
-    assert probes_without_improvement(steps[:2], judge) == 1
-    assert probes_without_improvement(steps[:3], judge) == 0
-    assert probes_without_improvement(steps, judge) == 1
 
 
 def test_one_whose_confirmation_failed_never_leads() -> None:
