@@ -55,7 +55,7 @@ EFFORTS: dict[str, Effort] = {
     "normal": Effort(
         name="normal",
         trials=40,
-        patience=2,
+        patience=4,
         probe=Schedule(min_seconds=2.0, max_seconds=10.0, target_error=0.03),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=15.0, target_error=0.01),
         comparison=Schedule(evaluates=False, min_seconds=2.0, max_seconds=6.0, target_error=0.01),
@@ -66,7 +66,7 @@ EFFORTS: dict[str, Effort] = {
     "thorough": Effort(
         name="thorough",
         trials=150,
-        patience=8,
+        patience=12,
         probe=Schedule(min_micro_batches=12, min_seconds=4.0, max_seconds=30.0, target_error=0.02),
         confirmation=Schedule(whole_steps=True, worst_last=True, saves=True, max_seconds=60.0, target_error=0.01),
         comparison=Schedule(

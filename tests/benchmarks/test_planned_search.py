@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
+from benchmarks.replay.distorted_search import DRAWN, distorted
 from benchmarks.replay.planned_search import best_rate, replay, said
 from benchmarks.replay.tables import RECORDED, Table, legal_candidates, read_table
 
@@ -37,3 +39,8 @@ def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
     assert all(0 < run.share <= 1 and 1 < run.total <= 6 for run in pair)
     assert sum(line.startswith("| 0 |") for line in said([pair]).splitlines()) == 1
     assert best_rate(table) > 0
+
+
+def test_drawn_measurements_can_be_stored_in_a_study() -> None:
+    drawn, _ = distorted(read_table(RECORDED / DRAWN[0]), seed=0)
+    assert all(encode(row.measurement) for row in drawn.rows)
