@@ -94,9 +94,9 @@ def may_explore(session: Session, ending: Ending) -> bool:
 
 def _limited_by(session: Session) -> Ending | None:
     """Return the limit that allows no further probe of this phase, or None if all allow one."""
-    first, (number, in_vain) = session.leader(), session.in_vain
+    first, (number, without) = session.leader(), session.without_gain
     patience = session.effort.patience * (1 if session.judge.predicts_speed else _UNPREDICTED)
-    if first is not None and first.number == number and in_vain >= patience:
+    if first is not None and first.number == number and without >= patience:
         return Ending.NO_GAIN
     if session.vetoed_traces >= _MOST_VETOED_TRACES:
         return Ending.PATIENCE
@@ -107,7 +107,7 @@ def _limited_by(session: Session) -> Ending | None:
     return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
 
 
-def _is_in_vain(session: Session, proposer: Proposer) -> bool:
+def _has_no_gain(session: Session, proposer: Proposer) -> bool:
     """Count the probes in a row before which nothing left was likely to be faster; return whether that ends a search.
 
     While nothing fits, no search ends in this way, since that would claim that nothing can fit.
@@ -115,10 +115,10 @@ def _is_in_vain(session: Session, proposer: Proposer) -> bool:
     first = session.leader()
     if first is None or sum(record.probed for record in session.log.records) < _FEWEST:
         return False
-    number, count = session.in_vain
+    number, count = session.without_gain
     before = count if number == first.number else 0
     gains = proposer.expected_gain(first.candidate) >= _WORTH
-    session.in_vain = (first.number, 0 if gains else before + 1)
+    session.without_gain = (first.number, 0 if gains else before + 1)
     return _limited_by(session) is Ending.NO_GAIN
 
 
@@ -199,7 +199,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
 
     None stands for the candidate with the smallest predicted need.
     """
-    if _is_in_vain(session, proposer):
+    if _has_no_gain(session, proposer):
         return Ending.NO_GAIN
     judge, traced, by_sampler = session.judge, dict[Candidate, None](), _samplers_turn(session)
     while not _is_smallest_next(session):

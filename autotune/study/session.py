@@ -43,8 +43,8 @@ class Session:
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
         vetoed_traces: candidates that were traced and vetoed since the last probe, audits excluded.
-        in_vain: number of the leader, and the probes in a row before which nothing left was likely to be faster by a
-            share that counts.
+        without_gain: number of the leader, and the probes in a row before which nothing left was likely to be faster by
+            a share that counts.
         cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
             study does not store them, so that a resumed run does.
     """
@@ -68,7 +68,7 @@ class Session:
         self.predictor = predictor
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.vetoed_traces = 0
-        self.in_vain = (-1, 0)
+        self.without_gain = (-1, 0)
         self.cut_off: list[Record] = []
         self._probe = probe
         self._listener = listener
