@@ -108,7 +108,7 @@ def _compared(trials: Sequence[Trial], candidates: int, ending: Ending | None) -
     if ending in (None, Ending.EXHAUSTED) or count >= candidates:
         return ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = "nothing left is likely to be 1 % faster" if ending is Ending.NO_GAIN else f"{ending} ended the search"
+    ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
     return f"{of} of {candidates:,} candidates; {ended}"
 
 

@@ -11,12 +11,10 @@ from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
-from autotune.errors import UnreadError
 from autotune.inspection.machine import environment
 from autotune.planning.tracing.cache import Cache, source_digest
 from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer, Traces
-from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -52,15 +50,6 @@ def traces_of(
     Args:
         gpus: all that traces will be asked for, where there are several.
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
-
-    Raises:
-        UnreadError: the rows have images, and this trainer is traced on text alone.
     """
-    trainer = find_trainer(workload.trainer)
-    if workload.has_images and not trainer.traces_images:
-        raise UnreadError(
-            f"{workload.dataset.name} has images, and autotune plans and checks {trainer.label} on rows of text alone.",
-            hint="autotune probe measures them.",
-        )
     versions = {**environment(machine), "autotune": source_digest()}
     return Traces(tracer, cache, workload.models_fingerprint, versions, gpus, times)

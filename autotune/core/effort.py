@@ -14,8 +14,8 @@ class Effort:
     Attributes:
         name: its name in ``--effort``.
         trials: most probes, contributions included, audits and confirmation excluded.
-        patience: number of probes in a row before which no candidate left was expected to gain 1 %, after which
-            exploration stops.
+        patience: how many times in a row the expected improvement has to be below 1 %, once before each probe, to end
+            exploration.
         probe: schedule of a search probe.
         confirmation: schedule of the longer run that a winner has to pass.
         comparison: schedule of the short runs that alternate between the winner and the baseline afterwards.

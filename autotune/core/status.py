@@ -33,7 +33,7 @@ class Ending(StrEnum):
     """The reason why the search ended.
 
     Attributes:
-        NO_GAIN: no candidate left is likely to be 1 % faster.
+        NO_GAIN: the expected improvement by any candidate left is below 1 %.
         PATIENCE: many candidates in a row were traced, and none of them fits.
         EXHAUSTED: no candidate was left.
     """

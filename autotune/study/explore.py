@@ -32,8 +32,8 @@ _FEWEST = 8
 """Probes before a search may end for lack of an expected improvement: fewer do not show how wrong predictions are."""
 
 _UNPREDICTED = 4
-"""Times as many probes in a row without an expected improvement are required where speed is not predicted: with one, a
-replayed search ended at 93 % that found the best six probes later. Only two such searches were replayed."""
+"""Factor on the effort's patience where speed is not predicted: with a patience of one, a replayed search ended at 93 %
+that found the best six probes later. Only two such searches were replayed."""
 
 _TRACED_FOR_A_PROBE = 3
 """Most candidates that are traced before a probe since they may be faster than those that were traced. With six,
@@ -44,7 +44,7 @@ _COMPARED = 2
 
 
 def explore(session: Session, proposer: Proposer) -> Ending:
-    """Probe candidates until nothing left is likely to be faster, or a limit is reached; return what ended it."""
+    """Probe candidates until the expected improvement is too small, or a limit is reached; return what ended it."""
     session.refresh()
     first, begun = session.baseline_candidate, [item.candidate for item in session.log.unfinished]
     if session.baseline is None and first not in begun:
@@ -108,7 +108,7 @@ def _limited_by(session: Session) -> Ending | None:
 
 
 def _has_no_gain(session: Session, proposer: Proposer) -> bool:
-    """Count the probes in a row before which nothing left was likely to be faster; return whether that ends a search.
+    """Count how many times in a row the expected improvement was too small; return whether that ends the search.
 
     While nothing fits, no search ends in this way, since that would claim that nothing can fit.
     """

@@ -43,8 +43,7 @@ class Session:
         trials: most probes, those of earlier runs included, audits and confirmations excluded.
         predictor: receives every measurement.
         vetoed_traces: candidates that were traced and vetoed since the last probe, audits excluded.
-        without_gain: number of the leader, and the probes in a row before which nothing left was likely to be faster by
-            a share that counts.
+        without_gain: number of the leader, and how many times in a row the expected improvement on it was too small.
         cut_off: probes that the time limit ended. They count as trials of this run, which does not repeat them; the
             study does not store them, so that a resumed run does.
     """

@@ -105,8 +105,7 @@ class Trainer(ABC):
         has_teacher: whether it trains the model to imitate another one, which the user names.
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
-        takes_images: whether it is probed on rows with images.
-        traces_images: whether it is traced on them too, as plans and checks need.
+        takes_images: whether it is probed and traced on rows with images.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
             weights; else the script that builds it does.
@@ -135,7 +134,6 @@ class Trainer(ABC):
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
     takes_images: ClassVar[bool] = False
-    traces_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"

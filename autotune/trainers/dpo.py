@@ -32,7 +32,6 @@ class PreferenceOptimization(FusedHead):
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
     takes_images = True
-    traces_images = True
     parts = ("prompt", "chosen", "rejected")
     fields = frozenset({
         "activation_offloading", "beta", "dataset_num_proc", "disable_dropout", "discopop_tau",

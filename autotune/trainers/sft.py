@@ -38,7 +38,6 @@ class SupervisedFineTuning(FusedHead):
         DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
     takes_images = True
-    traces_images = True
     parts = ("tokens",)
     fields = frozenset({
         "activation_offloading", "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs",

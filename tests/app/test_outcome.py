@@ -274,7 +274,7 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
         (Ending.TIME, 0, "the only one compared of {size} candidates; the time limit ended the search"),
         (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
         (Ending.PATIENCE, 1, "the fastest of 2 compared of {size} candidates; patience ended the search"),
-        (Ending.NO_GAIN, 1, "the fastest of 2 compared of {size} candidates; nothing left is likely to be 1 % faster"),
+        (Ending.NO_GAIN, 1, "the fastest of 2 compared of {size} candidates; less than 1 % is expected of any other"),
         (Ending.EXHAUSTED, 1, ""),
         (None, 1, ""),
     ],

@@ -53,6 +53,8 @@ from autotune.userconfig.writable import writable
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
+_CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
+"""Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
 
 
 @dataclass(frozen=True)
@@ -235,10 +237,9 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            length = number(sized.plan, "max_length")
-            if workload.has_images and length is not None and length < workload.longest:
-                # It was traced on these very rows.
-                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
+            if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
+                # Traces train on the very rows.
+                cut = f"TRL fails on rows that max_length={number(sized.plan, 'max_length')} cuts: {_short(error)}"
                 return Answer(Outcome.CANNOT_RUN, None, cut)
             return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:

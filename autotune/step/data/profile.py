@@ -90,7 +90,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
             rows, [*known.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
         ),
         completions=None if completions is None else _distribution(completions),
-        images=image_profile(rows, _sequences(trainer, lengths), trainable),
+        images=image_profile(rows, trainer, lengths, trainable),
         several=None if single and documents.order is None else documents,
     )
 
@@ -102,15 +102,9 @@ def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts) -> Docume
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
     """
-    needs, *_ = trainer.document(tuple(lengths.T))
-    columns = np.column_stack([np.maximum(needs, kept_from), _sequences(trainer, lengths)])
-    return Documents.of_rows(columns.astype(np.int32), ordered=trainer.ordered)
-
-
-def _sequences(trainer: Trainer, lengths: Counts) -> Counts:
-    """Return the tokens of each sequence that rows send through the model; shape (rows, sequences)."""
-    _, *sequences = trainer.document(tuple(lengths.T))
-    return np.stack(sequences, axis=1)
+    needs, *sequences = trainer.document(tuple(lengths.T))
+    columns = [np.maximum(needs, kept_from), *sequences]
+    return Documents.of_rows(np.stack(columns, axis=1, dtype=np.int32, casting="unsafe"), ordered=trainer.ordered)
 
 
 def _distribution(lengths: Counts) -> LengthDistribution:

@@ -19,6 +19,7 @@ from autotune.core.table import Table
 from autotune.errors import InputError
 from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes
 from autotune.step.rows import Counts
+from autotune.trainers import Trainer
 
 IMAGE_ELEMENTS = "image_elements"
 """Column of the numbers in ``pixel_values`` that a row's images become."""
@@ -83,22 +84,23 @@ def image_elements(rows: Dataset) -> Counts | None:
     return np.array(rows.select_columns([IMAGE_ELEMENTS])[:][IMAGE_ELEMENTS])[:, 0]
 
 
-def image_profile(rows: Dataset, sequences: Counts, trainable: Counts) -> ImageProfile | None:
+def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: Counts) -> ImageProfile | None:
     """Return the sizes of the images in tokenised rows; None for rows of text.
 
     Args:
-        sequences: tokens of each sequence that a row sends through the model; shape (rows, sequences).
+        lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         trainable: tokens of each row that the loss counts; shape (rows,).
     """
     elements = image_elements(rows)
     if elements is None:
         return None
+    _, *sequences = trainer.document(tuple(lengths.T))
     pixels = rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS]
     return ImageProfile(
         in_row=_distribution([len(images) for images in pixels]),
         pixels=_distribution([size for images in pixels for size in images]),
         elements=_distribution(elements),
-        rows=Table([sequences.max(axis=1), sequences.min(axis=1), trainable, elements]),
+        rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
     )
 
 

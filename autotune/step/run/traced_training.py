@@ -56,7 +56,7 @@ class TracedRows:
         once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
             twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
             false, there are two steps of two micro-batches, or of one where the plan has only one.
-        chosen: as there.
+        chosen: rows of a dataset, with their images, in place of ``worst``; None: rows of text.
     """
 
     worst: Sequence[tuple[int, ...]]
@@ -274,10 +274,12 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
 
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             samples, items = super().get_batch_samples(*args, **kwargs)
-            every = [*samples, *samples[-1:] * (loaded - len(samples))]
-            placed = [send_to_device(sample, self.args.device) for sample in every[:loaded]]
-            self.waiting = placed[len(samples) :]
-            return placed[: len(samples)] or samples, items
+            if not loaded:
+                return samples, items
+            # Few micro-batches are traced; the last one stands for those that are left out.
+            left_out = samples[-1:] * (loaded - len(samples))
+            self.left_out = [send_to_device(sample, self.args.device) for sample in left_out]
+            return [send_to_device(sample, self.args.device) for sample in samples], items
 
         def read_batch(self, rows: Any) -> Any:
             """Read rows as the data loader does: on real tensors, stored outside of PyTorch's allocators."""
