@@ -62,7 +62,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
     def __init__(
         self,
         *,
-        dataset: str | None = None,
+        dataset: str | Path | None = None,
         memory_budget: str | int | None = None,
         when_unsure: Literal["pass", "fail"] = "pass",
     ) -> None:

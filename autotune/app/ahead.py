@@ -214,7 +214,7 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
         AutotuneError: they could not be measured.
     """
     hardware = machine.hardware
-    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.openmp, machine.packages.get("torch"))
+    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, machine.packages.get("torch"))
     known = cache.decoded(GpuSpeeds, key)
     if known is not None:
         return known
@@ -231,7 +231,7 @@ def times_of(
     # A function of the module, since a search is sent to further workers.
     measure = partial(_measured, hardware.kind, limit_bytes, server, tracer)
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("operators", hardware.name, hardware.threads, hardware.openmp, software)
+    key = fingerprint("operators", hardware.name, hardware.threads, hardware.variables, software)
     return OperatorTimes(hardware.kind, measure, cache, key)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.app.public import Arguments
+from autotune.app.public import Arguments, as_json
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.workload import Init
@@ -31,8 +31,8 @@ class LengthsArguments(Arguments):
         trainer: TRL's trainer.
     """
 
-    model: str = field(kw_only=False)
-    dataset: str = field(kw_only=False)
+    model: str | Path = field(kw_only=False)
+    dataset: str | Path = field(kw_only=False)
     trainer: str = DEFAULT
 
 
@@ -82,15 +82,15 @@ class SearchArguments(Arguments):
         space (FILE): a space file instead of the one that ships with autotune.
     """
 
-    model: str | None = field(default=None, kw_only=False)
-    dataset: str | None = field(default=None, kw_only=False)
+    model: str | Path | None = field(default=None, kw_only=False)
+    dataset: str | Path | None = field(default=None, kw_only=False)
     trainer: str | None = None
-    eval_dataset: str | None = None
+    eval_dataset: str | Path | None = None
     eval_split: str | None = None
     reward_funcs: Iterable[str] = ()
     completion_length: int | str | None = None
     prompt_coverage: float | None = None
-    teacher: str | None = None
+    teacher: str | Path | None = None
     num_processes: int | Auto | None = None
     memory_budget: str | int | None = None
     global_batch_size: int | None = None
@@ -178,7 +178,7 @@ class PlannedArguments(SearchArguments):
         memory_budget: memory that training may need on each GPU, such as ``24GiB`` or in bytes. None: all of it.
     """
 
-    model: str = field(kw_only=False)
+    model: str | Path = field(kw_only=False)
     trainer: str = DEFAULT
     gpu: str | None = None
     num_machines: int | None = None
@@ -225,6 +225,10 @@ class RentArguments(PlannedArguments):
     prices: str | Path | Mapping[str, float] | None = None
 
 
+_OBJECTS = frozenset({"listener", "config", "peft_config"})
+"""Arguments of a check that settings do not have as they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckArguments(Arguments):
     """Arguments of :func:`autotune.check`.
@@ -249,8 +253,8 @@ class CheckArguments(Arguments):
 
     config: Any = field(kw_only=False)
     trainer: str | None = None
-    model: str | None = None
-    dataset: str | None = None
+    model: str | Path | None = None
+    dataset: str | Path | None = None
     peft_config: Any = None
     gpu: str | None = None
     memory_budget: str | int | None = None
@@ -287,8 +291,8 @@ class CheckArguments(Arguments):
     @property
     def settings(self) -> dict[str, object]:
         """The given options by name, without secrets."""
-        given = {name: value for name, value in vars(self).items() if name not in ("listener", "peft_config")}
-        shown = {**hidden_values({**given, "config": self.file}), "command": hidden_words(self.command)}
+        kept = {name: as_json(value) for name, value in vars(self).items() if name not in _OBJECTS}
+        shown = {**hidden_values({**kept, "config": self.file}), "command": hidden_words(self.command)}
         return {name: value for name, value in shown.items() if value not in (None, (), False)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.app.arguments import SearchArguments
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def estimate(
-    model: str,
+    model: str | Path,
     config: transformers.TrainingArguments,
     peft_config: peft.PeftConfig | None = None,
     *,

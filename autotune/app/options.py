@@ -167,7 +167,7 @@ def _with_teacher(options: Options) -> Options:
     return options
 
 
-def _teacher(trainer: Trainer, name: str | None, init: Init) -> ModelSource | None:
+def _teacher(trainer: Trainer, name: str | Path | None, init: Init) -> ModelSource | None:
     if name is None:
         return None
     if not trainer.has_teacher:

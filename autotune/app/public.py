@@ -39,7 +39,7 @@ class Arguments:
         ``settings`` in ``result.json`` and in a plan's document have it, and the command that repeats a run is made of
         it.
         """
-        values = {each.name: _as_json(getattr(self, each.name)) for each in fields(self) if each.name != "listener"}
+        values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name != "listener"}
         if isinstance(storage := values.get("storage"), str):
             values["storage"] = hidden_url(storage)
         defaults = {each.name: each.default for each in fields(self)}
@@ -86,7 +86,8 @@ def _described(kind: object) -> Iterator[tuple[str, str, str]]:
         yield from _DESCRIPTION.findall(inspect.cleandoc(each.__doc__ or "").partition("Args:\n")[2])
 
 
-def _as_json(value: object) -> object:
+def as_json(value: object) -> object:
+    """Return what JSON has for the value of an argument: texts for paths, lists and dictionaries."""
     match value:
         case Path():
             return str(value)

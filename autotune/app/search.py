@@ -127,7 +127,7 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
         "device": f"{hardware.name} ({hardware.kind})",
         "processes": str(hardware.processes),
         "CPU cores": str(hardware.cores),
-        **({"waiting threads": hardware.openmp} if hardware.openmp else {}),
+        **({"environment variables": hardware.variables} if hardware.variables else {}),
         "memory budget": f"{format_bytes(limit_bytes)} ({limit_bytes:,} bytes)",
         "global batch size": str(setting.global_batch_size),
         "token coverage": str(setting.token_coverage),

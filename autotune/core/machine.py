@@ -29,8 +29,8 @@ class Hardware:
         machines: number of machines, with equally many processes on each.
         cores: CPU cores that this process may use.
         driver: version of the device's driver, or None.
-        openmp: waiting of a training's threads on a CPU: variables of OpenMP as a shell sets them,
-            such as ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
+        variables: environment variables that a training on a CPU is started with, as a shell sets them, such as
+            ``OMP_WAIT_POLICY=PASSIVE``; empty with a GPU.
     """
 
     kind: DeviceKind
@@ -42,12 +42,12 @@ class Hardware:
     cores: int = 1
     driver: str | None = None
     machines: int = 1
-    openmp: str = ""
+    variables: str = ""
 
     @property
-    def openmp_variables(self) -> dict[str, str]:
-        """The variables that ``openmp`` sets, by name."""
-        return dict(pair.split("=", 1) for pair in self.openmp.split())
+    def environment(self) -> dict[str, str]:
+        """``variables`` by name."""
+        return dict(pair.split("=", 1) for pair in self.variables.split())
 
     @property
     def is_null(self) -> bool:

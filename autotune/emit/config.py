@@ -35,9 +35,9 @@ def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:
         f"{visible([0])} {command}."
     )
     shown = [several] if given.on_one_gpu and given.server is None else []
-    if given.hardware.openmp:
-        # `env` of this file is read after torch, and with it OpenMP, is loaded.
-        shown.append(f"For waiting threads as in the probes, run: {given.hardware.openmp} {command}")
+    if given.hardware.variables:
+        # `env` of this file is read after torch, and with it OpenMP and oneDNN, is loaded.
+        shown.append(f"For the memory and speed of the probes, run: {given.hardware.variables} {command}")
     lines = [f"Run with: {run}", *shown, *provenance(given, rows)]
     head = "\n".join(filled(line, "# ", "#   ") for line in lines)
     return f"{head}\n\n{body}"

@@ -44,7 +44,7 @@ def _where(result: Result) -> str:
     processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
     software = software_text(result.environment)
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
-    known = ", ".join(part for part in (device, processes, hardware.openmp, software and f"with {software}") if part)
+    known = ", ".join(part for part in (device, processes, hardware.variables, software and f"with {software}") if part)
     return f"Measured on {known}."
 
 

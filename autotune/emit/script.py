@@ -201,14 +201,14 @@ def _usage(given: Handover, command: str) -> str:
 
 def _standard(given: Handover, env: Mapping[str, str]) -> str:
     """Return the first imports, and the variables that have to be set before torch is imported."""
-    plan, first_gpu, waiting = given.plan, given.on_one_gpu, given.hardware.openmp_variables
-    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu or waiting, "sys": plan.rewards}
+    plan, first_gpu, cpu = given.plan, given.on_one_gpu, given.hardware.environment
+    wanted = {"importlib": plan.rewards, "json": plan.peft, "os": env or first_gpu or cpu, "sys": plan.rewards}
     lines = [f"import {name}" for name, needed in wanted.items() if needed]
     lines += ["from dataclasses import dataclass, field"] if plan.rewards else []
     variables = [f"os.environ[{name!r}] = {value!r}" for name, value in env.items()]
-    if waiting:
-        variables.append("# How threads wait for one another, as in the probes; torch reads it when it is imported.")
-        variables += [f"os.environ.setdefault({name!r}, {value!r})" for name, value in waiting.items()]
+    if cpu:
+        variables.append("# As in the probes; torch reads them when it is imported.")
+        variables += [f"os.environ.setdefault({name!r}, {value!r})" for name, value in cpu.items()]
     variables += [_FIRST_GPU] if first_gpu else []
     return "\n".join([*lines, "from pathlib import Path", "", *variables, *([""] if variables else [])])
 

@@ -27,7 +27,7 @@ _SPLIT = re.compile(r"\w+(\.\w+)*")
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 
 
-def dataset_source(text: str) -> DatasetSource:
+def dataset_source(text: str | Path) -> DatasetSource:
     """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when it is loaded.
@@ -35,6 +35,7 @@ def dataset_source(text: str) -> DatasetSource:
     Raises:
         InputError: it is missing, empty, in no supported format, or broken in a way that the fast checks detect.
     """
+    text = str(text)
     path = local_path(text, "dataset", frozenset(BUILDERS))
     if path is None:
         return DatasetSource(name=text, path=text)
@@ -50,7 +51,9 @@ def dataset_source(text: str) -> DatasetSource:
     return DatasetSource(name=text, path=builder, data_files=str(path))
 
 
-def evaluation_source(dataset: str | None, evaluation: str | None, split: str | None) -> DatasetSource | None:
+def evaluation_source(
+    dataset: str | Path | None, evaluation: str | Path | None, split: str | None
+) -> DatasetSource | None:
     """Return the source of the rows to evaluate on, or None if neither a dataset nor a split is named for them.
 
     A split of the training dataset or, if ``evaluation`` names another dataset, of that one. Without a split it is the

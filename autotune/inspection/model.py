@@ -27,7 +27,7 @@ _WITHOUT = "`autotune plan --seq-len` takes a configuration alone, in a file of 
 _FILE_SUFFIXES = frozenset({".json", ".safetensors", ".bin", ".gguf", ".pt", ".pth"})
 
 
-def model_source(text: str, init: Init, *, tokenizes: bool = True) -> ModelSource:
+def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> ModelSource:
     """Return the source of the model that ``text`` names: a local directory, a ``config.json``, or a hub id.
 
     A hub id is taken as it is: whether it exists shows when its configuration is fetched.
@@ -39,6 +39,7 @@ def model_source(text: str, init: Init, *, tokenizes: bool = True) -> ModelSourc
     Raises:
         InputError: the path is missing or holds no model, no tokenizer, or no weights where they are asked for.
     """
+    text = str(text)
     path = local_path(text, "model", _FILE_SUFFIXES)
     if path is None:
         return ModelSource(name=text, init=init)

@@ -15,7 +15,7 @@ from typing import Any
 from autotune.core.exchange import write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
 from autotune.errors import InputError, ProbeServerError
-from autotune.inspection.cpu import openmp_waiting
+from autotune.inspection.cpu import cpu_variables
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
 
 # Time within which the server has to report the end of a process that it has killed.
@@ -50,7 +50,7 @@ class JobServer:
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
-            CPU, threads wait for one another as set by :func:`autotune.inspection.cpu.openmp_waiting`.
+            CPU, the environment is that of :func:`autotune.inspection.cpu.cpu_variables`.
         threads: CPU threads of a process, set by OMP_NUM_THREADS; None leaves the variable unchanged.
         processes: most processes of a job, each with a GPU of its own.
         share: the part of the machine that the server and its jobs see and run on.
@@ -77,7 +77,7 @@ class JobServer:
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
         self._arguments += ["--early"] if early else []
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        self._environment |= openmp_waiting() if device == "cpu" else {}
+        self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
         self._interrupted = False

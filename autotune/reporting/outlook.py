@@ -133,12 +133,12 @@ def next_command(result: Result, trl: str = "trl") -> str:
         return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), short_path(bundle / "train.py")])
     config = short_path(bundle / "config.yaml")
     gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
-    waiting = "".join(
+    variables = "".join(
         f"{name}={shlex.quote(value)} "
-        for name, value in result.hardware.openmp_variables.items()
+        for name, value in result.hardware.environment.items()
         if os.environ.get(name) != value
     )
-    return f"{gpu}{waiting}{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
+    return f"{gpu}{variables}{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
 
 
 def _first_gpu() -> str:

@@ -258,5 +258,5 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
     yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
     yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
-    yield "device", f"{hardware.name}, {hardware.openmp}" if hardware.openmp else hardware.name
+    yield "device", f"{hardware.name}, {hardware.variables}" if hardware.variables else hardware.name
     yield from sorted(result.environment.items())

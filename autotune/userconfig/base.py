@@ -119,7 +119,7 @@ def understood(written: Written, known: ReadCommand) -> UserBase:
     return UserBase(written, known, config, plan, started, user.assumptions)
 
 
-def sources_of(base: UserBase, model: str | None, dataset: str | None) -> Sources:
+def sources_of(base: UserBase, model: str | Path | None, dataset: str | Path | None) -> Sources:
     """Return the model and the rows of a base, or those given instead.
 
     Raises:

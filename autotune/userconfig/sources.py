@@ -55,7 +55,9 @@ class Sources:
     streams: bool = False
 
 
-def sources(read: ReadCommand, config: Configuration, name: str | None = None, dataset: str | None = None) -> Sources:
+def sources(
+    read: ReadCommand, config: Configuration, name: str | Path | None = None, dataset: str | Path | None = None
+) -> Sources:
     """Return the model and the rows that a configuration names.
 
     Args:
@@ -83,7 +85,7 @@ def sources(read: ReadCommand, config: Configuration, name: str | None = None, d
     )
 
 
-def _rows(read: ReadCommand, dataset: str | None) -> Loaded:
+def _rows(read: ReadCommand, dataset: str | Path | None) -> Loaded:
     """Return the rows to train on, as TRL's scripts find them."""
     script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))

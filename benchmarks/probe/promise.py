@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,27 +35,13 @@ from autotune.study import Purpose, Record
 from autotune.study.comparison import next_turn
 from autotune.study.problem import ShortRun
 from autotune.units import format_bytes, format_rate
+from benchmarks.probe.real_run import real_run
 
 # Left out at the start of a real run, where caches fill and kernels are chosen.
 _SETTLING_SECONDS = 3.0
 _FEWEST_STEPS = 6
 _SHOWN_LINES = 5
 _TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
-_PEAK = "PEAK "
-# Runs in the training process: the baseline is taken after the imports, as in a probe.
-_RUNNER = """
-import runpy, sys
-from autotune.step.imports import prepare_environment, preload
-device = sys.argv.pop(1)
-prepare_environment(device, processes=1)
-preload(device)
-from autotune.step.run.meters import METERS
-meter = METERS[device]()
-script = sys.argv.pop(1)
-sys.argv[0] = script
-runpy.run_path(script, run_name="__main__")
-print("PEAK", meter.peaks().peak_bytes, flush=True)
-"""
 
 
 @dataclass(frozen=True)
@@ -241,35 +224,12 @@ def train(script: Path, result: Result, steps: int) -> Kept:
     Raises:
         SystemExit: it failed; the message has the last it said.
     """
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        command = [sys.executable, "-c", _RUNNER, result.hardware.kind, str(script.resolve())]
-        options = {
-            "--max_steps": str(steps),
-            "--logging_steps": "1",
-            "--save_strategy": "no",
-            "--disable_tqdm": "true",
-            "--output_dir": folder,
-        }
-        command += [word for option in options.items() for word in option]
-        # A line has to arrive when its step ends: the clock is read then.
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(result.hardware.threads)}
-        ticks: list[tuple[float, float]] = []
-        peak_bytes = 0
-        log = Path(folder) / "log.txt"
-        with (
-            log.open("w", encoding="utf-8") as errors,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
-        ):
-            for line in process.stdout or ():
-                tokens = _TOKENS.search(line)
-                if tokens and "train_runtime" not in line:
-                    ticks.append((time.monotonic(), float(tokens.group(1))))
-                elif line.startswith(_PEAK):
-                    peak_bytes = int(line.removeprefix(_PEAK))
-        if process.returncode or len(ticks) < _FEWEST_STEPS:
-            last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
-            raise SystemExit("\n".join([f"{script} ended with exit status {process.returncode}", *last]))
-    return Kept(settled_rate(ticks), peak_bytes)
+    run = real_run(script, result, {"--max_steps": str(steps), "--save_strategy": "no"})
+    counted = ((at, _TOKENS.search(line)) for at, line in run.lines if "train_runtime" not in line)
+    ticks = [(at, float(tokens.group(1))) for at, tokens in counted if tokens]
+    if run.code or len(ticks) < _FEWEST_STEPS:
+        raise SystemExit("\n".join([f"{script} ended with exit status {run.code}", *run.errors[-_SHOWN_LINES:]]))
+    return Kept(settled_rate(ticks), run.peak_bytes or 0)
 
 
 def settled_rate(ticks: Sequence[tuple[float, float]]) -> float:

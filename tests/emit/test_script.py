@@ -91,7 +91,9 @@ def test_the_configuration_says_how_one_gpu_is_named_where_several_are_visible(t
 
 
 def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how(tmp_path: Path) -> None:
-    script = script_of(TrainingPlan("sft"), tmp_path, Hardware("cpu", "CPU", 2**33, openmp="OMP_WAIT_POLICY=PASSIVE"))
+    script = script_of(
+        TrainingPlan("sft"), tmp_path, Hardware("cpu", "CPU", 2**33, variables="OMP_WAIT_POLICY=PASSIVE")
+    )
     before, _, _ = script.partition("from datasets import")
     before, _, _ = before.partition("from trl import")
 
@@ -109,5 +111,5 @@ def test_the_threads_of_a_cpu_wait_as_in_the_probes_unless_the_user_has_said_how
     assert spins() == "0"
     assert spins(OMP_WAIT_POLICY="ACTIVE") != "0"
     said = " ".join(line.lstrip("# ") for line in (tmp_path / "config.yaml").read_text(encoding="utf-8").splitlines())
-    assert "as in the probes, run: OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
+    assert "For the memory and speed of the probes, run: OMP_WAIT_POLICY=PASSIVE trl sft --config config.yaml" in said
     assert "1 process, OMP_WAIT_POLICY=PASSIVE, with" in said

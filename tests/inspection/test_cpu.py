@@ -1,15 +1,21 @@
-"""How control groups, version 1 and 2, limit the CPU and memory that are found."""
+"""The CPU that is found, as control groups of version 1 and 2 limit it, and the variables of a training on it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, described_cpu, openmp_waiting
+from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, cpu_variables, described_cpu
 from autotune.units import GIB, MIB
+
+CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 def tree(root: Path, files: Mapping[str, object]) -> Path:
@@ -139,8 +145,38 @@ def test_under_a_quota_there_are_as_many_cores_as_it_allows(tmp_path: Path, monk
 def test_threads_wait_idly_unless_the_user_has_said_how(
     own: Mapping[str, str], expected: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", *CACHES):
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    assert openmp_waiting() == described_cpu(tmp_path).openmp_variables == expected
+    assert cpu_variables() == described_cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32")}
+
+
+GROWN = """
+    import torch
+    from pathlib import Path
+
+    def resident():
+        return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssAnon"))
+
+    weights = torch.ones(128, 128, dtype=torch.bfloat16)
+    for length in range(1, 401):
+        torch.ones(length, 128, dtype=torch.bfloat16) @ weights
+        if length == 100:
+            before = resident()
+    print(resident() - before)
+"""
+
+
+def test_memory_does_not_grow_with_every_new_length_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does without the variables, where the CPU has instructions for bfloat16: by 190 MiB."""
+    for name in CACHES:
+        monkeypatch.delenv(name, raising=False)
+    run = [sys.executable, "-c", dedent(GROWN)]
+    ended = subprocess.run(run, env=os.environ | cpu_variables(), capture_output=True, text=True, check=True)
+    assert int(ended.stdout) < 20 * 1024
+
+
+def test_a_cache_that_the_user_has_sized_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "512")
+    assert cpu_variables()["LRU_CACHE_CAPACITY"] == "512"

@@ -75,6 +75,13 @@ def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     assert sorted(load(source)["text"]) == ["one", "two"]
 
 
+def test_a_path_object_is_taken_as_its_text(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8")
+    assert dataset_source(file) == dataset_source(str(file))
+    assert evaluation_source(None, file, None) == evaluation_source(None, str(file), None)
+
+
 def test_the_name_stays_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "data.jsonl", GOOD)
     monkeypatch.chdir(tmp_path)

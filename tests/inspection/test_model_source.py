@@ -32,6 +32,10 @@ def test_a_directory_is_named_by_its_absolute_path(directory: Path, monkeypatch:
     assert model_source("model", "random") == ModelSource(name=str(directory), init="random")
 
 
+def test_a_path_object_is_taken_as_its_text(directory: Path) -> None:
+    assert model_source(directory, "random") == model_source(str(directory), "random")
+
+
 def test_a_config_file_stands_for_its_directory(directory: Path) -> None:
     assert model_source(str(directory / "config.json"), "random").name == str(directory)
 

@@ -138,7 +138,7 @@ def test_the_next_command_shows_one_process_one_gpu_and_keeps_the_one_that_is_ch
 def test_the_next_command_lets_threads_wait_as_in_the_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     result = in_directory(a_result(), Path("/elsewhere"))
-    cpu = replace(result, hardware=replace(result.hardware, kind="cpu", openmp="OMP_WAIT_POLICY=PASSIVE"))
+    cpu = replace(result, hardware=replace(result.hardware, kind="cpu", variables="OMP_WAIT_POLICY=PASSIVE"))
     assert next_command(cpu) == "OMP_WAIT_POLICY=PASSIVE trl sft --config /elsewhere/config.yaml"
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     assert next_command(cpu) == "trl sft --config /elsewhere/config.yaml"

@@ -1,0 +1,78 @@
+"""Runs a bundle's ``train.py`` unchanged in a process of its own, and reads its peak, its steps and their times."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.result import Result
+
+_PEAK = "PEAK "
+# Runs in the training process: the baseline is taken after the imports, and the limit set, as in a probe.
+_RUNNER = """
+import runpy, sys
+from autotune.step.imports import prepare_environment, preload
+device, limit, script = sys.argv[1:4]
+prepare_environment(device, processes=1)
+preload(device)
+from autotune.step.run.meters import METERS
+meter = METERS[device]()
+if int(limit):
+    meter.limit(int(limit))
+sys.argv[:4] = [script]
+runpy.run_path(script, run_name="__main__")
+print("PEAK", meter.peaks().peak_bytes, flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class RealRun:
+    """A training that ended.
+
+    Attributes:
+        code: its exit status.
+        lines: seconds and text of each line that it printed.
+        peak_bytes: above what the imports take; None if it failed.
+        errors: lines of its standard error.
+    """
+
+    code: int
+    lines: Sequence[tuple[float, str]]
+    peak_bytes: int | None
+    errors: Sequence[str]
+
+
+def real_run(script: Path, result: Result, options: Mapping[str, str], limit_bytes: int = 0) -> RealRun:
+    """Run a bundle's script with the threads of its probes, and return what it printed.
+
+    Args:
+        options: further arguments of the script; those of its output folder and log are given already.
+        limit_bytes: memory that it may use, as a probe's limit; 0 for no limit.
+    """
+    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+        command = [sys.executable, "-c", _RUNNER, result.hardware.kind, str(limit_bytes), str(script.resolve())]
+        all_options = {"--logging_steps": "1", "--disable_tqdm": "true", "--output_dir": folder, **options}
+        command += [word for option in all_options.items() for word in option]
+        # A line has to arrive when its step ends: the clock is read then.
+        environment = {
+            **os.environ,
+            # PyTorch is imported before the script that would set them.
+            **result.hardware.environment,
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": str(result.hardware.threads),
+        }
+        log = Path(folder) / "log.txt"
+        with (
+            log.open("w", encoding="utf-8") as errors,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,
+        ):
+            lines = [(time.monotonic(), line) for line in process.stdout or ()]
+        written = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    peaks = [int(line.removeprefix(_PEAK)) for _, line in lines if line.startswith(_PEAK)]
+    return RealRun(process.returncode, lines, peaks[-1] if peaks else None, written)
