@@ -30,7 +30,9 @@ def main() -> int:
     if not asked.page and "NULLGPU_DEVICE" not in os.environ:
         # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
         words = [sys.executable, "-m", "benchmarks.nullgpu", *sys.argv[1:]]
-        os.execve(sys.executable, words, environment(null_device("H100-80GB")))
+        # Transformers places random weights in the order of a set of names: in all processes the same one.
+        variables = environment(null_device("H100-80GB")) | {"PYTHONHASHSEED": "0"}
+        os.execve(sys.executable, words, variables)
 
     from benchmarks.nullgpu.cases import cases
     from benchmarks.nullgpu.page import page

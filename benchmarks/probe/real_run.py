@@ -14,18 +14,16 @@ from pathlib import Path
 from autotune.core.result import Result
 
 _PEAK = "PEAK "
-# Runs in the training process: the baseline is taken after the imports, and the limit set, as in a probe.
+# Runs in the training process: the baseline is taken after the imports, as in a probe.
 _RUNNER = """
 import runpy, sys
 from autotune.step.imports import prepare_environment, preload
-device, limit, script = sys.argv[1:4]
+device, script = sys.argv[1:3]
 prepare_environment(device, processes=1)
 preload(device)
 from autotune.step.run.meters import METERS
 meter = METERS[device]()
-if int(limit):
-    meter.limit(int(limit))
-sys.argv[:4] = [script]
+sys.argv[:3] = [script]
 runpy.run_path(script, run_name="__main__")
 print("PEAK", meter.peaks().peak_bytes, flush=True)
 """
@@ -48,15 +46,14 @@ class RealRun:
     errors: Sequence[str]
 
 
-def real_run(script: Path, result: Result, options: Mapping[str, str], limit_bytes: int = 0) -> RealRun:
+def real_run(script: Path, result: Result, options: Mapping[str, str]) -> RealRun:
     """Run a bundle's script with the threads of its probes, and return what it printed.
 
     Args:
         options: further arguments of the script; those of its output folder and log are given already.
-        limit_bytes: memory that it may use, as a probe's limit; 0 for no limit.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        command = [sys.executable, "-c", _RUNNER, result.hardware.kind, str(limit_bytes), str(script.resolve())]
+        command = [sys.executable, "-c", _RUNNER, result.hardware.kind, str(script.resolve())]
         all_options = {"--logging_steps": "1", "--disable_tqdm": "true", "--output_dir": folder, **options}
         command += [word for option in all_options.items() for word in option]
         # A line has to arrive when its step ends: the clock is read then.
