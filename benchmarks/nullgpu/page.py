@@ -39,7 +39,7 @@ which is another one in each process. Over 40 orders, the trace of KTO on Mixtra
 With DDP, runs wait 0.3 s after each optimizer step. DDP builds its buckets of gradients anew in the second step, and
 NCCL's watchdog, which looks every 100 ms, holds the old ones until it has seen that their collectives ended. Steps that
 follow sooner have the peak with both: up to 8 % more allocated and 20 % more reserved memory in these cases, which a
-trace does not count. It is the same on a real GPU."""
+trace does not count. Real GPUs were not looked at."""
 
 _NOT = """\
 ## What a null GPU cannot say

@@ -52,8 +52,9 @@ _ABOUT = f"""\
 below what TRL's default needs. Then the bundle's `train.py` trains {STEPS} steps unchanged, with an evaluation and a
 save every {_EVERY}. Rows are pages of Python's documentation; "long" joins every tenth with the
 {_JOINED_ROWS - 1} after it. The rate is that of the steps before the first evaluation, without the first
-{_SETTLING_STEPS}; "promised" is the 95 % range of a further run. Memory is resident memory above the imports. The training runs under no limit, and its peak is held
-against the budget: `RLIMIT_DATA`, by which a probe is limited, also counts what is allocated and never touched.
+{_SETTLING_STEPS}; "promised" is the 95 % range of a further run. Memory is resident memory above
+the imports. The training runs under no limit, and its peak is held against the budget: `RLIMIT_DATA`, by which a probe
+is limited, also counts what is allocated and never touched.
 """
 
 
