@@ -24,6 +24,9 @@ _EXISTS: Mapping[Choice, frozenset[Choice]] = {
 }
 """What each choice of sharding can offload: DeepSpeed's ``offload_param`` needs stage 3 (deepspeed/runtime/zero), and
 FSDP2's ``CPUOffloadPolicy`` moves weights, gradients and state together (torch/distributed/fsdp/_fully_shard)."""
+# Gradients on the host are clipped by gloo, which accelerate starts with NCCL where these ask for it
+# (accelerate/state.py, `PartialState.__init__`). `accelerate launch` sets them where its own file has FSDP.
+_WITH_GLOO: Mapping[str, str] = {"env.ACCELERATE_USE_FSDP": "true", "env.FSDP_OFFLOAD_PARAMS": "true"}
 # Optimizers of bitsandbytes are CUDA kernels.
 _ON_GPU_ONLY = ("bnb", "8bit", "paged")
 
@@ -41,7 +44,7 @@ class Offload(Technique):
     )
     trl_default = NONE
     needs = "sharding by zero1, zero2, zero3 or fsdp2; for one process zero2 or zero3, a GPU and the package deepspeed"
-    writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD})
+    writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD, *_WITH_GLOO})
     impact = TraceImpact(
         frees_weights=lambda choice: choice in (PARAMETERS, BOTH),
         in_plan=lambda plan: PlanImpact(untimed=_optimizer_on_host(plan)),
@@ -81,7 +84,7 @@ class Offload(Technique):
             return {}
         sharding = candidate.get("sharding", DDP)
         if sharding == FSDP2:
-            return {_FSDP_OFFLOAD: True}
+            return {_FSDP_OFFLOAD: True, **_WITH_GLOO}
         if sharding not in ZERO_STAGES:
             return {}
         wanted = {_OPTIMIZER_DEVICE: (OPTIMIZER, BOTH), _PARAMETERS_DEVICE: (PARAMETERS, BOTH)}

@@ -21,7 +21,7 @@ BOTH = """
     from benchmarks.nullgpu.run import run
     if __name__ == "__main__":
         lengths = {int(length): count for length, count in json.loads(sys.argv[1]).items()}
-        case = Case("sft", "llama", lengths, 4, json.loads(sys.argv[2]))
+        case = Case("sft", "llama", lengths, 4, json.loads(sys.argv[2]), processes=int(sys.argv[3]))
         with tempfile.TemporaryDirectory() as folder:
             record = Record(Path(folder, "record.jsonl"))
             run([case], record, {"measured": "now", "traced": "now"})
@@ -29,9 +29,9 @@ BOTH = """
 """
 
 
-def both(machine: NullMachine, lengths: Mapping[int, int], **choices: str) -> tuple[Any, Any]:
+def both(machine: NullMachine, lengths: Mapping[int, int], processes: int = 1, **choices: str) -> tuple[Any, Any]:
     """Return the figures of a trace and of a run of a case."""
-    found = machine.run(BOTH, json.dumps(lengths), json.dumps(choices))
+    found = machine.run(BOTH, json.dumps(lengths), json.dumps(choices), str(processes))
     return found["traced"], found["measured"]
 
 
@@ -52,6 +52,12 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
     traced, measured = both(machine, {2000: 8}, **choices)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
+
+
+@pytest.mark.nightly
+def test_fsdp2_clips_gradients_that_it_offloads(machine: NullMachine) -> None:
+    traced, measured = both(machine, {500: 8}, 2, sharding="fsdp2", offload="both")
+    assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.005)
 
 
 PICTURED = """
