@@ -49,7 +49,7 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
 ) -> None:
     # Without Liger, queries and keys are cast in the compiled call; with it, the backward pass needs what was given.
     choices = {"attention": "flex_attention", "gradient_checkpointing": "off", "liger": liger}
-    traced, measured = both(machine, {2000: 8}, **choices)
+    traced, measured = both(machine, {2000: 8}, 1, **choices)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
 
