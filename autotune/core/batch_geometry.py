@@ -34,7 +34,8 @@ class Shape:
             gradients; 0: there is none, or it is as wide as the first.
         filled: the share of the tokens, 0 to 1, that are not padding where the loss leaves padding out.
         chosen: the rows of the dataset that it consists of, by index, where tokens do not determine them, since images
-            belong to them; empty elsewhere. With fewer rows in the micro-batch than these, it has the first of them.
+            belong to them; empty elsewhere. More rows than it has are those of several micro-batches, drawn at once; it
+            is made of the first of them.
         evaluated: whether these are rows of the dataset that training is evaluated on.
     """
 
@@ -90,6 +91,10 @@ class PhaseGeometry:
     worst: Shape
     sizes: tuple[Typical, ...]
     per_step: float
+
+    def beside(self, micro_batch: Shape) -> Shape:
+        """Return the shape of :attr:`worst`, or that of a micro-batch whose own trace runs the phase on its rows."""
+        return micro_batch if micro_batch.chosen else self.worst
 
     @property
     def typical(self) -> Shape:

@@ -95,7 +95,7 @@ def chosen_rows(shape: Shape, workload: Workload) -> ChosenRows | None:
     profile = workload.evaluation if shape.evaluated else workload.dataset
     if not shape.chosen or profile is None:
         return None
-    return ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen[: shape.rows])
+    return ChosenRows(profile.tokenized_directory, profile.fingerprint, shape.chosen)
 
 
 _GRADIENT = "gradient"

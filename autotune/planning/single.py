@@ -89,7 +89,7 @@ class TracedPlan(Sized):
 
     def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
         """Return the bytes of tensors at each moment of a step, by stretch."""
-        at = {beside.phase: beside.size for beside in _beside(self.geometry)}
+        at = {beside.phase: beside.size for beside in _beside(self.geometry, self.geometry.worst)}
         own = _full(self.geometry)
         return {stretch: self.fits[at.get(stretch[0].phase, own)].course(stretch) for stretch in self.worst.stretches}
 
@@ -227,7 +227,7 @@ class PlanTracer:
         self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
     ) -> Forecast:
         found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
-        for beside in _beside(geometry):
+        for beside in _beside(geometry, shape):
             at_its_own = fits[beside.size].forecast(beside.micro_batches, plan.allocator)
             found = found.taking(beside.phase, at_its_own, beside.per_step)
         return found
@@ -260,7 +260,7 @@ def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
     if timed:
         typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
         every += [_size(plan, geometry, size) for size in typical]
-    return dict.fromkeys([*every, *(beside.size for beside in _beside(geometry))])
+    return dict.fromkeys([*every, *(beside.size for beside in _beside(geometry, geometry.worst))])
 
 
 @dataclass(frozen=True)
@@ -273,9 +273,11 @@ class _Beside:
     per_step: float
 
 
-def _beside(geometry: BatchGeometry) -> Iterator[_Beside]:
+def _beside(geometry: BatchGeometry, shape: Shape) -> Iterator[_Beside]:
+    """Yield the phases with sizes of their own beside the worst micro-batches, which are of a shape."""
     for apart in geometry.apart:
-        yield _Beside(apart.phase, _full(geometry, apart.worst), geometry.micro_batches, apart.per_step)
+        size = _full(geometry, apart.beside(shape))
+        yield _Beside(apart.phase, size, geometry.micro_batches, apart.per_step)
     if geometry.evaluation is not None:
         yield _Beside(EVALUATE, _full(geometry.evaluation), 1, 0.0)
 

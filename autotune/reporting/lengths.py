@@ -8,6 +8,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.length_report import QUANTILES, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import share_text
+from autotune.trainers import find_trainer
 
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
@@ -15,6 +16,7 @@ _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 def lengths_report(report: LengthReport) -> Document:
     """Return the report about the lengths of rows."""
     dataset = report.workload.dataset
+    has_limit = "max_length" in find_trainer(report.workload.trainer).fields
     counts = f"{report.rows:,} rows, {report.tokens:,} tokens, {report.mean:,.0f} in a row on average"
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
@@ -29,7 +31,7 @@ def lengths_report(report: LengthReport) -> Document:
             Section("Histogram", (_histogram(report),)),
             Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
-            Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),
+            *((Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),) if has_limit else ()),
         ),
     )
 

@@ -38,6 +38,12 @@ class ContinuousBatching(Equipped):
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for rows with images."""
+        if choice == ON and setting.workload.has_images:
+            return "TRL refuses it for models with a processor of images"
+        return super().unsuitable(choice, setting)
+
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``)."""
         if choice == ON and candidate.get(VLLM, OFF) != OFF:

@@ -7,6 +7,9 @@ from autotune.core.setting import Setting
 from autotune.techniques.base import SEVERAL, Fails, Option, Technique
 from autotune.techniques.trace_impact import SIZES
 
+_ROUNDED = ("messages", "prompt")
+"""Formats of rows with images whose lengths TRL rounds up."""
+
 
 class PadToMultipleOf(Technique):
     """Padding of the collated length beyond the longest row."""
@@ -25,7 +28,7 @@ class PadToMultipleOf(Technique):
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images that have a prompt and a completion."""
         workload = setting.workload
-        if choice == self.trl_default or not workload.has_images or workload.dataset.format == "messages":
+        if choice == self.trl_default or not workload.has_images or workload.dataset.format in _ROUNDED:
             return None
         return "TRL's collator of prompts and completions with images does not round lengths up"
 
@@ -33,7 +36,8 @@ class PadToMultipleOf(Technique):
         """Return a reason where rows with images would be cut to a length that is no multiple."""
         if choice == self.trl_default or not setting.workload.has_images:
             return None
-        if not int(candidate["max_length"]) % int(choice):
+        # Prompts whose completions are generated are cut to no length.
+        if not int(candidate.get("max_length", 0)) % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
         return Fails(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")

@@ -188,6 +188,10 @@ class Trainer(ABC):
         """Return the number of micro-batch rows for each row of the dataset."""
         return 1
 
+    def drawn(self, plan: TrainingPlan) -> int:
+        """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
+        return rows_of(plan)
+
     def evaluated_copies(self, plan: TrainingPlan) -> int:
         """Return the number of micro-batch rows for each row in evaluation."""
         return self.copies(plan)

@@ -14,19 +14,23 @@ from autotune.trainers.pictured import with_images
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
     """Return the micro-batches and steps of a plan on a workload, those of evaluation included."""
-    geometry = _pictured(trainer.geometry(plan, workload.dataset.documents), plan, workload.dataset)
+    geometry = trainer.geometry(plan, workload.dataset.documents)
+    geometry = _pictured(geometry, plan, workload.dataset, trainer.drawn(plan))
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
-    rows = min(evaluated_rows_of(plan), documents.rows * trainer.evaluated_copies(plan))
-    evaluation = _pictured(trainer.evaluated(plan, documents, rows), plan, workload.evaluation, evaluated=True)
+    copies = trainer.evaluated_copies(plan)
+    rows = min(evaluated_rows_of(plan), documents.rows * copies)
+    evaluation = trainer.evaluated(plan, documents, rows)
+    evaluation = _pictured(evaluation, plan, workload.evaluation, max(1, rows // copies), evaluated=copies)
     return replace(geometry, evaluation=evaluation)
 
 
 def _pictured(
-    geometry: BatchGeometry, plan: TrainingPlan, profile: DatasetProfile, *, evaluated: bool = False
+    geometry: BatchGeometry, plan: TrainingPlan, profile: DatasetProfile, drawn: int, *, evaluated: int = 0
 ) -> BatchGeometry:
     """Return a geometry of rows of the dataset if these have images."""
     if profile.images is None:
         return geometry
-    return with_images(geometry, profile.images, number(plan, "pad_to_multiple_of") or 1, evaluated=evaluated)
+    multiple = number(plan, "pad_to_multiple_of") or 1
+    return with_images(geometry, profile.images, multiple, drawn, evaluated=evaluated)

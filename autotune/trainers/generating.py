@@ -50,8 +50,8 @@ class Generating(Prompted):
         copies, multiple = self.copies(plan), number(plan, "pad_to_multiple_of") or 1
         most, assumed = required(plan, self.most_field), plan.completions
         assert assumed is not None
-        generated = rows * steps_per_generation(plan)
-        prompts = max(1, generated // copies)
+        generated = self.padded_together(plan)
+        prompts = self.drawn(plan)
         counts = prompt_counts(documents)
         widest_completion = rounded_up(round(assumed.widest), multiple)
         widest = widest_of(counts, prompts)
@@ -86,6 +86,10 @@ class Generating(Prompted):
             apart=(*whole, *chunked),
         )
 
+    def drawn(self, plan: TrainingPlan) -> int:
+        """Return the prompts of a generation batch."""
+        return max(1, self.padded_together(plan) // self.copies(plan))
+
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, in which each micro-batch has a generation of its own."""
         return replace(super().evaluated(plan, documents, rows), apart=())
@@ -96,8 +100,11 @@ class Generating(Prompted):
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, in which one generation is for all micro-batches of a step."""
-        traced = super().traced_plan(plan, layout, shape)
-        return replace(traced, args={**traced.args, "gradient_accumulation_steps": TRACED_GENERATION})
+        traced, at = super().traced_plan(plan, layout, shape), dict(self.sizes_at(layout, shape))
+        if shape.chosen:
+            # Rows of the dataset are padded as the plan pads them.
+            at.pop("pad_to_multiple_of")
+        return replace(traced, args={**traced.args, **at, "gradient_accumulation_steps": TRACED_GENERATION})
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the completions of a generation batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from math import gcd
 from typing import ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -14,6 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
+from autotune.trainers.base import DatasetFormat
 from autotune.trainers.generating import TRACED_GENERATION, Generating, steps_per_generation, uses_of
 from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, required
@@ -52,6 +54,8 @@ WITHOUT_EFFECT = frozenset({
 class Groups(Generating):
     """Prompts, each with several completions that are compared with one another."""
 
+    formats = (DatasetFormat("prompt", ("prompt",), with_images=True),)
+    takes_images = True
     at_once: ClassVar[tuple[str, ...]] = (GENERATION, SCORING)
     in_chunks: ClassVar[tuple[str, ...]] = (OLD_PASS, REFERENCE_PASS)
 
@@ -81,11 +85,21 @@ class Groups(Generating):
         return {**super().sizes_at(layout, shape), "steps_per_generation": TRACED_GENERATION, "num_generations": 2}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan."""
+        """Return a plan for a trace, in which old log-probabilities are computed if they are in the plan.
+
+        Rows of the dataset are those of a whole generation batch of the plan.
+        """
         traced = super().traced_plan(plan, layout, shape)
-        # A step of three micro-batches does not end with a generation batch of two.
-        accumulated = TRACED_GENERATION if _aligned(plan) else TRACED_GENERATION + 1
-        args = {**traced.args, "gradient_accumulation_steps": accumulated, "num_iterations": 1}
+        args, uses = {**traced.args, "num_iterations": 1}, TRACED_GENERATION
+        if shape.chosen and not shape.evaluated:
+            batch = steps_per_generation(plan)
+            groups = gcd(self.copies(plan), shape.rows * batch * plan.data_ranks)
+            # A step has several micro-batches, as those that follow one need more.
+            iterations = 1 if batch > 1 else TRACED_GENERATION
+            args |= {"steps_per_generation": batch, "num_generations": groups, "num_iterations": iterations}
+            uses = batch * iterations
+        # A step of one micro-batch more does not end with those of a generation batch.
+        args["gradient_accumulation_steps"] = uses if _aligned(plan) else uses + 1
         if plan.evaluates:
             # Any number of rows has to be a number of whole groups.
             args["num_generations_eval"] = shape.rows

@@ -19,29 +19,47 @@ _STRATA = 3
 
 
 def with_images(
-    geometry: BatchGeometry, images: ImageProfile, multiple: int, *, evaluated: bool = False
+    geometry: BatchGeometry, images: ImageProfile, multiple: int, drawn: int, *, evaluated: int = 0
 ) -> BatchGeometry:
     """Return a geometry whose micro-batches are rows of the dataset, since tokens do not determine their images.
+
+    Where rows are drawn for several micro-batches, these are divided among them in their order. A trace runs the first
+    of these micro-batches: the worst one begins with the rows with the most image data, a typical one with those whose
+    image data are nearest to the mean.
 
     Args:
         geometry: of the same rows by their tokens, padded.
         multiple: to which the widest sequence of a micro-batch is rounded up.
-        evaluated: whether the rows are those to evaluate on.
+        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
+        evaluated: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to train on.
     """
-    loads, rows = images.loads, geometry.worst.rows
+    import numpy as np
 
-    def shape_of(chosen: Numbers) -> Shape:
+    loads, rows = images.loads, geometry.worst.rows
+    elements = loads.image_elements
+    assert elements is not None
+
+    def shape_of(chosen: Numbers, like: Shape) -> Shape:
         width = rounded_up(int(loads.widest[chosen].max()), multiple)
-        filled = float(loads.widest[chosen].sum()) / (rows * width)
-        return Shape(rows, width, filled=filled, chosen=tuple(chosen.tolist()), evaluated=evaluated)
+        # The loss counts completions alone, where some are generated.
+        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (rows * width)
+        order = chosen.repeat(evaluated or 1)
+        return Shape(rows, width + like.generated, like.generated, 0.0, filled, tuple(order.tolist()), bool(evaluated))
 
     several = geometry.sequences > 1
-    worst, *rivals = map(shape_of, heaviest(loads, rows, padded=True, multiple=multiple, several=several))
+    found = heaviest(loads, drawn, padded=True, multiple=multiple, several=several)
+    worst, *rivals = (
+        shape_of(chosen[np.argsort(-elements[chosen], kind="stable")], geometry.worst) for chosen in found
+    )
     shares: dict[Shape, float] = {}
-    for chosen in _representatives(images, rows, multiple):
-        shares[shape_of(chosen)] = shares.get(shape_of(chosen), 0.0) + 1 / _STRATA
+    for chosen in _representatives(images, drawn, multiple):
+        from_mean = np.abs(elements[chosen] - elements[chosen].mean())
+        shape = shape_of(chosen[np.argsort(from_mean, kind="stable")], geometry.sizes[0].shape)
+        shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
-    return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes)
+    # The trace of a micro-batch runs them at their own sizes.
+    apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
+    return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
 
 
 def _representatives(images: ImageProfile, rows: int, multiple: int) -> list[Numbers]:

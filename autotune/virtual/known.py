@@ -46,7 +46,7 @@ _RANDOM = frozenset(
 # What a model does with the floating-point data of a batch until it has compared it.
 _OF_BATCH = frozenset(
     getattr(torch.ops.aten, name)
-    for name in ("_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose",
+    for name in ("_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index",
                  "unsqueeze", "view", "_unsafe_view", "eq", "ne")
 )  # fmt: skip
 

@@ -18,7 +18,10 @@ ASKED, ANSWERED = {"role": "user", "content": "what is this"}, {"role": "assista
 ROWS = {
     "sft": {"messages": [ASKED, ANSWERED]},
     "dpo": {"prompt": [ASKED], "chosen": [ANSWERED], "rejected": [ANSWERED]},
+    "grpo": {"prompt": [ASKED]},
+    "rloo": {"prompt": [ASKED]},
 }
+GENERATING = {"reward_funcs": lambda completions, **_: [float(len(completions))] * len(completions)}
 COMPLETED = {"prompt": [ASKED], "completion": [ANSWERED]}
 
 
@@ -32,13 +35,18 @@ def build(vision_model: Path, tmp_path: Path) -> Build:
     def built(name: str = "sft", row: dict[str, Any] | None = None, **fields: object) -> Any:
         from transformers import AutoModelForImageTextToText
 
-        rows = [{**(row or ROWS[name]), "images": [picture(*size)]} for size in SIZES]
+        rows = [
+            {**(row or ROWS[name]), "images": [picture(*size)] * count} for count, size in enumerate(SIZES, start=1)
+        ]
+        processor = small_processor("gemma3")
+        processor.tokenizer.padding_side = "left"
         usual = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2, "max_steps": 1}
         return trainer_class(name)(
             model=AutoModelForImageTextToText.from_pretrained(vision_model),
             args=config_class(name)(str(tmp_path), **{**usual, "save_strategy": "no", **fields}),
             train_dataset=Dataset.from_list(rows),
-            processing_class=small_processor("gemma3"),
+            processing_class=processor,
+            **(GENERATING if name in ("grpo", "rloo") else {}),
         )
 
     return built
@@ -111,3 +119,44 @@ def test_bytes_are_no_images_and_a_path_is(build: Build, tmp_path: Path) -> None
         trainer.data_collator([{**ROWS["sft"], "images": [b"png"]}])
     # A path is opened, but only where the training was started from the folder that it is relative to.
     assert trainer.data_collator([{**ROWS["sft"], "images": [str(tmp_path / "a.png")]}])["pixel_values"].shape[0] == 1
+
+
+GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_continuous_batching_is_refused(build: Build, name: str) -> None:
+    with pytest.raises(ValueError, match="does not support multimodal models"):
+        build(name, use_transformers_continuous_batching=True, **GROUPS)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_completions_need_a_prompt_of_messages(build: Build, name: str) -> None:
+    trainer = build(name, {"prompt": "what is this"}, **GROUPS)
+    with pytest.raises(ValueError, match="Multimodal training requires conversational prompts"):
+        trainer._prepare_inputs(batch_of(trainer))
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_pixels_of_all_completions_of_a_generation_are_held_by_its_micro_batches(build: Build, name: str) -> None:
+    trainer = build(name, pad_to_multiple_of=16, **GROUPS)
+    trainer.model.train()
+    first = trainer._prepare_inputs(batch_of(trainer))
+    assert sum(batch["pixel_values"].shape[0] for batch in trainer._buffered_inputs) == 6
+    assert first["prompt_ids"].shape[1] % 16 == first["completion_ids"].shape[1] % 16 == 0
+    assert first["token_type_ids"].shape[1] == first["prompt_ids"].shape[1] + first["completion_ids"].shape[1]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_which_completions_share_a_micro_batch_is_drawn(
+    build: Build, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build(name, **GROUPS)
+    trainer.model.train()
+    import torch
+
+    rows = batch_of(trainer)
+    monkeypatch.setattr(torch, "randperm", lambda count: torch.arange(count).flip(0))
+    first = trainer._prepare_inputs(rows)["prompt_ids"].tolist()
+    assert first == trainer._generate_and_score_completions(rows)["prompt_ids"].flip(0)[:2].tolist()
+    assert first != trainer._generate_and_score_completions(rows)["prompt_ids"][:2].tolist()

@@ -19,21 +19,26 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.settings import GPU, plan_with, setting
-from tests.step.test_images_tokenised import rows_of
+from tests.step.test_images_tokenised import of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
 
 
-@pytest.mark.parametrize("family", ["gemma3", pytest.param("llava_next", marks=pytest.mark.nightly)])
-def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("trainer", "family"),
+    [("sft", "gemma3"), ("grpo", "gemma3"), pytest.param("sft", "llava_next", marks=pytest.mark.nightly)],
+)
+def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, trainer: str, family: str) -> None:
     model = write_small_vision_model(tmp_path / "model", family, weights=False, layers=6)
-    rows = rows_of([[picture(90, 60)] * (number % 3) for number in range(8)])
+    made_of = of_prompts if find_trainer(trainer).generates else rows_of
+    rows = made_of([[picture(90, 60)] * (number % 3) for number in range(8)])
     rows.to_parquet(str(tmp_path / "rows.parquet"))
     source = dataset_source(str(tmp_path / "rows.parquet"))
     with ServerTracer(1, ignore) as tracer:
         reader = WorkloadReader(job_server, tmp_path, ignore)
-        here = setting(machine=GPU, of=reader.read("sft", model_source(str(model), "random"), source))
-        plan = plan_with(here, {"per_device_train_batch_size": 4})
-        geometry = whole_geometry(find_trainer("sft"), plan, here.workload)
+        here = setting(machine=GPU, of=reader.read(trainer, model_source(str(model), "random"), source))
+        groups = {"num_generations": 2} if find_trainer(trainer).generates else {}
+        plan = plan_with(here, {"per_device_train_batch_size": 4, **groups}, trainer)
+        geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
         steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
         few, every = (steps.memory(Sized(plan, geometry), whole=whole) for whole in (False, True))
     # Of rows with the same text, those with two images are the longest; there are two of them.

@@ -71,6 +71,11 @@ def test_the_most_image_data_is_run_alone_and_beside_the_widest_row(seed: int) -
     assert most(widest(run)) == most(widest(every))
 
 
+def test_of_rows_drawn_for_several_micro_batches_those_with_the_most_image_data_come_last() -> None:
+    rows = replace(sizes([9, 8, 7, 6]), image_elements=np.array([5, 0, 7, 1]))
+    assert [chosen.tolist() for chosen in worst_order(rows, 4, PADDED)] == [[1, 3, 0, 2]]
+
+
 def test_a_shorter_row_beside_equal_ones_matters_only_where_rows_are_padded() -> None:
     rows = sizes([8, 8, 8, 2, 5])
     assert worst(rows, 2) == [{0, 4}, {0, 1}]

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from trl import GRPOTrainer
 
+from autotune.core.documents import Documents
+from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Schedule
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
@@ -19,10 +21,16 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, prepare, probe
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
+from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.step.run.training import train
 from autotune.step.trainers.prompts import WANTED
 from autotune.step.trainers.rewards import reward_function
-from tests.small import long_tailed_texts, write_rows
+from autotune.trainers import find_trainer
+from autotune.trainers.groups import OLD_PASS
+from autotune.trainers.prompts import REFERENCE_PASS
+from autotune.virtual import trace
+from tests.small import long_tailed_texts, small_tokenizer, write_rows
+from tests.virtual.models import config_of
 
 SCHEDULE = Schedule(warmup_micro_batches=0, min_micro_batches=4, max_micro_batches=4, max_seconds=600.0)
 TEXTS = long_tailed_texts(64, longest_words=40)
@@ -167,3 +175,22 @@ def test_a_reward_function_that_is_not_there_is_told_by_name() -> None:
         reward_function("sorting")
     with pytest.raises(InputError, match="json has no function sorting"):
         reward_function("json.sorting")
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_traced_pass_over_a_generation_batch_runs_one_of_the_chunks_that_the_geometry_counts(once: bool) -> None:
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_completion_length": MOST}
+    args = {**sizes, "bf16": False, "num_generations": 2, "beta": 0.05}
+    assumed = Completions(mean=4.0, widest=4.0)
+    plan = TrainingPlan("rloo", args, rewards=("get_soft_overlong_punishment",), completions=assumed)
+    known = find_trainer("rloo")
+    geometry = known.geometry(plan, Documents.of_lengths(LengthDistribution({20: 8})))
+    assert {phase.phase: phase.per_step for phase in geometry.apart}[OLD_PASS] == 4
+    traced_plan = known.traced_plan(plan, geometry.layout, geometry.worst)
+    rows = TracedRows(known.traced_rows(geometry.layout, geometry.worst, 1.0), once=once)
+    run = traced_training(traced_plan, config_of("llama", num_hidden_layers=1), small_tokenizer(), rows)
+    traced = trace(run, target="cuda", capability=(8, 0))
+    for name in (OLD_PASS, REFERENCE_PASS):
+        phase = next(phase for phase in traced.phases if phase.name == name)
+        ran = traced.operators[phase.first_operator : phase.end_operator]
+        assert sum("embedding" in operator.name for operator in ran) == 1

@@ -9,6 +9,7 @@ import pytest
 from datasets import Dataset, Image, List, load_from_disk
 from PIL import ExifTags
 from PIL import Image as Pillow
+from trl.data_utils import prepare_multimodal_messages
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
@@ -34,6 +35,14 @@ def of_pairs(images: list[list[Any]]) -> Dataset:
     asked, answered = ({"role": role, "content": "what is this"} for role in ("user", "assistant"))
     pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**answered, "content": "a model"}]}
     return Dataset.from_list([{**pair, "images": some} for some in images]).cast_column("images", List(Image()))
+
+
+def of_prompts(images: list[list[Any]]) -> Dataset:
+    """Return prompts with a column that reward functions may read."""
+    prompt = [{"role": "user", "content": "what is this"}]
+    return Dataset.from_list([{"prompt": prompt, "images": some, "answer": "a model"} for some in images]).cast_column(
+        "images", List(Image())
+    )
 
 
 def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
@@ -73,6 +82,32 @@ def test_tokens_of_a_pair_are_those_of_both_sequences(job_server: JobServer, fam
         assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
     assert reply.dataset.images is not None
     assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_of_a_prompt_are_those_that_completions_follow(
+    job_server: JobServer, family: str, trainer: str, tmp_path: Path
+) -> None:
+    rows = of_prompts([[picture(*size) for size in sizes] for sizes in SIZES])
+    reply = prepared(job_server, family, rows, tmp_path, trainer)
+    found = load_from_disk(str(tmp_path / "tokenized"))
+    assert set(rows.column_names) < set(found.column_names)
+    for row, tokenised in zip(rows, found, strict=True):
+        real = small_processor(family).apply_chat_template(
+            [prepare_multimodal_messages(row["prompt"], images=row["images"])],
+            add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+        )  # fmt: skip
+        assert tokenised["prompt_ids"] == real["input_ids"][0].tolist()
+        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
+    assert reply.dataset.images is not None
+    assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
+
+
+def test_images_need_a_prompt_of_messages(job_server: JobServer, tmp_path: Path) -> None:
+    rows = of_prompts([[picture(9, 9)]] * 2).remove_columns("prompt").add_column("prompt", ["what"] * 2)
+    with pytest.raises(InputError, match="Row 1 of rows cannot be trained on by TRL: images need a prompt of messages"):
+        prepared(job_server, "gemma3", rows, tmp_path, "grpo")
 
 
 @pytest.mark.parametrize("pictured_first", [True, False])

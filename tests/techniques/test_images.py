@@ -6,9 +6,9 @@ import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.techniques.base import Fails
+from autotune.techniques.base import Fails, impossible
 from autotune.trainers import trainers
-from tests.settings import LENGTHS, pictured_workload, setting
+from tests.settings import GPU, LENGTHS, pictured_workload, setting
 
 SFT = trainers()["sft"]
 LONGEST = max(LENGTHS)
@@ -37,6 +37,16 @@ def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
 )
 def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
     assert "TRL refuses it for rows with images" in str(reason(pictured(), **choices))
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_prompts_with_images_are_rounded_up_and_completed_by_no_continuous_batching(trainer: str) -> None:
+    here = setting(machine=GPU, of=pictured_workload("prompt"))
+    found = {item.name: item for item in trainers()[trainer].techniques}
+    assert impossible(found["pad_to_multiple_of"], 64, here) is None
+    start = Candidate({name: item.default(here) for name, item in found.items()})
+    assert found["pad_to_multiple_of"].conflict(64, start, here) is None
+    assert "TRL refuses it for models with a processor" in str(impossible(found["continuous_batching"], "on", here))
 
 
 def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_length() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 from math import comb
 
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.table import Table
 from autotune.core.workload import Workload
 from autotune.trainers import find_trainer
@@ -55,6 +55,68 @@ def test_no_micro_batch_is_wider_and_has_more_pixels_than_those_that_are_traced(
     # The widest row with the most pictured ones is among them, if that is more than each.
     widest = max(pixels for width, pixels in every if width == max(ROWS)[0])
     assert (max(ROWS)[0], widest) in found
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+@pytest.mark.parametrize(
+    ("rows", "batch", "copies"), [(1, 2, 2), (2, 2, 2), (4, 1, 2), (2, 3, 2), (3, 2, 2), (2, 3, 3)]
+)
+def test_no_generation_and_no_micro_batch_of_it_has_more_pixels_than_those_that_are_traced(
+    trainer: str, rows: int, batch: int, copies: int
+) -> None:
+    """TRL pads all completions of a generation together, and draws which of them share a micro-batch."""
+    prompts = ROWS[:5]
+    args = {"num_generations": copies, "max_completion_length": 16, "steps_per_generation": batch}
+    plan = TrainingPlan(
+        trainer, {"per_device_train_batch_size": rows, "gradient_accumulation_steps": batch, **args}, {}
+    )
+    plan = replace(plan, completions=Completions(8.0, 8.0))
+    geometry = whole_geometry(find_trainer(trainer), plan, of_rows(*prompts))
+
+    def loads(drawn: Iterable[int], *, drawn_first: bool = False) -> set[tuple[int, int, int]]:
+        """Return the width, the pixels of the generation and those of its first micro-batches, in any order or one."""
+        every = [row for row in drawn for _ in range(copies)]
+        width, pixels = max(prompts[row][0] for row in every), [prompts[row][1] for row in every]
+        orders = [pixels] if drawn_first else permutations(pixels)
+        return {(width, sum(pixels), sum(order[:rows])) for order in orders}
+
+    traced = {load for shape in geometry.shapes for load in loads(shape.chosen, drawn_first=True)}
+    possible = {load for some in combinations(range(len(prompts)), rows * batch // copies) for load in loads(some)}
+    assert traced <= possible
+    for place in range(3):
+        assert max(load[place] for load in traced) == max(load[place] for load in possible)
+    widest = max(load[0] for load in possible)
+    assert max(load[1:] for load in traced if load[0] == widest) == max(
+        load[1:] for load in possible if load[0] == widest
+    )
+    assert {shape.tokens - 16 for shape in geometry.shapes} == {load[0] for load in traced}
+    assert all(phase.beside(shape) == shape for phase in geometry.apart for shape in geometry.shapes)
+
+
+def test_typical_micro_batches_of_a_generation_have_the_mean_image_data_of_it() -> None:
+    args = {"num_generations": 2, "max_completion_length": 16, "steps_per_generation": 4}
+    plan = TrainingPlan("grpo", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, **args}, {})
+    plan = replace(plan, completions=Completions(8.0, 8.0))
+    for size in whole_geometry(find_trainer("grpo"), plan, of_rows(*ROWS)).sizes:
+        pixels = [ROWS[row][1] for row in size.shape.chosen]
+        from_mean = [abs(one - sum(pixels) / len(pixels)) for one in pixels]
+        assert len(pixels) == 4
+        assert from_mean[0] == min(from_mean)
+
+
+def test_prompts_to_evaluate_on_are_there_once_for_each_completion() -> None:
+    of = of_rows(*ROWS)
+    of = replace(of, evaluation=of_rows((10, 0), (12, 100), (11, 50)).dataset)
+    args = {"num_generations": 2, "num_generations_eval": 4, "max_completion_length": 16, "eval_strategy": "epoch"}
+    sizes = {"per_device_train_batch_size": 2, "per_device_eval_batch_size": 8, "gradient_accumulation_steps": 1}
+    plan = replace(TrainingPlan("grpo", {**sizes, **args}, {}), completions=Completions(8.0, 8.0))
+    found = whole_geometry(find_trainer("grpo"), plan, of).evaluation
+    assert found is not None
+    assert found.worst.evaluated
+    assert found.worst.chosen == (1, 1, 1, 1, 2, 2, 2, 2)
+    traced = find_trainer("grpo").traced_plan(plan, found.layout, found.worst)
+    # The rows of a trace are drawn twice each, and every other one is evaluated on.
+    assert (traced.args["num_generations"], traced.args["steps_per_generation"]) == (2, 2)
 
 
 def test_shapes_have_the_tokens_of_their_rows() -> None:

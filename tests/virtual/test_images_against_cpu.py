@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset
+from trl import RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.workload import Rollouts
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.layers import first_layers
@@ -21,6 +26,7 @@ from autotune.step.models.loading import meta_model, model_class
 from autotune.step.run.traced_training import TracedRows, traced_training
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
+from autotune.virtual import trace
 from tests.virtual.compared import assert_as_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config
 
@@ -40,6 +46,14 @@ BY_DAY = {
     "gemma3": "checkpointed", "idefics3": "stored", "llava_next": "LoRA, checkpointed", "qwen2_5_vl": "stored",
     "qwen3_vl": "LoRA, stored",
 }  # fmt: skip
+COMPLETED = {"max_completion_length": 6, "num_generations_eval": 2, "beta": 0.04, "pad_to_multiple_of": 8}
+OWN: Mapping[str, Mapping[str, object]] = {
+    "sft": {"max_length": None},
+    "dpo": {"max_length": None},
+    "grpo": {**COMPLETED, "num_generations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2},
+    # More micro-batches to a generation than a trace trains.
+    "rloo": {**COMPLETED, "num_generations": 3, "steps_per_generation": 3, "gradient_accumulation_steps": 3},
+}
 # Widths and heights of the images of each row: one row has fewer, which some processors pad with images of zeros.
 PICTURES: Sequence[Sequence[tuple[int, int]]] = ([(90, 60)], [(40, 90), (64, 64)])
 
@@ -70,6 +84,9 @@ ROWS: Mapping[str, Callable[[], Dataset]] = {
         {"prompt": asked("what is this"), "chosen": answered("a model of the memory"), "rejected": answered("a")},
         {"prompt": asked("what"), "chosen": answered("speed"), "rejected": answered("the speed of the model")},
     ),
+    **dict.fromkeys(
+        ("grpo", "rloo"), lambda: with_images({"prompt": asked("what is this model")}, {"prompt": asked("what")})
+    ),
 }
 
 
@@ -77,8 +94,13 @@ COLLATORS = {"sft": DataCollatorForVisionLanguageModeling, "dpo": DataCollatorFo
 
 
 def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
-    """Return the rows for a trainer as a workload has them, tokenised by TRL's collator."""
-    trainer = SimpleNamespace(train_dataset=ROWS[name](), data_collator=COLLATORS[name](processor))
+    """Return the rows for a trainer as a workload has them, tokenised by TRL's collator, or as it tokenises prompts."""
+    trainer = SimpleNamespace(train_dataset=ROWS[name](), processing_class=processor, _tokenizer=processor.tokenizer)
+    if name in COLLATORS:
+        trainer.data_collator = COLLATORS[name](processor)
+    else:
+        trainer.chat_template_kwargs = {}
+        trainer._tokenize_prompts = partial(RLOOTrainer._tokenize_prompts, trainer)
     adapter(name).tokenized(trainer, Rollouts(), "rows").save_to_disk(str(folder))
     return TracedRows([], chosen=ChosenRows(str(folder), "", (0, 1)))
 
@@ -92,6 +114,9 @@ def cases() -> Iterator[Any]:
     for way in WAYS:
         marks = () if way == "LoRA, checkpointed" else pytest.mark.nightly
         yield pytest.param("dpo", "qwen2_5_vl", way, marks=marks, id=f"dpo, qwen2_5_vl, {way}")
+    for family, trainer in product(FAMILIES, ("grpo", "rloo")):
+        marks = () if (family, trainer) in (("qwen2_5_vl", "rloo"), ("gemma3", "grpo")) else pytest.mark.nightly
+        yield pytest.param(trainer, family, BY_DAY[family], marks=marks, id=f"{trainer}, {family}, {BY_DAY[family]}")
 
 
 @pytest.mark.parametrize(("trainer", "family", "way"), list(cases()))
@@ -99,12 +124,21 @@ def test_traced_peaks_of_a_step_on_images_are_those_of_the_cpu(
     trainer: str, family: str, way: str, tmp_path: Path
 ) -> None:
     args, model = WAYS[way]
-    shared = {"per_device_train_batch_size": 2, "bf16": False, "max_length": None, "eval_strategy": "epoch"}
-    plan = TrainingPlan(trainer, {**shared, **args}, model)
+    shared = {"per_device_train_batch_size": 2, "bf16": False, "eval_strategy": "epoch"}
+    plan = TrainingPlan(trainer, {**shared, **OWN[trainer], **args}, model, rewards=("get_soft_overlong_punishment",))
     processor = small_processor(family)
     rows = tokenised(trainer, processor, tmp_path)
     run = traced_training(plan, small_vision_config(family), processor, rows)
     assert_as_on_cpu(run, find_trainer(trainer).program(plan), sum_error=SUM_ERROR)
+
+
+def test_a_step_of_one_generation_is_evaluated_on_as_many_completions_as_it_trains(tmp_path: Path) -> None:
+    shared = {"per_device_train_batch_size": 4, "bf16": False, "eval_strategy": "epoch"}
+    plan = TrainingPlan("grpo", {**shared, **OWN["grpo"]}, rewards=("get_soft_overlong_punishment",))
+    processor = small_processor("gemma3")
+    rows = replace(tokenised("grpo", processor, tmp_path), once=True)
+    traced = trace(traced_training(plan, small_vision_config("gemma3"), processor, rows), target="cpu")
+    assert traced.phase(EVALUATE).device_peak.bytes > traced.phase(EVALUATE).start_bytes
 
 
 def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:

@@ -1,4 +1,4 @@
-"""Tokenises rows with images by TRL's own collator, on blank images of the same sizes."""
+"""Tokenises rows with images as TRL's trainers do it, on blank images of the same sizes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
@@ -20,6 +21,7 @@ from autotune.errors import InputError
 from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes
 from autotune.step.rows import Counts
 from autotune.trainers import Trainer
+from autotune.trainers.prompts import PROMPT
 
 IMAGE_ELEMENTS = "image_elements"
 """Column of the numbers in ``pixel_values`` that a row's images become."""
@@ -31,50 +33,94 @@ _KEPT_ELEMENTS = 4096
 """Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
 
 
-Tokens = Callable[[Mapping[str, Any]], Mapping[str, torch.Tensor]]
+Tokens = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Returns the columns of tokens of a row, given the micro-batch that a collator makes of it alone."""
+Processed = Callable[[dict[str, Any]], tuple[Mapping[str, Any], Any]]
+"""Returns the columns of tokens of a row, and the arrays of its images; None without images."""
 
 
-def with_tokens(trainer: Any, columns: Sequence[str], tokens_of: Tokens, name: str) -> Dataset:
-    """Return the rows of a vision dataset with columns of tokens and sizes added to those given.
+def with_collated(trainer: Any, columns: Sequence[str], tokens_of: Tokens, name: str) -> Dataset:
+    """Return the rows of a trainer whose collator tokenises them, with columns of tokens and sizes.
 
     Args:
-        trainer: whose collator tokenises its rows.
-        columns: those that the collator reads with the images, of which a dataset has some.
+        columns: those that the collator reads with the images, of which a dataset has some. Others are left out.
+        name, Raises: see :func:`with_tokens`.
+    """
+    rows, collator = trainer.train_dataset, trainer.data_collator
+
+    def process(row: dict[str, Any]) -> tuple[Mapping[str, Any], Any]:
+        made = collator([row])
+        return tokens_of(made), made.get(_PIXELS)
+
+    kept = rows.select_columns([known for known in (*columns, *COLUMNS) if known in rows.column_names])
+    return with_tokens(kept, collator.processor, process, name)
+
+
+def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
+    """Return the rows of a trainer that processes images with prompts before it generates, with tokens and sizes.
+
+    The images are put into the messages of a prompt as in ``GRPOTrainer._generate_and_score_completions``.
+
+    Args:
+        further: returns further columns of tokens of a row.
+        name, Raises: see :func:`with_tokens`.
+    """
+
+    def process(row: dict[str, Any]) -> tuple[Mapping[str, Any], Any]:
+        if not is_conversational({"prompt": row["prompt"]}):
+            raise ValueError("images need a prompt of messages, not of text")
+        images = row["images"] if "images" in row else [row["image"]]
+        (ids,), _, fields = trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], images=images)])
+        return {PROMPT: ids, **further(row)}, fields.get(_PIXELS)
+
+    return with_tokens(trainer.train_dataset, trainer.processing_class, process, name)
+
+
+def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) -> Dataset:
+    """Return rows with images with columns of tokens and sizes added.
+
+    Args:
+        processor: the model's, which ``process`` uses.
         name: the user's name of the dataset, for messages.
 
     Raises:
-        InputError: an image cannot be read, TRL's collator refuses a row, or no row has an image.
+        InputError: an image cannot be read, TRL refuses a row, or no row has an image.
     """
-    rows, column = trainer.train_dataset, image_column(trainer.train_dataset)
+    column = image_column(rows)
     assert column is not None
-    texts = rows.select_columns([known for known in columns if known in rows.column_names])
-    kept = rows.select_columns([*texts.column_names, *(known for known in COLUMNS if known in rows.column_names)])
+    texts = rows.remove_columns([known for known in COLUMNS if known in rows.column_names])
     tokens: dict[str, list[Any]] = {known: [] for known in IMAGE_COLUMNS}
-    with _once_per_size(trainer.data_collator.processor):
+    with _once_per_size(processor):
         for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
             images = [blank(size) for size in sizes]
-            # The collator changes what it is given.
+            # TRL changes what it is given.
             example = {**deepcopy(row), column: images if column == "images" else images[0]}
             try:
-                made = trainer.data_collator([example])
+                found, pixels = process(example)
             except Exception as error:
                 # Chat templates, processors and TRL refuse a row with errors of any class.
                 raise InputError(
                     f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
                     hint="Look at its images and at their places in its messages.",
                 ) from error
-            for known, values in tokens_of(made).items():
-                tokens.setdefault(known, []).append(values.tolist())
-            tokens[IMAGE_ELEMENTS].append([made[_PIXELS].numel() if _PIXELS in made else 0])
+            for known, values in found.items():
+                tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
+            tokens[IMAGE_ELEMENTS].append([_numbers(pixels)])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
     if not any(tokens[IMAGE_PIXELS]):
         raise InputError(
             f"No row of {name} has an image in its column {column}.", hint="Leave the column out, for rows of text."
         )
     for known, values in tokens.items():
-        kept = kept.add_column(known, values)
-    return kept
+        rows = rows.add_column(known, values)
+    return rows
+
+
+def _numbers(arrays: Any) -> int:
+    """Return how many numbers an array, or a list of arrays at any depth, has; 0 for None."""
+    if isinstance(arrays, (list, tuple)):
+        return sum(map(_numbers, arrays))
+    return 0 if arrays is None else prod(arrays.shape)
 
 
 def image_elements(rows: Dataset) -> Counts | None:

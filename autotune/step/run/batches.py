@@ -203,12 +203,18 @@ def _after_others(in_step: int) -> int:
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
+    Of rows with images, those with the most image data come last in each of them.
+
     See :func:`autotune.core.heaviest.heaviest`.
     """
     loads = sizes.loads
     if not collation.blocks:
         several = sizes.lengths.shape[1] > 1
-        return heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+        found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+        if loads.image_elements is None:
+            return found
+        # Rows that are drawn for several micro-batches are divided in this order.
+        return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
     every = block_rows(len(sizes.widest), rows)
     known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
     widest = [every[place] for place in worst_blocks(known)]

@@ -23,6 +23,7 @@ from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.core.workload import ModelSource
 from autotune.step.distributed.engines import Engine, engine_of, worst_rank, zero_stage
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
+from autotune.step.images.processed import processing_for_real
 from autotune.step.models.loading import load_config, virtual_model
 from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
 from autotune.step.rows import Counts
@@ -139,7 +140,7 @@ def traced_training(
             trainer.train()
             trainer.noted.gradients = _gradients_of_ranks(trainer, plan)
             if plan.evaluates:
-                _evaluate(trainer)
+                _evaluate(trainer, known)
             with addresses():
                 save_tensors(trainer, Path(folder))
 
@@ -233,12 +234,13 @@ def build_virtual(
             _draw_weights(model)
         return model
 
-    loaded = 0 if rows.chosen is None else planned.gradient_accumulation_steps
+    # Those of trainers that generate hold what they keep of a generation batch themselves.
+    loaded = 0 if rows.chosen is None or known.generating else planned.gradient_accumulation_steps
     return _traced(known, plan, loaded)(
         model=make_model(),
         args=arguments,
         train_dataset=rows.dataset(known, plan, planned),
-        processing_class=processor,
+        processing_class=processing_for_real(processor) if known.generating and rows.chosen else processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],
         **known.beside_model(plan, make_model),
@@ -264,6 +266,9 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
     trainer = known.trainer_class(plan)
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
+        # Of a pass over a generation batch: a plan's geometry counts how many there are.
+        run_chunks = 1
+
         def get_train_dataloader(self) -> Any:
             with for_real():
                 self.accelerator.device_placement, placed = False, self.accelerator.device_placement
@@ -278,7 +283,7 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
                 return samples, items
             # Few micro-batches are traced; the last one stands for those that are left out.
             left_out = samples[-1:] * (loaded - len(samples))
-            self.left_out = [send_to_device(sample, self.args.device) for sample in left_out]
+            self.beside_run = [send_to_device(sample, self.args.device) for sample in left_out]
             return [send_to_device(sample, self.args.device) for sample in samples], items
 
         def read_batch(self, rows: Any) -> Any:
@@ -296,10 +301,12 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
     return with_phases(Traced, known.methods, phase)
 
 
-def _evaluate(trainer: Any) -> None:
+def _evaluate(trainer: Any, known: Adapter) -> None:
     """Evaluate the largest micro-batch; the evaluations of several differ in a number for each."""
+    # Rows to evaluate on are each there once for every copy of it.
+    places = np.arange(trainer.args.per_device_train_batch_size) * known.drawing(trainer).copies
     with for_real():
-        rows = list(trainer.train_dataset.select(range(trainer.args.per_device_train_batch_size)))
+        rows = list(trainer.train_dataset.select(places % len(trainer.train_dataset)))
     with phase(EVALUATE):
         trainer.model.eval()
         trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
@@ -358,11 +365,19 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) 
     step = StepSize(
         trainer.args.per_device_train_batch_size, trainer.args.gradient_accumulation_steps, known.drawing(trainer)
     )
-    at_once = step.drawn.rows
+    at_once, run = step.drawn.rows, step.micro_batches
     sizes = known.sizes(trainer)
-    worst = worst_order(sizes, at_once, known.collation(trainer))[0]
+    if rows.chosen is None:
+        worst = worst_order(sizes, at_once, known.collation(trainer))[0]
+    else:
+        worst = np.resize(np.arange(len(trainer.train_dataset)), at_once)
     chosen = np.tile(worst, (step.micro_batches * rows.steps, 1))
     share = step.rows / at_once
     trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
-    dealt = np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), ranks, axis=0)
+    yielded = np.repeat(chosen, step.drawn.copies, axis=1)
+    # Gradients exist in the last micro-batch that is run, which therefore changes places with the first.
+    yielded[:, : run * step.rows] = np.roll(yielded[:, : run * step.rows], (run - 1) * step.rows, axis=1)
+    dealt = np.repeat(yielded, ranks, axis=0)
+    # TRL counts as if all were run, so that the next step begins with a generation.
+    trainer.left_out = -run % step.drawn.uses
     trainer.train_dataset = known.arranged(trainer, dealt, np.ones(len(dealt), dtype=bool))

@@ -12,7 +12,7 @@ from trl.trainer import dpo_trainer
 
 from autotune.core.workload import Rollouts
 from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import image_elements, with_tokens
+from autotune.step.images.tokens import image_elements, with_collated
 from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows
 
@@ -53,7 +53,7 @@ class PreferenceOptimization(AskingReference):
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
         if image_column(trainer.train_dataset) is not None:
-            return with_tokens(trainer, _COLLATED, _tokens_of_pair, dataset)
+            return with_collated(trainer, _COLLATED, _tokens_of_pair, dataset)
         return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:

@@ -12,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from trl.generation import vllm_generation
 
 from autotune.core.plan import TrainingPlan
+from autotune.step.images.sizes import COLUMNS
 from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
@@ -48,7 +49,10 @@ class OnTokenizedPrompts(_Trl):
             without_weights(vllm_generation),
         ):
             super().__init__(*args, **kwargs)
+        # As TRL loads a tokenizer where none is given.
+        self._tokenizer.padding_side = "left"
         self._trained = 0
+        self._pictured = False
         self._prompt_ids: list[list[int]] = []
         self._wanted: list[int] = []
 
@@ -72,6 +76,7 @@ class OnTokenizedPrompts(_Trl):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         rows = [dict(row) for row in inputs]
+        self._pictured = any(name in rows[0] for name in COLUMNS)
         self._prompt_ids = [row.pop(PROMPT) for row in rows]
         self._wanted = [tokens for row in rows for tokens in row.pop(WANTED)]
         with self.whole_steps():
@@ -87,6 +92,9 @@ class OnTokenizedPrompts(_Trl):
             self.args.gradient_accumulation_steps = run
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        if self._pictured:
+            # Images are processed together with the prompts.
+            return super()._tokenize_prompts(prompts)
         return self._prompt_ids, None, {}
 
     def _generate_single_turn(self, *args: Any, **kwargs: Any) -> Any:

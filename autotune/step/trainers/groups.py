@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
+from autotune.step.trainers.prompts import instead
 from autotune.trainers.generating import steps_per_generation
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
@@ -28,6 +30,13 @@ class _InGroups(OnTokenizedPrompts):
     run_chunks: int | None = None
     beta: float
     _passes: Iterator[str]
+
+    def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        # TRL shuffles the completions of a generation batch; here, rows decide which of them share a micro-batch.
+        with instead(
+            self.module, "shuffle_sequence_dict", partial(_copied_in_order, self.module.shuffle_sequence_dict)
+        ):
+            return super()._prepare_inputs(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._passes = iter(self.passes)
@@ -111,6 +120,12 @@ class Groups(Generating):
         chunks = trainer.args.steps_per_generation
         share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
         return dict.fromkeys(trainer.passes, share)
+
+
+def _copied_in_order(shuffle: Callable[[Any], Any], batch: Any) -> Any:
+    """Copy the tensors of a generation batch as TRL's function does that shuffles them, and leave their order."""
+    with instead(torch, "randperm", torch.arange):
+        return shuffle(batch)
 
 
 def compares_with_old(plan: TrainingPlan) -> bool:

@@ -14,6 +14,8 @@ from datasets import Dataset
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError
+from autotune.step.images.sizes import image_column
+from autotune.step.images.tokens import IMAGE_COLUMNS, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter, MakeModel
 from autotune.step.trainers.rewards import reward_function
@@ -49,7 +51,7 @@ class Prompted(Adapter):
         """Return all columns, with the tokens of prompts and of the completions that a column holds.
 
         Raises:
-            InputError: the column or a reward function is missing.
+            InputError: the column or a reward function is missing, or TRL refuses the images of a row.
         """
         tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
         for name in rollouts.rewards:
@@ -60,11 +62,18 @@ class Prompted(Adapter):
                 hint=f"It has {', '.join(known)}; a number of tokens can be given instead.",
             )
 
+        def completions(batch: Mapping[str, list[Any]], rows: int) -> list[list[int]]:
+            texts = [str(text) for text in batch[rollouts.column]] if rollouts.column else []
+            return list(tokenizer(text=texts)["input_ids"]) if texts else [[]] * rows
+
+        if image_column(trainer.train_dataset) is not None:
+            return with_prompts(
+                trainer, lambda row: {COMPLETION: completions({name: [row[name]] for name in row}, 1)[0]}, dataset
+            )
+
         def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
             prompts = self.prompt_ids(trainer, batch["prompt"])
-            texts = batch[rollouts.column] if rollouts.column else None
-            completions = tokenizer(text=[str(text) for text in texts])["input_ids"] if texts else [[]] * len(prompts)
-            return {PROMPT: [list(ids) for ids in prompts], COMPLETION: completions}
+            return {PROMPT: [list(ids) for ids in prompts], COMPLETION: completions(batch, len(prompts))}
 
         return trainer.train_dataset.map(tokens, batched=True)
 
@@ -94,7 +103,13 @@ class Prompted(Adapter):
         shuffle = np.random.default_rng(_SEED).permutation
         drawn = np.stack([typical, *(shuffle(typical) for _ in range(count - 1))], axis=1)
         generated = np.minimum(np.maximum(drawn, 1), most)
-        return RowSizes(np.repeat(prompts, count, axis=1), prompts[:, 0], generated=generated, most_generated=most)
+        return RowSizes(
+            np.repeat(prompts, count, axis=1),
+            prompts[:, 0],
+            generated=generated,
+            most_generated=most,
+            image_elements=image_elements(rows),
+        )
 
     def arranged(self, trainer: Any, order: Counts, worst: Flags) -> Dataset:
         """Return prompts with the lengths of their completions: the largest in the worst micro-batches.
@@ -108,7 +123,9 @@ class Prompted(Adapter):
         largest = np.full(wanted.shape[1:], max(1, sizes.most_generated - 1))
         largest[0, 0] = sizes.most_generated
         wanted[worst] = largest
-        rows = trainer.train_dataset.select(order.ravel(), keep_in_memory=True).remove_columns([COMPLETION])
+        rows = trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
+        # Reward functions get all columns that are left.
+        rows = rows.remove_columns([name for name in (COMPLETION, *IMAGE_COLUMNS) if name in rows.column_names])
         return rows.add_column(WANTED, wanted.reshape(-1, self.completions_per_row).tolist())
 
     def synthetic(

@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL, Rollouts
 from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import image_elements, with_tokens
+from autotune.step.images.tokens import image_elements, with_collated
 from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
 
@@ -36,7 +36,9 @@ class SupervisedFineTuning(Adapter):
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
         if image_column(trainer.train_dataset) is not None:
-            return with_tokens(trainer, _COLLATED, lambda made: {name: made[name][0] for name in self.columns}, dataset)
+            return with_collated(
+                trainer, _COLLATED, lambda made: {name: made[name][0] for name in self.columns}, dataset
+            )
         return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.verdict import Outcome, Verdict
 from tests.app.check.conftest import Checked
-from tests.step.test_images_tokenised import of_pairs, rows_of
+from tests.step.test_images_tokenised import of_pairs, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
 
 PICTURES = [[picture(90, 60)] * (number % 3) for number in range(8)]
@@ -20,7 +20,7 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: str = "", **asked: str) -> Verdict:
-    (of_pairs if trainer == "dpo" else rows_of)(PICTURES).to_parquet(folder / "rows.parquet")
+    {"sft": rows_of, "dpo": of_pairs}.get(trainer, of_prompts)(PICTURES).to_parquet(folder / "rows.parquet")
     file = folder / "config.yaml"
     where = f"model_name_or_path: {model}\ndatasets:\n  - path: parquet\n    data_files: {folder}/rows.parquet\n"
     file.write_text(f"{where}output_dir: out\nreport_to: none\n{body}", encoding="utf-8")
@@ -30,6 +30,15 @@ def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: 
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path, trainer: str) -> None:
     verdict = verdict_of(checked, tmp_path, vision_model, trainer, "max_length: null\n")
+    assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
+
+
+GROUPS = "max_completion_length: 8\nnum_generations: 2\nreward_funcs: [get_soft_overlong_punishment]\n"
+
+
+def test_generations_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
+    sizes = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\n"
+    verdict = verdict_of(checked, tmp_path, vision_model, "grpo", GROUPS + sizes)
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
