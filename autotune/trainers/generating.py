@@ -75,7 +75,7 @@ class Generating(Prompted):
             for name in self.at_once
         ]
         return BatchGeometry(
-            layout=Layout.PADDED,
+            layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
             worst=worst,
             sizes=sizes(rows),
             tokens=rows * (documents.tokens / documents.rows + assumed.mean),

@@ -105,14 +105,15 @@ class OnlineDirectPreferenceOptimization(Prompted):
             return max(completion, min(prompt + completion, cut))
 
         completion = round(assumed.widest)
-        widest = widest_of(prompt_counts(documents), rows)
+        counts = prompt_counts(documents)
+        widest = widest_of(counts, rows)
 
         def sizes(widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
             found = representatives(widths, [share for _, share in widest], most=most)
             return tuple(Typical(Shape(rows, each.tokens, completion), each.share) for each in found)
 
         return BatchGeometry(
-            layout=Layout.PADDED,
+            layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
             worst=Shape(rows, scored(documents.longest, most), most),
             sizes=sizes([scored(width, completion) for width, _ in widest]),
             tokens=rows * (documents.tokens / documents.rows + COMPLETIONS * assumed.mean),

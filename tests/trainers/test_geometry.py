@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.trainers import find_trainer
-from tests.settings import setting, workload
+from tests.settings import plan_with, setting, workload
 
 
 def geometry(lengths: Mapping[int, int], **choices: str | int) -> tuple[Layout, Shape, Shape, float, int]:
@@ -26,6 +27,31 @@ def test_a_padded_micro_batch_is_as_long_as_its_longest_row() -> None:
     kind, worst, typical, tokens, micro_batches = geometry({100: 1, 200: 1})
     assert (kind, worst, tokens, micro_batches) == (Layout.PADDED, Shape(2, 200, filled=0.75), 300, 4)
     assert (typical.rows, typical.tokens) == (2, 175)
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths", "batch", "padded"),
+    [
+        # A generation batch of 8 completions is one prompt, and of 16 two.
+        ("grpo", {200: 4, 4200: 1}, 8, False),
+        ("grpo", {200: 4, 4200: 1}, 16, True),
+        ("grpo", {4200: 4}, 16, False),
+        ("rloo", {200: 4, 4200: 1}, 8, True),
+        ("distillation", {200: 4, 4200: 1}, 8, True),
+        ("online_dpo", {200: 4, 4200: 1}, 8, True),
+    ],
+)
+def test_prompts_that_are_completed_together_are_padded_where_they_differ(
+    name: str, lengths: Mapping[int, int], batch: int, *, padded: bool
+) -> None:
+    trainer = find_trainer(name)
+    here = setting(of=replace(workload(lengths=lengths), trainer=name), global_batch_size=batch)
+    plan = plan_with(here, {}, name)
+    found = trainer.geometry(plan, here.workload.dataset.documents)
+    (generation, *_) = found.apart
+    prompts = [prompt for prompt, _ in trainer.traced_rows(found.layout, generation.worst, 1.0)]
+    assert (len(prompts), max(prompts)) == (generation.worst.rows, 4200)
+    assert (min(prompts) < 4200) is padded
 
 
 def test_rows_are_cut_and_then_rounded_up() -> None:
