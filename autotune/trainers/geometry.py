@@ -226,9 +226,13 @@ def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
 
 
 def _filled(longest_first: Sequence[int], rows: int, width: int) -> float:
-    """Return the share of a micro-batch of the longest rows that is no padding, rounded up to a thousandth."""
-    held = sum(longest_first[place % len(longest_first)] for place in range(rows))
-    return ceil(1000 * held / (rows * width)) / 1000
+    """Return the share of a micro-batch of the longest rows that is no padding."""
+    return share_of(sum(longest_first[place % len(longest_first)] for place in range(rows)), rows * width)
+
+
+def share_of(held: int, tokens: int) -> float:
+    """Return the share of a micro-batch's tokens that is no padding, rounded up to a thousandth, and 1 at most."""
+    return min(1.0, ceil(1000 * held / tokens) / 1000)
 
 
 def _longest_first(counts: Mapping[int, int], rows: int) -> Sequence[int]:

@@ -19,7 +19,7 @@ from autotune.core.workload import Workload
 from autotune.trainers.base import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.trainers.geometry import micro_batches_of, number, rows_of, share_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -110,7 +110,10 @@ class UnpairedPreference(FusedHead):
         exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
         length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
         epoch = _epoch(documents, rows, length, multiple, exchanged)
-        shapes = [Shape(rows, block.tokens, beside=block.beside) for block in epoch.worst]
+        shapes = [
+            Shape(rows, block.tokens, beside=block.beside, filled=share_of(epoch.most_held, rows * block.tokens))
+            for block in epoch.worst
+        ]
         return BatchGeometry(
             layout=Layout.PADDED if any(block.padded or block.beside_padded for block in epoch.worst) else Layout.EQUAL,
             worst=shapes[0],
@@ -191,12 +194,14 @@ class _Epoch:
     Attributes:
         rows, tokens: of all of them, without padding.
         worst: those of which each may need the most memory.
+        most_held: tokens of the fullest block, without padding, which need not be one of the worst.
         sizes: those that stand for whole blocks.
     """
 
     rows: int
     tokens: int
     worst: tuple[Block, ...]
+    most_held: int
     sizes: tuple[Typical, ...]
 
 
@@ -220,6 +225,7 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
         rows=len(own),
         tokens=int(own.sum()),
         worst=tuple(found[place] for place in worst_blocks(found)),
+        most_held=int(held.max()),
         sizes=tuple(
             Typical(
                 Shape(rows, each.tokens, beside=round(beside), filled=min(1.0, held / (rows * each.tokens))), each.share
