@@ -195,8 +195,6 @@ def _trainers() -> Iterator[Case]:
         generating: tuple[Mapping[str, Choice], ...] = ({}, _OFF, {"liger": "on"}, _LORA, {"beta": "0.04"})
         for choices in generating:
             yield Case(trainer, "llama", {256: 32}, 8, choices, micro_batches=2)
-        # Generation needs the most: its prompts are padded.
-        yield Case(trainer, "qwen2", {200: 16, 2500: 3, 4200: 1}, 2, micro_batches=8)
     for choices in ({}, _OFF, {"liger": "on"}, _LORA):
         yield Case("online_dpo", "llama", {256: 32}, 4, choices, micro_batches=2)
 

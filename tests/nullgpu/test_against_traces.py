@@ -20,8 +20,8 @@ BOTH = """
     from benchmarks.nullgpu.record import Record
     from benchmarks.nullgpu.run import run
     if __name__ == "__main__":
-        lengths = {int(length): count for length, count in json.loads(sys.argv[1]).items()}
-        case = Case("sft", "llama", lengths, 4, json.loads(sys.argv[2]), processes=int(sys.argv[3]))
+        given = json.loads(sys.argv[1])
+        case = Case(**given | {"lengths": {int(length): count for length, count in given["lengths"].items()}})
         with tempfile.TemporaryDirectory() as folder:
             record = Record(Path(folder, "record.jsonl"))
             run([case], record, {"measured": "now", "traced": "now"})
@@ -29,9 +29,10 @@ BOTH = """
 """
 
 
-def both(machine: NullMachine, lengths: Mapping[int, int], processes: int = 1, **choices: str) -> tuple[Any, Any]:
-    """Return the figures of a trace and of a run of a case."""
-    found = machine.run(BOTH, json.dumps(lengths), json.dumps(choices), str(processes))
+def both(machine: NullMachine, lengths: Mapping[int, int], **given: object) -> tuple[Any, Any]:
+    """Return the figures of a trace and of a run of a case; by default SFT of a Llama with 4 rows."""
+    case = {"trainer": "sft", "model": "llama", "lengths": dict(lengths), "rows": 4, **given}
+    found = machine.run(BOTH, json.dumps(case))
     return found["traced"], found["measured"]
 
 
@@ -49,14 +50,14 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
 ) -> None:
     # Without Liger, queries and keys are cast in the compiled call; with it, the backward pass needs what was given.
     choices = {"attention": "flex_attention", "gradient_checkpointing": "off", "liger": liger}
-    traced, measured = both(machine, {2000: 8}, 1, **choices)
+    traced, measured = both(machine, {2000: 8}, choices=choices)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
 
 
 @pytest.mark.nightly
 def test_fsdp2_clips_gradients_that_it_offloads(machine: NullMachine) -> None:
-    traced, measured = both(machine, {500: 8}, 2, sharding="fsdp2", offload="both")
+    traced, measured = both(machine, {500: 8}, choices={"sharding": "fsdp2", "offload": "both"}, processes=2)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.005)
 
 
