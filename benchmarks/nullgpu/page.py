@@ -24,6 +24,9 @@ null GPUs (`autotune/step/jobs/probe.py`; [what a null GPU is](../../autotune/nu
 build, whose caching allocator counts. Allocated and reserved bytes are the peaks of a process; with several ranks, of
 the one that needs the most. Errors are those of the trace: negative where it has too little.
 
+Where completions are generated, a trace has the generation for two micro-batches. Generations of the size of a plan's
+are compared in [many.md](../plan/many.md).
+
 With ZeRO-2, the last rank is traced, and also the one that holds the largest share of the gradients by DeepSpeed's
 partition, if that is another one; the larger peak counts.
 
