@@ -86,6 +86,10 @@ class Generating(Prompted):
             apart=(*whole, *chunked),
         )
 
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Return that of the prompts of a generation batch."""
+        return super().layout(plan, rows * steps_per_generation(plan) // self.copies(plan))
+
     def drawn(self, plan: TrainingPlan) -> int:
         """Return the prompts of a generation batch."""
         return max(1, self.padded_together(plan) // self.copies(plan))

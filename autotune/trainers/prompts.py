@@ -98,8 +98,8 @@ class Prompted(Trainer):
         return (*((prompt, generated),) * (shape.rows - 1), (last, generated))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
-        """Return that of prompts that are completed together, if they may differ in length."""
-        return Layout.PADDED if self.drawn(plan) > 1 else Layout.EQUAL
+        """Return that of prompts that are completed together, which may differ in length."""
+        return Layout.PADDED if rows > 1 else Layout.EQUAL
 
     def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""

@@ -17,7 +17,11 @@ def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__")
 
 
-RUN = [module_of(file) for file in FILES if "__main__" in file.read_text(encoding="utf-8")]
+RUN = [
+    module_of(file)
+    for file in FILES
+    if file.name == "__main__.py" or "if __name__ ==" in file.read_text(encoding="utf-8")
+]
 
 
 @pytest.mark.nightly
