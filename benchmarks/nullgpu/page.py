@@ -33,7 +33,8 @@ partition, if that is another one; the larger peak counts.
 What is left in most rows, 0.01 to 0.03 %, are the tensors of a batch: accelerate's loader has those of all
 micro-batches of a step on the device, and a trace has them one after another.
 
-`results.jsonl` has a hash of the sources that each trace and each run is of.
+`results.jsonl` has a hash of the sources that each trace and each run is of. Traces of the trainers that generate,
+and of KTO, changed after they were compared here.
 
 Reserved memory of a run is not always the same: transformers places random weights in the order of a set of names,
 which is another one in each process. Over 40 orders, the trace of KTO on Mixtral reserves 974 MiB (22), 976 (7) or

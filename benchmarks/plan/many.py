@@ -47,6 +47,9 @@ have those of other micro-batches, for which Dynamo compiles once more. These ru
 that they keep all of them. Four such rows traced whole are 0.01 % too low against a run without garbage collection, and
 0.07 % against one with it.
 
+GRPO, RLOO, KTO of Qwen 2 and the plans on two ranks were run last, after two errors that this comparison showed had
+been mended (the padding of prompts, and of KTO's rows). The other plans were run before.
+
 What ended with an error: FlexAttention in the KL pass of KTO on two ranks, and in one generation of RLOO, for which
 Inductor found no kernel; it was not looked at whether it does on a GPU. ZeRO-1 that offloads the optimizer got numbers
 that a null GPU never computed."""
