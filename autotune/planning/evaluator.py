@@ -32,7 +32,8 @@ class Evaluator:
 
     Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
     whose training plans are the same are traced once. The largest micro-batches come first; those that stand for all
-    are traced only where a candidate may fit, and of the baseline: no speed is known of the others.
+    are traced only where a candidate may fit, and of the baseline: no speed is known of the others, but where all
+    micro-batches are nearly as large.
 
     Args:
         device: as :class:`autotune.planning.single.PlanTracer` has it.

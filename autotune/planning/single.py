@@ -236,11 +236,9 @@ class PlanTracer:
         """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
+            traced = [(fits[_size(plan, geometry, each)], _weight(geometry, each)) for each in sizes]
             return mean_times(
-                [
-                    (fits[_size(plan, geometry, each)].forecast(geometry.micro_batches, plan.allocator), each.share)
-                    for each in sizes
-                ]
+                [(fit.forecast(geometry.micro_batches, plan.allocator), weight) for fit, weight in traced]
             )
 
         found = mean(geometry.sizes)
@@ -288,8 +286,30 @@ def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
 
 
 def _size(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> Size:
-    """Return a size with tokens that the ranks that share a row can share."""
+    """Return the size that a typical one is traced at, with tokens that the ranks that share a row can share."""
+    if _is_nearly_worst(geometry, typical.shape):
+        return _full(geometry)
     split = plan.launch.processes // plan.data_ranks
     multiple = 2 * split if split > 1 else 1
     tokens = max(1, round(typical.shape.tokens / multiple)) * multiple
     return geometry.layout, replace(typical.shape, tokens=tokens, filled=round(typical.shape.filled, 3))
+
+
+def _weight(geometry: BatchGeometry, typical: Typical) -> float:
+    """Return the weight of the time of the size that a typical one is traced at."""
+    if _is_nearly_worst(geometry, typical.shape):
+        return typical.share * typical.shape.tokens / geometry.worst.tokens
+    return typical.share
+
+
+_NEARLY = 0.05
+"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens:
+a twentieth of the time that is not proportional, such as that of launches and half of attention's, is the error."""
+
+
+def _is_nearly_worst(geometry: BatchGeometry, shape: Shape) -> bool:
+    """Return whether a micro-batch has nearly the size of the largest, which is traced for its memory."""
+    worst = geometry.worst
+    alike = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside) == shape
+    figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
+    return alike and all((1 - _NEARLY) * most <= own <= most for own, most in figures)

@@ -71,7 +71,7 @@ def padded(
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
         worst=Shape(rows, width, filled=filled),
-        sizes=_padded_sizes(kept, rows, documents.sequences, multiple),
+        sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
         tokens=rows * (kept.tokens / total),
         micro_batches=micro_batches,
         documents=float(rows * micro_batches * ranks),
@@ -179,7 +179,7 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     )
 
 
-def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int) -> tuple[Typical, ...]:
+def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest: int) -> tuple[Typical, ...]:
     """Return sizes that stand for micro-batches of random rows, each padded to the widest of its rows.
 
     Their tokens without padding are means as well: of rows of which the widest is so wide, the others are drawn from
@@ -193,7 +193,7 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int) -> tupl
     held = np.diff(rows * below ** (rows - 1) * tokens.cumsum() / kept.rows, prepend=0.0)
     drawn = shares > 0
     widths = -(-np.array(list(kept.by_width))[drawn] // multiple) * multiple
-    found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]])
+    found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
     return tuple(
         Typical(
             Shape(rows, each.tokens, filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences))), each.share
@@ -209,8 +209,9 @@ def _flat_sizes(counts: Mapping[int, int], rows: int, multiple: int, most: int) 
     by_length = np.zeros(max(counts) + 1)
     by_length[list(counts)] = list(counts.values())
     tokens, shares = summed(by_length, rows)
+    largest = rounded_up(most, multiple)
     # Sums of random lengths end anywhere between two multiples.
-    found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=rounded_up(most, multiple))
+    found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=largest, known=largest)
     return tuple(Typical(Shape(1, each.tokens), each.share) for each in found)
 
 

@@ -40,6 +40,28 @@ def test_the_mean_time_over_few_sizes_is_that_of_all_micro_batches(
     assert seconds(float(np.mean(every))) < 0.93 * mean
 
 
+@pytest.mark.parametrize("seconds", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_beside_the_known_time_of_the_largest_size_two_others_are_enough(
+    rows: int, seconds: Callable[[float], float]
+) -> None:
+    every = widest(LONG_TAILED, rows)
+    known = max(every)
+    found = representatives(every, known=known)
+    assert known in [each.tokens for each in found]
+    assert len(found) <= 3
+    assert all(each.share > 0 for each in found)
+    assert sum(each.share * each.tokens for each in found) == pytest.approx(np.mean(every), rel=1e-9)
+    mean = np.mean([seconds(tokens) for tokens in every])
+    assert sum(each.share * seconds(each.tokens) for each in found) == pytest.approx(mean, rel=0.03)
+
+
+def test_a_known_size_far_above_all_others_keeps_the_mean() -> None:
+    found = representatives(LONG_TAILED, known=10 * max(LONG_TAILED))
+    assert sum(each.share * each.tokens for each in found) == pytest.approx(np.mean(LONG_TAILED), rel=1e-9)
+    assert sum(each.share for each in found) == pytest.approx(1, rel=1e-9)
+
+
 def test_shares_are_positive_and_keep_the_mean_size() -> None:
     for rows in (1, 2, 3):
         every = widest(LONG_TAILED, rows)

@@ -108,6 +108,21 @@ def test_what_cannot_fit_is_traced_at_its_largest_micro_batches_alone(tmp_path: 
     assert lacking.shown.scaled_tokens_per_second is None
 
 
+def test_rows_that_are_packed_nearly_full_are_timed_by_the_full_ones_in_proportion(tmp_path: Path) -> None:
+    space, tracer = problem_of({100: 60, 400: 30, TOKENS: 60}), AnalyticTracer()
+    evaluator = evaluator_of(space, tracer, tmp_path)
+    packed = space.baseline.but(packing="bfd", per_device_train_batch_size=1, gradient_checkpointing="off")
+    (estimate,) = evaluator.run([packed])
+    traced = evaluator.traced_plan(packed)
+    assert traced is not None
+    (own,) = traced.geometry.sizes
+    assert own.shape.tokens < TOKENS
+    assert {sum(row[0] for row in request.worst) for request in tracer.requests} == {TOKENS}
+    # The formula of the stand-in: a part of the time does not depend on the tokens.
+    seconds = traced.geometry.micro_batches * (0.001 + 1e-6 * own.shape.tokens) + 0.001
+    assert estimate.tokens_per_second == pytest.approx(traced.geometry.tokens_per_step / seconds, rel=0.03)
+
+
 def test_the_speed_of_the_baseline_is_known_though_it_does_not_fit(tmp_path: Path) -> None:
     space = problem_of({100: 60, 400: 30, TOKENS: 10})
     (baseline,) = evaluator_of(space, AnalyticTracer(), tmp_path, budget_bytes=MIB).run([space.baseline])

@@ -128,7 +128,7 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
     """Return the first of some forecasts with the weighted mean of the times of all.
 
     Args:
-        forecasts: each with its weight; the weights add up to 1.
+        forecasts: each with its weight. The weights add up to 1, or less where sizes are timed by larger ones.
     """
     first = forecasts[0][0]
     times = {part: mixed_times([(found.times[part], share) for found, share in forecasts]) for part in first.times}
