@@ -2,8 +2,8 @@
 
 python -m benchmarks.replay.trace_table [--table dpo]
 
-Two tables: SFT on an H100, and DPO on long pairs, also with LoRA, on an A100. No
-GPU is needed. `tests/study/test_improvement.py` replays the search on them.
+Three tables: SFT on an H100, DPO on long pairs, also with LoRA, on an A100, and SFT with LoRA and quantisation on an
+RTX 4090. No GPU is needed. `tests/study/test_improvement.py` replays the search on them.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Part:
 PARTS: Mapping[str, Part] = {
     "full": Part("sft", "H100-80GB", 1024),
     "dpo": Part("dpo", "A100-80GB", 4000),
+    "lora": Part("sft", "RTX4090", 1024),
 }
 
 
