@@ -52,6 +52,7 @@ class Setting:
         ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
         fixed: knobs whose only choice to consider the user named.
+        impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
     """
 
     workload: Workload
@@ -63,6 +64,9 @@ class Setting:
     ranks_per_row: int = 1
     last_resorts: bool = False
     fixed: frozenset[str] = frozenset()
+    impossible: dict[tuple[object, Choice], str | None] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def documents_per_process(self) -> int:

@@ -302,9 +302,9 @@ def _weight(geometry: BatchGeometry, typical: Typical) -> float:
     return typical.share
 
 
-_NEARLY = 0.05
-"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens:
-a twentieth of the time that is not proportional, such as that of launches and half of attention's, is the error."""
+_NEARLY = 0.02
+"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens.
+That is off by 2 % at most, where the host bounds the time of both."""
 
 
 def _is_nearly_worst(geometry: BatchGeometry, shape: Shape) -> bool:

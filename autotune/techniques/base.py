@@ -259,8 +259,11 @@ def refused_or_ignored(technique: Technique, choice: Choice, trainer: str) -> st
 
 def impossible(technique: Technique, choice: Choice, setting: Setting) -> str | None:
     """Return why a choice is impossible in this setting in every candidate, or None if it is possible."""
-    return (
-        technique.unavailable(choice, setting.machine)
-        or refused_or_ignored(technique, choice, setting.workload.trainer)
-        or technique.unsuitable(choice, setting)
-    )
+    asked = technique, choice
+    if asked not in setting.impossible:
+        setting.impossible[asked] = (
+            technique.unavailable(choice, setting.machine)
+            or refused_or_ignored(technique, choice, setting.workload.trainer)
+            or technique.unsuitable(choice, setting)
+        )
+    return setting.impossible[asked]

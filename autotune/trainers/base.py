@@ -283,7 +283,11 @@ class Trainer(ABC):
         Args:
             knobs: those whose choices may be replaced; None: all.
         """
-        techniques = [item for item in self.techniques if knobs is None or item.name in knobs]
+        techniques = [
+            item
+            for item in self.techniques
+            if type(item).normal is not Technique.normal and (knobs is None or item.name in knobs)
+        ]
         for _ in range(_NORMAL_PASSES):
             changed = {
                 item.name: choice

@@ -202,14 +202,21 @@ def _rows_of(plan: TrainingPlan) -> int:
 
 
 def _of(geometry: BatchGeometry, sizes: Sequence[Typical]) -> BatchGeometry:
-    """Return a geometry whose time is that of other sizes."""
+    """Return a geometry whose time is that of other sizes, each of which is traced.
+
+    A plan times sizes that are hardly smaller than the worst by that one: here, the worst is larger than all.
+    """
+    larger = replace(geometry.worst, tokens=round(_LARGER * geometry.worst.tokens))
     # What generates loads no padding that a loss leaves out.
     full = [replace(each, shape=replace(each.shape, filled=1.0)) if each.shape.generated else each for each in sizes]
     apart = tuple(
         replace(item, sizes=tuple(replace(each, shape=replace(each.shape, rows=item.worst.rows)) for each in full))
         for item in geometry.apart
     )
-    return replace(geometry, sizes=tuple(full), apart=apart)
+    return replace(geometry, worst=larger, sizes=tuple(full), apart=apart)
+
+
+_LARGER = 1.1
 
 
 def _at_mean(geometry: BatchGeometry) -> BatchGeometry:

@@ -10,6 +10,7 @@ from operator import attrgetter, mul
 import numpy as np
 import numpy.typing as npt
 
+from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 
@@ -128,8 +129,12 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
     """Return the first of some forecasts with the weighted mean of the times of all.
 
     Args:
-        forecasts: each with its weight. The weights add up to 1, or less where sizes are timed by larger ones.
+        forecasts: each with its weight. The weights add up to 1, or less where sizes are timed by larger ones: then
+            they count for what depends on the size, which the optimizer does not.
     """
-    first = forecasts[0][0]
-    times = {part: mixed_times([(found.times[part], share) for found, share in forecasts]) for part in first.times}
+    first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
+    times = {}
+    for part in first.times:
+        scale = whole if part.phase == OPTIMIZER_STEP else 1.0
+        times[part] = mixed_times([(found.times[part], weight / scale) for found, weight in forecasts])
     return replace(first, times=times)

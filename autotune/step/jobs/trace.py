@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import time
@@ -77,9 +78,17 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
             raise
         except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
             return TraceReplies(tuple(replies), failure_of(error))
+        _freeze_once()
         with (context.folder / TRACED_FILE).open("ab") as counted:
             counted.write(b".")
     return TraceReplies(tuple(replies))
+
+
+@cache
+def _freeze_once() -> None:
+    """Keep the garbage collector from what the first trace loaded: accelerate calls it in every training."""
+    gc.collect()
+    gc.freeze()
 
 
 def _trace(request: TraceRequest, folder: Path) -> TraceReply:
