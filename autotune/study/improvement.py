@@ -40,9 +40,9 @@ class Improvements:
     """A search from the baseline and the documented recipes, in the order of :meth:`proposals`.
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
-    a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next. While
-    nothing fits, those that may need the least do. A choice that rules forbid is considered with the changes that make
-    it legal.
+    a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
+    what was faster and did not fit, with smaller sizes. While nothing fits, those that may need the least do. A choice
+    that rules forbid is considered with the changes that make it legal.
 
     Args:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
@@ -75,7 +75,7 @@ class Improvements:
             best = self._best()
         since = 0
         while best is not None:
-            batch = (self._promising(best) if since < _PATIENCE else []) or self._freeing(best)
+            batch = (self._promising(best) if since < _PATIENCE else []) or self._repairing(best) or self._freeing(best)
             if not batch:
                 break
             yield batch
@@ -120,6 +120,32 @@ class Improvements:
             need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
         self._asked.update(batch)
         return batch
+
+    def _repairing(self, best: Estimate) -> list[Candidate]:
+        """Return what is faster than the best and does not fit, each with the largest sizes that may fit.
+
+        How much slower fewer rows are depends on the other choices, which a Gaussian process underestimates. Example:
+        4-bit weights are dequantised for each micro-batch.
+        """
+        if not best.fits:
+            return []
+        need, rate = self._need(), self._rate()
+        larger = [each for each, logarithm in self._larger(rate).items() if logarithm > _least_worth(best)]
+        smaller = (
+            [self._problem.normal(each.but(**{knob: choice})) for choice in choices]
+            for each in larger
+            for knob, choices in self._smaller(each)
+        )
+        fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
+        batch = [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
+        self._asked.update(batch)
+        return batch
+
+    def _may_fit(self, candidate: Candidate, need: Figure) -> bool:
+        if (known := self._known.get(candidate)) is not None:
+            return known.may_fit
+        expected = need([candidate])
+        return bool(expected.mean[0] <= expected.untraced[0])
 
     def _freeing(self, best: Estimate) -> list[Candidate]:
         """Return all changes of the fastest candidate that does not fit, if it is faster; none where that was done.
@@ -216,16 +242,17 @@ class Improvements:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
         if best.fits and not best.sure:
-            yield from self._new(best.candidate.but(**{knob: each}) for knob, each in self._smaller(best.candidate))
+            smaller = self._smaller(best.candidate)
+            yield from self._new(best.candidate.but(**{knob: choices[0]}) for knob, choices in smaller)
 
-    def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Choice]]:
-        """Yield the next smaller choice of each ordered knob."""
+    def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:
+        """Yield the smaller choices of each ordered knob that has any, the largest first."""
         for knob, choices in self._problem.choices.items():
             own = candidate[knob]
             numbers = [each for each in choices if isinstance(each, int) and knob in self._problem.ordered]
             smaller = [each for each in numbers if isinstance(own, int) and each < own]
             if smaller:
-                yield knob, max(smaller)
+                yield knob, sorted(smaller, reverse=True)
 
     def _free(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import optuna
 import pytest
@@ -100,8 +101,10 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
     assert sum(counts) / len(counts) < 0.6 * len(table.rows)
 
 
-@pytest.mark.parametrize("budget", [1.5, 1.0, 0.8, 0.5, 0.25])
-@pytest.mark.parametrize("name", ["8b_full", "8b_dpo"])
+@pytest.mark.parametrize(
+    ("name", "budget"),
+    [*product(["8b_full", "8b_dpo"], [1.5, 1.0, 0.8, 0.5, 0.25]), ("8b_lora", 1.0), ("8b_lora", 0.5)],
+)
 def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
     name: str, budget: float
 ) -> None:
@@ -124,7 +127,7 @@ def test_the_best_found_of_a_table_of_formulas_is_the_best_of_all(budget_bytes: 
         search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
         legal = (each for each in runner.asked if here.illegal(each) is None)
         assert_as_good(best_of(map(runner.estimate, legal)), best)
-        assert len(runner.asked) <= 70
+        assert len(runner.asked) <= 75
 
 
 def test_the_baseline_is_first_then_the_recipes_and_what_is_illegal_is_not_run() -> None:
