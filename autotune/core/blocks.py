@@ -23,6 +23,7 @@ class Block:
         padded: whether a sequence is padded, which brings an attention mask.
         beside: the same as ``tokens`` for a second tensor, which passes through models without gradients; 0: none.
         beside_padded: the same as ``padded`` for that.
+        image_elements: numbers that the vision tower gets; 0 for rows of text.
     """
 
     rows: int
@@ -30,6 +31,7 @@ class Block:
     padded: bool
     beside: int = 0
     beside_padded: bool = False
+    image_elements: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,7 @@ class Blocks:
     padded: Numbers
     beside: Numbers
     beside_padded: Numbers
+    image_elements: Numbers
 
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> Blocks:
@@ -57,13 +60,14 @@ class Blocks:
         return (self[place] for place in range(len(self)))
 
     def __getitem__(self, place: int) -> Block:
-        rows, tokens, beside = (int(column[place]) for column in (self.rows, self.tokens, self.beside))
-        return Block(rows, tokens, bool(self.padded[place]), beside, bool(self.beside_padded[place]))
+        columns = self.rows, self.tokens, self.beside, self.image_elements
+        rows, tokens, beside, elements = (int(column[place]) for column in columns)
+        return Block(rows, tokens, bool(self.padded[place]), beside, bool(self.beside_padded[place]), elements)
 
     def needs(self, places: Numbers) -> Numbers:
         """Return the quantities that the memory of blocks grows with; shape (blocks, quantities).
 
-        These are tokens and the square of the length of each tensor, and the masks.
+        These are tokens and the square of the length of each tensor, the masks, and image data.
         """
         import numpy as np
 
@@ -71,16 +75,26 @@ class Blocks:
         sizes = [
             rows * size[places].astype(np.int64) ** power for size in (self.tokens, self.beside) for power in (1, 2)
         ]
-        return np.stack([*sizes, self.padded[places], self.beside_padded[places]], axis=1)
+        others = self.padded, self.beside_padded, self.image_elements
+        return np.stack([*sizes, *(other[places] for other in others)], axis=1)
 
 
-def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1) -> Blocks:
+def block_rows(population: int, rows: int) -> Numbers:
+    """Return the rows of each block of successive rows; shape (blocks, rows). A last one with fewer repeats them."""
+    import numpy as np
+
+    first = np.arange(0, population, rows)[:, None]
+    return np.asarray(first + np.arange(rows) % np.minimum(rows, population - first))
+
+
+def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_elements: Any = None) -> Blocks:
     """Return the blocks of so many successive rows, in order; the last one may have fewer.
 
     Args:
         lengths: tokens of each row's sequence after cutting; an array or a sequence, not empty.
         beside: tokens of each row's sequence in the second tensor after cutting, or None without one.
         multiple: the length of a tensor is rounded up to a multiple of this.
+        image_elements: numbers that the vision tower gets of each row, or None for rows of text.
     """
     import numpy as np
 
@@ -92,14 +106,18 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1) -> Blocks
         return width, np.minimum.reduceat(tokens, starts) < width
 
     nothing = np.zeros_like(held)
-    return Blocks(held, *tensor(lengths), *((nothing, nothing > 0) if beside is None else tensor(beside)))
+    tokens, padded = tensor(lengths)
+    second, second_padded = (nothing, nothing > 0) if beside is None else tensor(beside)
+    elements = nothing if image_elements is None else np.add.reduceat(image_elements, starts)
+    return Blocks(held, tokens, padded, second, second_padded, elements)
 
 
 def worst_blocks(blocks: Blocks) -> list[int]:
     """Return the positions of the blocks of which each may need the most memory, the widest first.
 
     Any other block needs at most as much as one of these. Which of these needs the most depends on the model: a block
-    with a wider second tensor holds less while it passes through the model if its first tensor is narrower.
+    with a wider second tensor holds less while it passes through the model if its first tensor is narrower, and one
+    that is narrower in both holds more in the vision tower if it has more image data.
 
     Example: of blocks with widths (9, 4), (8, 7) and (7, 6), the first two are returned: the third is narrower than the
     second in both tensors.

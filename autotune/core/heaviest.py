@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -20,12 +21,15 @@ class Loads:
         widest, shortest: tokens of each row's longest and shortest sequence.
         trainable: tokens that the loss counts.
         image_elements: numbers that the vision tower gets; None for rows of text.
+        beside: tokens of each row's sequence in a second tensor, which depends on the rows of its micro-batch; None
+            without one.
     """
 
     widest: Numbers
     shortest: Numbers
     trainable: Numbers
     image_elements: Numbers | None = None
+    beside: Numbers | None = None
 
 
 def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: bool) -> tuple[Numbers, ...]:
@@ -58,6 +62,22 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: b
         most_pictured = np.lexsort((-loads.widest, -loads.image_elements))
         further = [*_with(longest_first[0], most_pictured), *further]
     return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further]))
+
+
+def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ...]:
+    """Return the rows of the blocks of so many successive rows that may need the most memory, the widest first.
+
+    With the worst of them (:func:`autotune.core.blocks.worst_blocks`) comes the one with the most trainable tokens; see
+    :func:`heaviest`.
+    """
+    import numpy as np
+
+    every = block_rows(len(loads.widest), rows)
+    known = blocks_of(loads.widest, loads.beside, rows, multiple, loads.image_elements)
+    worst = [every[place] for place in worst_blocks(known)]
+    # Tokens of a last block count once, though its rows are repeated where it is run.
+    trainable = np.add.reduceat(loads.trainable, every[:, 0])
+    return (*worst, *heavier(loads, worst, [every[trainable.argmax()]]))
 
 
 def _with(widest: int, order: Numbers) -> list[Numbers]:

@@ -52,7 +52,7 @@ class RowSizes:
     @property
     def loads(self) -> Loads:
         """The sizes on which the memory of a micro-batch depends."""
-        return Loads(self.widest, self.shortest, self.trainable, self.image_elements)
+        return Loads(self.widest, self.shortest, self.trainable, self.image_elements, self.beside)
 
     @property
     def widest(self) -> Counts:

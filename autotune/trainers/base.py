@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
+from autotune.core.heaviest import Loads
+from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
@@ -191,6 +193,10 @@ class Trainer(ABC):
     def drawn(self, plan: TrainingPlan) -> int:
         """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
         return rows_of(plan)
+
+    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
+        """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""
+        return images.loads
 
     def evaluated_copies(self, plan: TrainingPlan) -> int:
         """Return the number of micro-batch rows for each row in evaluation."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +11,8 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.blocks import Block, blocks_of, worst_blocks
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
+from autotune.core.heaviest import Loads
+from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.representatives import representatives
@@ -59,8 +61,9 @@ class UnpairedPreference(FusedHead):
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2),
-        DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",)),
+        DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",), with_images=True),
     )
+    takes_images = True
     parts = ("prompt", "completion")
     fields = frozenset({
         "activation_offloading", "beta", "dataset_num_proc", "desirable_weight", "disable_dropout", "loss_type",
@@ -103,7 +106,10 @@ class UnpairedPreference(FusedHead):
         return self._geometry(plan, documents, rows_of(plan), micro_batches_of(plan))
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the geometry of evaluation; TRL exchanges answers within blocks of as many rows as in training."""
+        """Return the geometry of evaluation; TRL exchanges answers within blocks of as many rows as in training.
+
+        Those of rows with images are exchanged by the collator, within the blocks of evaluation (:meth:`loads`).
+        """
         return self._geometry(plan, documents, rows, 1)
 
     def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
@@ -125,6 +131,14 @@ class UnpairedPreference(FusedHead):
             rows=epoch.rows,
             rivals=tuple(dict.fromkeys(shape for shape in shapes if shape != shapes[0])),
         )
+
+    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
+        """Return the sizes with those of mismatched pairs: the collator exchanges answers of rows with images."""
+        found = images.loads
+        if not estimates_kl(plan.args.get("loss_type")):
+            return found
+        prompts = found.widest - found.trainable
+        return replace(found, beside=mismatched(prompts, found.trainable, rows, number(plan, "max_length")))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so that one of several is padded."""
@@ -215,9 +229,11 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     import numpy as np
 
     kept = documents.in_order(length, dropping=length is None or documents.first_kept <= length)
-    limit = length if length is not None else int(kept.sum(axis=1).max())
-    own = kept[:, 1].clip(max=limit)
-    found = blocks_of(own, None if exchanged is None else _mismatched(kept, exchanged, limit), rows, multiple)
+    # A document has the length of its prompt: it is dropped up to that length.
+    prompts = kept[:, 0] - 1
+    own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
+    beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
+    found = blocks_of(own, beside, rows, multiple)
     whole = found.rows == rows if len(own) >= rows else found.rows > 0
     held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
     typical = representatives(found.tokens[whole], beside=[found.beside[whole], held])
@@ -236,19 +252,20 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     )
 
 
-def _mismatched(kept: Numbers, rows: int, limit: int) -> Numbers:
+def mismatched(prompts: Numbers, answers: Numbers, rows: int, length: int | None) -> Numbers:
     """Return the tokens of each prompt with the answer of the row before it; the first of a block has the last one's.
 
-    A document has the length of its prompt: it is dropped up to that length.
+    Args:
+        prompts, answers: tokens of each row's; shape (rows,).
+        rows: of a block, among which answers are exchanged.
+        length: to which pairs are cut, or None.
     """
     import numpy as np
 
-    prompts = kept[:, 0] - 1
-    answers = kept[:, 1] - prompts
-    before = np.arange(-1, len(kept) - 1)
-    before[::rows] = np.minimum(before[::rows] + rows, len(kept) - 1)
-    mismatched: Numbers = prompts + answers[before]
-    return mismatched.clip(max=limit)
+    before = np.arange(-1, len(prompts) - 1)
+    before[::rows] = np.minimum(before[::rows] + rows, len(prompts) - 1)
+    pairs: Numbers = prompts + answers[before]
+    return pairs if length is None else pairs.clip(max=length)
 
 
 def _within(value: int, least: int, most: int) -> int:

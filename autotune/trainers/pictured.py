@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
-from autotune.core.heaviest import heaviest
-from autotune.core.images import ImageProfile
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -18,9 +18,44 @@ _STRATA = 3
 """Groups of them by size. One micro-batch of each is traced, and stands for the time of its group."""
 
 
-def with_images(
-    geometry: BatchGeometry, images: ImageProfile, multiple: int, drawn: int, *, evaluated: int = 0
-) -> BatchGeometry:
+@dataclass(frozen=True)
+class Pictured:
+    """The rows of a dataset with images, and how a trainer draws them.
+
+    Attributes:
+        loads: the sizes of all rows.
+        alike: for each row, the index of the first one of the same sizes.
+        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
+        multiple: to which the widest sequence of a micro-batch is rounded up.
+        blocks: whether those drawn at once are successive rows, always the same ones; else any rows may meet.
+        evaluated: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to train on.
+    """
+
+    loads: Loads
+    alike: Numbers
+    drawn: int
+    multiple: int
+    blocks: bool
+    evaluated: int
+
+    @property
+    def elements(self) -> Numbers:
+        """Numbers that the vision tower gets of each row."""
+        assert self.loads.image_elements is not None
+        return self.loads.image_elements
+
+    def width(self, tokens: Numbers | None, chosen: Numbers) -> int:
+        """Return the tokens of the widest of some sequences, padding included; 0 where there are none."""
+        return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), self.multiple)
+
+    def nearest(self, chosen: Numbers, elements: float) -> Numbers:
+        """Return rows in the order of the distance of their image data from a number; blocks stay as they are."""
+        import numpy as np
+
+        return chosen if self.blocks else chosen[np.argsort(np.abs(self.elements[chosen] - elements), kind="stable")]
+
+
+def with_images(geometry: BatchGeometry, rows: Pictured) -> BatchGeometry:
     """Return a geometry whose micro-batches are rows of the dataset, since tokens do not determine their images.
 
     Where rows are drawn for several micro-batches, these are divided among them in their order. A trace runs the first
@@ -29,32 +64,26 @@ def with_images(
 
     Args:
         geometry: of the same rows by their tokens, padded.
-        multiple: to which the widest sequence of a micro-batch is rounded up.
-        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
-        evaluated: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to train on.
     """
-    import numpy as np
-
-    loads, rows = images.loads, geometry.worst.rows
-    elements = loads.image_elements
-    assert elements is not None
+    loads, count, elements = rows.loads, geometry.worst.rows, rows.elements
 
     def shape_of(chosen: Numbers, like: Shape) -> Shape:
-        width = rounded_up(int(loads.widest[chosen].max()), multiple)
+        width, beside = rows.width(loads.widest, chosen), rows.width(loads.beside, chosen)
         # The loss counts completions alone, where some are generated.
-        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (rows * width)
-        order = chosen.repeat(evaluated or 1)
-        return Shape(rows, width + like.generated, like.generated, 0.0, filled, tuple(order.tolist()), bool(evaluated))
+        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * width)
+        order = tuple(chosen.repeat(rows.evaluated or 1).tolist())
+        return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(rows.evaluated))
 
     several = geometry.sequences > 1
-    found = heaviest(loads, drawn, padded=True, multiple=multiple, several=several)
-    worst, *rivals = (
-        shape_of(chosen[np.argsort(-elements[chosen], kind="stable")], geometry.worst) for chosen in found
+    found = (
+        heaviest_blocks(loads, rows.drawn, rows.multiple)
+        if rows.blocks
+        else heaviest(loads, rows.drawn, padded=True, multiple=rows.multiple, several=several)
     )
+    worst, *rivals = (shape_of(rows.nearest(chosen, elements.max()), geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}
-    for chosen in _representatives(images, drawn, multiple):
-        from_mean = np.abs(elements[chosen] - elements[chosen].mean())
-        shape = shape_of(chosen[np.argsort(from_mean, kind="stable")], geometry.sizes[0].shape)
+    for chosen in _representatives(rows):
+        shape = shape_of(rows.nearest(chosen, elements[chosen].mean()), geometry.sizes[0].shape)
         shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
     sizes = tuple(Typical(shape, share) for shape, share in shares.items())
     # The trace of a micro-batch runs them at their own sizes.
@@ -62,16 +91,27 @@ def with_images(
     return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
 
 
-def _representatives(images: ImageProfile, rows: int, multiple: int) -> list[Numbers]:
+def _representatives(rows: Pictured) -> list[Numbers]:
     """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean."""
     import numpy as np
 
-    loads, generator, population = images.loads, np.random.default_rng(0), len(images.alike)
-    drawn = np.stack([np.resize(generator.permutation(population), rows) for _ in range(_DRAWN)])
-    widths = -(-loads.widest[drawn].max(axis=1) // multiple) * multiple
-    assert loads.image_elements is not None
-    sizes = np.stack([widths, loads.image_elements[drawn].sum(axis=1)], axis=1, dtype=float)
+    loads, drawn = rows.loads, _drawn(rows)
+    tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
+    widths = [-(-width // rows.multiple) * rows.multiple for width in tensors]
+    sizes = np.stack([*widths, rows.elements[drawn].sum(axis=1)], axis=1, dtype=float)
     groups = np.lexsort(sizes.T[::-1]).reshape(_STRATA, -1)
     scale = np.maximum(sizes.mean(axis=0), 1.0)
     nearest = (np.abs((sizes[group] - sizes[group].mean(axis=0)) / scale).sum(axis=1).argmin() for group in groups)
-    return [np.sort(images.alike[drawn[group[place]]]) for group, place in zip(groups, nearest, strict=True)]
+    chosen = [rows.alike[drawn[group[place]]] for group, place in zip(groups, nearest, strict=True)]
+    return chosen if rows.blocks else [np.sort(each) for each in chosen]
+
+
+def _drawn(rows: Pictured) -> Numbers:
+    """Return random micro-batches, or whole blocks in random order; shape (micro-batches, rows)."""
+    import numpy as np
+
+    generator, population = np.random.default_rng(0), len(rows.alike)
+    if not rows.blocks:
+        return np.stack([np.resize(generator.permutation(population), rows.drawn) for _ in range(_DRAWN)])
+    whole = block_rows(population, rows.drawn)[: max(1, population // rows.drawn)]
+    return np.asarray(whole[np.resize(generator.permutation(len(whole)), _DRAWN)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from tests.vision import picture, small_processor, write_small_vision_model
 Build = Callable[..., Any]
 SIZES = ((90, 60), (20, 20))
 ASKED, ANSWERED = {"role": "user", "content": "what is this"}, {"role": "assistant", "content": "a model"}
-ROWS = {
+ROWS: Mapping[str, dict[str, Any]] = {
     "sft": {"messages": [ASKED, ANSWERED]},
     "dpo": {"prompt": [ASKED], "chosen": [ANSWERED], "rejected": [ANSWERED]},
+    "kto": {"prompt": [ASKED], "completion": [ANSWERED], "label": True},
     "grpo": {"prompt": [ASKED]},
     "rloo": {"prompt": [ASKED]},
 }
@@ -32,11 +34,13 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def build(vision_model: Path, tmp_path: Path) -> Build:
-    def built(name: str = "sft", row: dict[str, Any] | None = None, **fields: object) -> Any:
+    def built(name: str = "sft", row: dict[str, Any] | list[dict[str, Any]] | None = None, **fields: object) -> Any:
         from transformers import AutoModelForImageTextToText
 
+        every = row if isinstance(row, list) else [row or ROWS[name]] * len(SIZES)
         rows = [
-            {**(row or ROWS[name]), "images": [picture(*size)] * count} for count, size in enumerate(SIZES, start=1)
+            {**each, "images": [picture(*size)] * count}
+            for each, (count, size) in zip(every, cycle(enumerate(SIZES, start=1)), strict=False)
         ]
         processor = small_processor("gemma3")
         processor.tokenizer.padding_side = "left"
@@ -72,9 +76,38 @@ def test_keeping_the_end_is_refused(build: Build, name: str) -> None:
         build(name, truncation_mode="keep_end")
 
 
-def test_precomputed_reference_is_refused_by_dpo(build: Build) -> None:
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+def test_a_precomputed_reference_is_refused(build: Build, name: str) -> None:
     with pytest.raises(ValueError, match="`precompute_ref_log_probs=True` is not supported for vision"):
-        build("dpo", precompute_ref_log_probs=True)
+        build(name, precompute_ref_log_probs=True)
+
+
+def test_pairs_are_refused_by_kto(build: Build) -> None:
+    with pytest.raises(ValueError, match="Vision datasets must be in unpaired format"):
+        build("kto", ROWS["dpo"])
+
+
+@pytest.mark.parametrize("max_length", [None, 1])
+def test_kto_drops_no_row(build: Build, max_length: int | None) -> None:
+    assert len(build("kto", max_length=max_length).train_dataset) == len(SIZES)
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_answers_are_exchanged_by_kto_within_each_micro_batch_of_its_own_size(build: Build, evaluated: bool) -> None:
+    rows = [{**ROWS["kto"], "completion": [{**ANSWERED, "content": "model " * count}]} for count in range(1, 7)]
+    trainer = build("kto", rows, per_device_train_batch_size=2, per_device_eval_batch_size=3)
+    batches = list(trainer.get_eval_dataloader(trainer.train_dataset) if evaluated else trainer.get_train_dataloader())
+    assert [len(batch["label"]) for batch in batches] == ([3, 3] if evaluated else [2, 2, 2])
+    for batch in batches:
+        own, mismatched = (
+            [row[mask.bool()].tolist() for row, mask in zip(ids, batch[f"{prefix}completion_mask"], strict=True)]
+            for prefix, ids in (("", batch["input_ids"]), ("KL_", batch["KL_input_ids"]))
+        )
+        assert mismatched == [own[-1], *own[:-1]]
+
+
+def test_no_answers_are_exchanged_by_kto_without_a_kl_divergence(build: Build) -> None:
+    assert "KL_input_ids" not in batch_of(build("kto", loss_type="apo_zero_unpaired"))
 
 
 def test_a_length_that_cuts_tokens_of_an_image_fails(build: Build) -> None:
@@ -90,8 +123,9 @@ def test_no_row_is_tokenised_before_its_micro_batch(build: Build) -> None:
 
 def test_rows_are_rounded_up_where_they_are_messages_alone(build: Build) -> None:
     assert batch_of(build(pad_to_multiple_of=64))["input_ids"].shape[1] == 64
-    with pytest.raises(NotImplementedError, match="not yet implemented for vision-language"):
-        batch_of(build(row=COMPLETED, pad_to_multiple_of=64))
+    for trainer in (build(row=COMPLETED, pad_to_multiple_of=64), build("kto", pad_to_multiple_of=64)):
+        with pytest.raises(NotImplementedError, match="not yet implemented for vision-language"):
+            batch_of(trainer)
 
 
 def test_rows_are_not_rounded_up_where_the_maximum_length_is_no_multiple(build: Build) -> None:

@@ -24,6 +24,12 @@ def test_padding_may_need_more_than_a_token_does() -> None:
     assert worst_blocks(Blocks.of(found)) == [0, 1]
 
 
+def test_a_narrower_block_with_more_image_data_is_among_the_worst() -> None:
+    found = list(blocks_of([9, 8, 3, 2, 4, 4], None, 2, image_elements=[10, 20, 0, 40, 15, 14]))
+    assert [block.image_elements for block in found] == [30, 40, 29]
+    assert worst_blocks(Blocks.of(found)) == [0, 1]
+
+
 def test_a_last_block_counts_only_where_no_other_makes_it_superfluous() -> None:
     full = Block(4, 90, True, 90, True)
     assert worst_blocks(Blocks.of([full, Block(2, 100, True, 100, True)])) == [0]

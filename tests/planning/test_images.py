@@ -19,17 +19,22 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.settings import GPU, plan_with, setting
-from tests.step.test_images_tokenised import of_prompts, rows_of
+from tests.step.test_images_tokenised import of_answers, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
 
 
 @pytest.mark.parametrize(
     ("trainer", "family"),
-    [("sft", "gemma3"), ("grpo", "gemma3"), pytest.param("sft", "llava_next", marks=pytest.mark.nightly)],
+    [
+        ("sft", "gemma3"),
+        ("kto", "gemma3"),
+        ("grpo", "gemma3"),
+        pytest.param("sft", "llava_next", marks=pytest.mark.nightly),
+    ],
 )
 def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, trainer: str, family: str) -> None:
     model = write_small_vision_model(tmp_path / "model", family, weights=False, layers=6)
-    made_of = of_prompts if find_trainer(trainer).generates else rows_of
+    made_of = {"sft": rows_of, "kto": of_answers}.get(trainer, of_prompts)
     rows = made_of([[picture(90, 60)] * (number % 3) for number in range(8)])
     rows.to_parquet(str(tmp_path / "rows.parquet"))
     source = dataset_source(str(tmp_path / "rows.parquet"))
@@ -41,8 +46,8 @@ def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: P
         geometry = whole_geometry(find_trainer(trainer), plan, here.workload)
         steps = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), here, find_gpu("H100-80GB"))
         few, every = (steps.memory(Sized(plan, geometry), whole=whole) for whole in (False, True))
-    # Of rows with the same text, those with two images are the longest; there are two of them.
-    assert {2, 5} < set(geometry.worst.chosen)
+    # Of rows with the same text, those with two images are the longest; there are two of them, in different blocks.
+    assert {2, 5} & set(geometry.worst.chosen) if trainer == "kto" else {2, 5} < set(geometry.worst.chosen)
     assert few.peak_bytes == pytest.approx(every.peak_bytes, rel=0.001)
     assert few.step_seconds == pytest.approx(every.step_seconds, rel=0.01)
     assert few.host_bytes == pytest.approx(every.host_bytes, rel=0.001)

@@ -11,11 +11,12 @@ from PIL import ExifTags
 from PIL import Image as Pillow
 from trl.data_utils import prepare_multimodal_messages
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
+from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
 from tests.vision import picture, small_processor, write_small_vision_model
@@ -35,6 +36,23 @@ def of_pairs(images: list[list[Any]]) -> Dataset:
     asked, answered = ({"role": role, "content": "what is this"} for role in ("user", "assistant"))
     pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**answered, "content": "a model"}]}
     return Dataset.from_list([{**pair, "images": some} for some in images]).cast_column("images", List(Image()))
+
+
+def of_answers(images: list[list[Any]]) -> Dataset:
+    """Return labelled answers, every other one longer."""
+    asked = {"role": "user", "content": "what is this"}
+    contents = [("a model", "memory of the model and its speed")[place % 2] for place in range(len(images))]
+    return Dataset.from_list(
+        [
+            {
+                "prompt": [asked],
+                "completion": [{"role": "assistant", "content": content}],
+                "label": place % 2 == 0,
+                "images": some,
+            }
+            for place, (content, some) in enumerate(zip(contents, images, strict=True))
+        ]
+    ).cast_column("images", List(Image()))
 
 
 def of_prompts(images: list[list[Any]]) -> Dataset:
@@ -82,6 +100,28 @@ def test_tokens_of_a_pair_are_those_of_both_sequences(job_server: JobServer, fam
         assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
     assert reply.dataset.images is not None
     assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_of_an_answer_follow_those_of_its_prompt(job_server: JobServer, family: str, tmp_path: Path) -> None:
+    rows = of_answers([[picture(*size) for size in sizes] for sizes in SIZES])
+    reply = prepared(job_server, family, rows, tmp_path, "kto")
+    collator = DataCollatorForVisionUnpairedPreference(small_processor(family))
+    for row, tokenised in zip(rows, load_from_disk(str(tmp_path / "tokenized")), strict=True):
+        real = collator([row])
+        assert tokenised["prompt_ids"] + tokenised["completion_ids"] == real["input_ids"][0].tolist()
+        assert len(tokenised["completion_ids"]) == real["completion_mask"].sum() > 0
+        assert tokenised["label"] == row["label"]
+        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
+    assert reply.dataset.images is not None
+    assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
+
+
+def test_pairs_with_images_are_refused_where_trl_takes_none(job_server: JobServer, tmp_path: Path) -> None:
+    refused = r"KTO on images only with prompt\+completion\+label, and its rows have prompt\+chosen\+rejected"
+    with pytest.raises(InputError, match=refused) as found:
+        prepared(job_server, "gemma3", of_pairs([[picture(9, 9)]] * 2), tmp_path, "kto")
+    assert not isinstance(found.value, UnreadError)
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])

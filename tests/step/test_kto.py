@@ -15,13 +15,12 @@ from transformers import AutoModelForCausalLM
 from trl import KTOConfig, KTOTrainer
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.blocks import blocks_of, worst_blocks
+from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
-from autotune.step.run.batches import block_rows
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer, train

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autotune.core.blocks import block_rows
 from autotune.core.candidate import Choice
-from autotune.step.run.batches import block_rows, worst_order
+from autotune.step.run.batches import worst_order
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import rows_of
 from autotune.virtual import phase

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
 from math import comb
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.documents import Documents
 from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
@@ -91,6 +92,71 @@ def test_no_generation_and_no_micro_batch_of_it_has_more_pixels_than_those_that_
     )
     assert {shape.tokens - 16 for shape in geometry.shapes} == {load[0] for load in traced}
     assert all(phase.beside(shape) == shape for phase in geometry.apart for shape in geometry.shapes)
+
+
+Answered = tuple[int, int, int]
+"""Tokens of a prompt and of its answer, and its pixels."""
+
+
+def of_answers(rows: Sequence[Answered]) -> Workload:
+    """Return a workload of labelled answers, to train and to evaluate on."""
+    base, (prompts, answers, elements) = pictured_workload("prompt+completion+label"), np.array(rows).T
+    flat = LengthDistribution({1: len(rows)})
+    images = ImageProfile(flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
+    documents = Documents.of_rows(np.stack([prompts + 1, prompts + answers], axis=1), ordered=True)
+    dataset = replace(base.dataset, lengths=LengthDistribution(documents.by_width()), images=images, several=documents)
+    return replace(base, trainer="kto", dataset=dataset, evaluation=dataset)
+
+
+def drawn_answers(seed: int, count: int) -> list[Answered]:
+    """Return so many random rows."""
+    of = np.random.default_rng(seed)
+    return [(int(of.integers(1, 60)), int(of.integers(1, 60)), int(of.integers(0, 4)) * 1000) for _ in range(count)]
+
+
+def answered_load(block: Sequence[Answered]) -> tuple[int, int, int]:
+    """Return the widths of a block, of its rows and of its mismatched pairs, and its pixels."""
+    own = max(prompt + answer for prompt, answer, _ in block)
+    mismatched = max(prompt + block[place - 1][1] for place, (prompt, _, _) in enumerate(block))
+    return own, mismatched, sum(pixels for _, _, pixels in block)
+
+
+@pytest.mark.parametrize("loss_type", ["kto", "apo_zero_unpaired"])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_block_is_larger_in_any_way_than_one_of_those_that_are_traced(seed: int, loss_type: str) -> None:
+    of = np.random.default_rng(seed)
+    count, trained, evaluated = (int(of.integers(*limits)) for limits in ((8, 40), (2, 6), (1, 6)))
+    rows, exchanges = drawn_answers(seed, count), loss_type == "kto"
+    sizes = {"per_device_train_batch_size": trained, "per_device_eval_batch_size": evaluated}
+    others = {"gradient_accumulation_steps": 1, "max_length": None, "eval_strategy": "epoch", "loss_type": loss_type}
+    geometry = whole_geometry(find_trainer("kto"), TrainingPlan("kto", {**sizes, **others}, {}), of_answers(rows))
+    assert geometry.evaluation is not None
+
+    def needs(places: Sequence[int]) -> tuple[int, int, int]:
+        own, mismatched, pixels = answered_load([rows[place] for place in places])
+        return len(places) * own, len(places) * mismatched * exchanges, pixels
+
+    for found, size in ((geometry, trained), (geometry.evaluation, evaluated)):
+        every = {tuple(range(start, min(start + size, count))) for start in range(0, count, size)}
+        # A last block with fewer rows repeats them.
+        blocks = [tuple(dict.fromkeys(shape.chosen)) for shape in found.shapes]
+        assert set(blocks) <= every
+        assert all(len(shape.chosen) == size and shape.evaluated is (found is not geometry) for shape in found.shapes)
+        for shape, block in zip(found.shapes, blocks, strict=True):
+            assert (len(block) * shape.tokens, len(block) * shape.beside) == needs(block)[:2]
+        for block in every:
+            assert any(all(np.greater_equal(needs(shape.chosen), needs(block))) for shape in found.shapes)
+
+
+def test_typical_micro_batches_of_blocks_are_blocks_with_the_mean_sizes_of_all() -> None:
+    rows = drawn_answers(3, 802)
+    args = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_length": None}
+    sizes = whole_geometry(find_trainer("kto"), TrainingPlan("kto", args, {}), of_answers(rows)).sizes
+    blocks = [rows[start : start + 4] for start in range(0, 800, 4)]
+    chosen = [[rows[place] for place in size.shape.chosen] for size in sizes]
+    assert all(block in blocks for block in chosen)
+    stand_in = sum(size.share * np.array(answered_load(block)) for size, block in zip(sizes, chosen, strict=True))
+    assert stand_in == pytest.approx(np.mean([answered_load(block) for block in blocks], axis=0), rel=0.1)
 
 
 def test_typical_micro_batches_of_a_generation_have_the_mean_image_data_of_it() -> None:

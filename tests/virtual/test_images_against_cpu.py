@@ -14,6 +14,7 @@ import pytest
 from datasets import Dataset
 from trl import RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
+from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.images import ChosenRows
@@ -50,6 +51,7 @@ COMPLETED = {"max_completion_length": 6, "num_generations_eval": 2, "beta": 0.04
 OWN: Mapping[str, Mapping[str, object]] = {
     "sft": {"max_length": None},
     "dpo": {"max_length": None},
+    "kto": {"max_length": None},
     "grpo": {**COMPLETED, "num_generations": 2, "steps_per_generation": 1, "gradient_accumulation_steps": 2},
     # More micro-batches to a generation than a trace trains.
     "rloo": {**COMPLETED, "num_generations": 3, "steps_per_generation": 3, "gradient_accumulation_steps": 3},
@@ -84,13 +86,22 @@ ROWS: Mapping[str, Callable[[], Dataset]] = {
         {"prompt": asked("what is this"), "chosen": answered("a model of the memory"), "rejected": answered("a")},
         {"prompt": asked("what"), "chosen": answered("speed"), "rejected": answered("the speed of the model")},
     ),
+    # The mismatched pairs are of other widths than the rows.
+    "kto": lambda: with_images(
+        {"prompt": asked("what is this model"), "completion": answered("a"), "label": True},
+        {"prompt": asked("what"), "completion": answered("the speed of the model and its memory"), "label": False},
+    ),
     **dict.fromkeys(
         ("grpo", "rloo"), lambda: with_images({"prompt": asked("what is this model")}, {"prompt": asked("what")})
     ),
 }
 
 
-COLLATORS = {"sft": DataCollatorForVisionLanguageModeling, "dpo": DataCollatorForVisionPreference}
+COLLATORS = {
+    "sft": DataCollatorForVisionLanguageModeling,
+    "dpo": DataCollatorForVisionPreference,
+    "kto": DataCollatorForVisionUnpairedPreference,
+}
 
 
 def tokenised(name: str, processor: Any, folder: Path) -> TracedRows:
@@ -114,8 +125,9 @@ def cases() -> Iterator[Any]:
     for way in WAYS:
         marks = () if way == "LoRA, checkpointed" else pytest.mark.nightly
         yield pytest.param("dpo", "qwen2_5_vl", way, marks=marks, id=f"dpo, qwen2_5_vl, {way}")
-    for family, trainer in product(FAMILIES, ("grpo", "rloo")):
-        marks = () if (family, trainer) in (("qwen2_5_vl", "rloo"), ("gemma3", "grpo")) else pytest.mark.nightly
+    by_day = ("qwen2_5_vl", "rloo"), ("gemma3", "grpo"), ("gemma3", "kto"), ("qwen3_vl", "kto")
+    for family, trainer in product(FAMILIES, ("grpo", "rloo", "kto")):
+        marks = () if (family, trainer) in by_day else pytest.mark.nightly
         yield pytest.param(trainer, family, BY_DAY[family], marks=marks, id=f"{trainer}, {family}, {BY_DAY[family]}")
 
 

@@ -8,8 +8,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.blocks import blocks_of, worst_blocks
-from autotune.core.heaviest import heavier, heaviest
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import heaviest, heaviest_blocks
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation, Drawing
@@ -203,24 +203,19 @@ def _after_others(in_step: int) -> int:
 def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the row indices of the micro-batches that may need the most memory, the widest first.
 
-    Of rows with images, those with the most image data come last in each of them.
+    Of any rows with images, those with the most image data come last in each of them.
 
-    See :func:`autotune.core.heaviest.heaviest`.
+    See :mod:`autotune.core.heaviest`.
     """
     loads = sizes.loads
-    if not collation.blocks:
-        several = sizes.lengths.shape[1] > 1
-        found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
-        if loads.image_elements is None:
-            return found
-        # Rows that are drawn for several micro-batches are divided in this order.
-        return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
-    every = block_rows(len(sizes.widest), rows)
-    known = blocks_of(sizes.widest, sizes.beside, rows, collation.multiple)
-    widest = [every[place] for place in worst_blocks(known)]
-    # Tokens of a last block count once, though its rows are repeated where it is run.
-    trainable = np.add.reduceat(sizes.trainable, every[:, 0])
-    return (*widest, *heavier(loads, widest, [every[trainable.argmax()]]))
+    if collation.blocks:
+        return heaviest_blocks(loads, rows, collation.multiple)
+    several = sizes.lengths.shape[1] > 1
+    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+    if loads.image_elements is None:
+        return found
+    # Rows that are drawn for several micro-batches are divided in this order.
+    return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:
@@ -240,12 +235,6 @@ def drawn_batches(population: int, rows: int, count: int, seed: int, *, blocks: 
         return drawn(population, count * rows, seed).reshape(-1, rows)
     whole = max(1, population // rows)
     return np.asarray(block_rows(population, rows)[drawn(whole, count, seed)])
-
-
-def block_rows(population: int, rows: int) -> Counts:
-    """Return the rows of each block of successive rows; shape (blocks, rows). A last one with fewer repeats them."""
-    first = np.arange(0, population, rows)[:, None]
-    return np.asarray(first + np.arange(rows) % np.minimum(rows, population - first))
 
 
 def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:

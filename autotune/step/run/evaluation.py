@@ -31,7 +31,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks:
     """
     rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
     copies = known.evaluation_drawing(trainer).copies
-    with _as_trained_on(trainer):
+    with _as_trained_on(trainer, count):
         worst = np.stack(worst_order(known.sizes(trainer), count, known.collation(trainer)))
         sample = _sample(len(rows), count, seed)
         largest, timed = (
@@ -61,18 +61,19 @@ def rows_at_once(trainer: Any, known: Adapter) -> int:
 
 def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
     """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
-    with _as_trained_on(trainer):
+    with _as_trained_on(trainer, rows_at_once(trainer, known)):
         return known.sizes(trainer)
 
 
 @contextmanager
-def _as_trained_on(trainer: Any) -> Iterator[None]:
-    """Have the rows to evaluate on in the place of those to train on, which adapters look at."""
+def _as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
+    """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
     trained_on, trainer.train_dataset = trainer.train_dataset, trainer.eval_dataset
+    at_once, trainer.args.per_device_train_batch_size = trainer.args.per_device_train_batch_size, rows
     try:
         yield
     finally:
-        trainer.train_dataset = trained_on
+        trainer.train_dataset, trainer.args.per_device_train_batch_size = trained_on, at_once
 
 
 def _sample(population: int, rows: int, seed: int) -> Counts:

@@ -13,12 +13,17 @@ from trl.trainer import kto_trainer
 
 from autotune.core.blocks import blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import Rollouts
+from autotune.step.images.sizes import image_column
+from autotune.step.images.tokens import image_elements, with_collated
 from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.base import Collation, InPhase
 from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, watch_reference
-from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl
+from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
 
 _MISMATCHED = "KL_completion_ids"
+_COLLATED = ("prompt", "completion", "label")
+"""Columns that KTOTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
@@ -36,7 +41,7 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
-        own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args.max_length)
+        own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args)
         worst = worst_blocks(blocks_of(own, beside, batch_size))
         others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:TIMED]
         widest, typical = (
@@ -62,6 +67,12 @@ class UnpairedPreference(AskingReference):
         """Return arguments with a loss for which no answers are exchanged: which ones depends on the batch size."""
         return {**super().tokenizing, "loss_type": min(WITHOUT_KL)}
 
+    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
+        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
+        if image_column(trainer.train_dataset) is not None:
+            return with_collated(trainer, _COLLATED, _tokens_of_row, dataset)
+        return super().tokenized(trainer, rollouts, dataset)
+
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of the answer."""
         return self.lengths(rows)[:, 1]
@@ -71,7 +82,8 @@ class UnpairedPreference(AskingReference):
         rows, length = trainer.train_dataset, trainer.args.max_length
         own = _own(rows, length)
         # Rows whose prompt alone fills the length are dropped.
-        return RowSizes(own[:, None], own - self.lengths(rows)[:, 0], beside=_beside(rows, length))
+        answers = own - self.lengths(rows)[:, 0]
+        return RowSizes(own[:, None], answers, beside=_beside(rows, trainer.args), image_elements=image_elements(rows))
 
     def collation(self, trainer: Any) -> Collation:
         """Return that micro-batches are blocks of successive rows, padded each on its own."""
@@ -116,11 +128,22 @@ def _own(rows: Dataset, length: int | None) -> Counts:
     return _truncated(column_lengths(rows, ("prompt_ids", "completion_ids")), length)
 
 
-def _beside(rows: Dataset, length: int | None) -> Counts | None:
+def _beside(rows: Dataset, args: Any) -> Counts | None:
     """Return the tokens of each mismatched pair, truncated; shape (rows,). None without a KL divergence."""
-    if _MISMATCHED not in rows.column_names:
+    if not estimates_kl(args.loss_type):
         return None
-    return _truncated(column_lengths(rows, ("prompt_ids", _MISMATCHED)), length)
+    if _MISMATCHED in rows.column_names:
+        return _truncated(column_lengths(rows, ("prompt_ids", _MISMATCHED)), args.max_length)
+    # Of rows with images, the collator exchanges the answers of each micro-batch.
+    prompts, answers = column_lengths(rows, ("prompt_ids", "completion_ids")).T
+    return mismatched(prompts, answers, args.per_device_train_batch_size, args.max_length)
+
+
+def _tokens_of_row(made: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return prompt and answer, given the micro-batch of one row."""
+    real, answer = made["attention_mask"][0].bool(), made["completion_mask"][0].bool()
+    ids = made["input_ids"][0]
+    return {"prompt_ids": ids[real & ~answer], "completion_ids": ids[answer]}
 
 
 def _truncated(parts: Counts, length: int | None) -> Counts:

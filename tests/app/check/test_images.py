@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.verdict import Outcome, Verdict
 from tests.app.check.conftest import Checked
-from tests.step.test_images_tokenised import of_pairs, of_prompts, rows_of
+from tests.step.test_images_tokenised import of_answers, of_pairs, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
 
 PICTURES = [[picture(90, 60)] * (number % 3) for number in range(8)]
@@ -20,14 +20,15 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: str = "", **asked: str) -> Verdict:
-    {"sft": rows_of, "dpo": of_pairs}.get(trainer, of_prompts)(PICTURES).to_parquet(folder / "rows.parquet")
+    made_of = {"sft": rows_of, "dpo": of_pairs, "kto": of_answers}.get(trainer, of_prompts)
+    made_of(PICTURES).to_parquet(folder / "rows.parquet")
     file = folder / "config.yaml"
     where = f"model_name_or_path: {model}\ndatasets:\n  - path: parquet\n    data_files: {folder}/rows.parquet\n"
     file.write_text(f"{where}output_dir: out\nreport_to: none\n{body}", encoding="utf-8")
     return checked(config=str(file), trainer=trainer, gpu="H100-80GB", **asked)
 
 
-@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto"])
 def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path, trainer: str) -> None:
     verdict = verdict_of(checked, tmp_path, vision_model, trainer, "max_length: null\n")
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
@@ -49,7 +50,16 @@ def test_a_length_that_cuts_tokens_of_an_image_cannot_run(checked: Checked, visi
     assert "Mismatch in `image` token count" in verdict.reason
 
 
-def test_what_trl_refuses_of_images_is_found(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
-    verdict = verdict_of(checked, tmp_path, vision_model, "sft", "packing: true\n")
+@pytest.mark.parametrize(
+    ("trainer", "body", "message"),
+    [
+        ("sft", "packing: true\n", "Packing is not supported for vision"),
+        ("kto", "precompute_ref_log_probs: true\n", "`precompute_ref_log_probs=True` is not supported for vision"),
+    ],
+)
+def test_what_trl_refuses_of_images_is_found(
+    checked: Checked, vision_model: Path, tmp_path: Path, trainer: str, body: str, message: str
+) -> None:
+    verdict = verdict_of(checked, tmp_path, vision_model, trainer, body)
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert any("Packing is not supported for vision" in finding.message for finding in verdict.findings)
+    assert any(message in finding.message for finding in verdict.findings)
