@@ -70,16 +70,23 @@ def _compare(asked: argparse.Namespace, folder: Path) -> None:
         Tracking(ignore).search(evaluator)
         best, searched = evaluator.ranked()[0], len(evaluator.candidates)
         print(f"search: {searched} of {problem.size:,} in {time.monotonic() - started:.0f} s: {_row(best, problem)}")
-        found: list[Estimate] = []
         drawn = list(at_random(problem, random.Random(asked.seed), asked.count))
         for number in range(0, len(drawn), _AT_ONCE):
-            found += evaluator.run(drawn[number : number + _AT_ONCE])
-            print(f"at random: {len(found)} of {len(drawn)} in {time.monotonic() - started:.0f} s", flush=True)
-    fitting = sorted((each for each in found if each.fits), key=lambda each: -(each.tokens_per_second or 0.0))
-    faster = [each for each in fitting if (each.tokens_per_second or 0.0) > 1.01 * (best.tokens_per_second or 0.0)]
-    print(f"at random: {len(fitting)} of {len(found)} fit, {len(faster)} of them more than 1 % faster; the fastest:")
-    for each in fitting[:5]:
+            evaluator.run(drawn[number : number + _AT_ONCE])
+            fitting = [each for each in map(evaluator.estimate, drawn[: number + _AT_ONCE]) if each.fits]
+            faster = [each for each in fitting if _rate(each) > 1.01 * _rate(best)]
+            done, seconds = min(number + _AT_ONCE, len(drawn)), time.monotonic() - started
+            print(
+                f"at random: {done} of {len(drawn)} in {seconds:.0f} s; {len(fitting)} fit, {len(faster)} of them more "
+                "than 1 % faster",
+                flush=True,
+            )
+    for each in sorted(fitting, key=_rate, reverse=True)[:5]:
         print(f"  {_row(each, problem)}")
+
+
+def _rate(estimate: Estimate) -> float:
+    return estimate.tokens_per_second or 0.0
 
 
 def lengths() -> Iterator[int]:
