@@ -39,7 +39,7 @@ def build(vision_model: Path, tmp_path: Path) -> Build:
 
         every = row if isinstance(row, list) else [row or ROWS[name]] * len(SIZES)
         rows = [
-            {**each, "images": [picture(*size)] * count}
+            {"images": [picture(*size)] * count, **each}
             for each, (count, size) in zip(every, cycle(enumerate(SIZES, start=1)), strict=False)
         ]
         processor = small_processor("gemma3")
@@ -169,6 +169,17 @@ def test_completions_need_a_prompt_of_messages(build: Build, name: str) -> None:
     trainer = build(name, {"prompt": "what is this"}, **GROUPS)
     with pytest.raises(ValueError, match="Multimodal training requires conversational prompts"):
         trainer._prepare_inputs(batch_of(trainer))
+
+
+def test_grpo_cannot_generate_for_prompts_with_and_without_images_together(build: Build) -> None:
+    trainer = build("grpo", [ROWS["grpo"], {**ROWS["grpo"], "images": []}], **GROUPS)
+    with pytest.raises(TypeError, match="only a single or a list of entries"):
+        trainer._prepare_inputs(batch_of(trainer))
+
+
+def test_rloo_generates_for_prompts_with_and_without_images_together(build: Build) -> None:
+    trainer = build("rloo", [ROWS["rloo"], {**ROWS["rloo"], "images": []}], **GROUPS)
+    assert trainer._prepare_inputs(batch_of(trainer))["completion_ids"].shape == (4, 4)
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

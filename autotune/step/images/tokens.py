@@ -76,6 +76,21 @@ def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
     return with_tokens(trainer.train_dataset, trainer.processing_class, process, name)
 
 
+def check_every_row_pictured(rows: Dataset, name: str) -> None:
+    """Check that each tokenised row has an image, for trainers that fail on a batch of rows with and without.
+
+    Raises:
+        InputError: some have none.
+    """
+    without = sum(not pixels for pixels in rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS])
+    if without:
+        raise InputError(
+            f"TRL generates for prompts with images only if all of them have some: {without} of {len(rows)} "
+            f"{'has' if without == 1 else 'have'} none in {name}.",
+            hint="Leave those rows out: a generation of prompts with and without images ends in a TypeError.",
+        )
+
+
 def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) -> Dataset:
     """Return rows with images with columns of tokens and sizes added.
 

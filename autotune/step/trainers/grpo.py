@@ -15,6 +15,8 @@ class GroupRelativePolicyOptimization(Groups):
     config = GRPOConfig
     trainer = GRPOTrainer
     module = grpo_trainer
+    # GRPOTrainer._tokenize_prompts makes None of no images, which processors take for no row among others.
+    every_row_pictured = True
 
 
 ADAPTER = GroupRelativePolicyOptimization()

@@ -15,7 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
 from autotune.errors import InputError
 from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import IMAGE_COLUMNS, image_elements, with_prompts
+from autotune.step.images.tokens import IMAGE_COLUMNS, check_every_row_pictured, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Adapter, MakeModel
 from autotune.step.trainers.rewards import reward_function
@@ -38,6 +38,7 @@ class Prompted(Adapter):
 
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
+    every_row_pictured: ClassVar[bool] = False
 
     @abstractmethod
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
@@ -67,9 +68,12 @@ class Prompted(Adapter):
             return list(tokenizer(text=texts)["input_ids"]) if texts else [[]] * rows
 
         if image_column(trainer.train_dataset) is not None:
-            return with_prompts(
+            rows = with_prompts(
                 trainer, lambda row: {COMPLETION: completions({name: [row[name]] for name in row}, 1)[0]}, dataset
             )
+            if self.every_row_pictured:
+                check_every_row_pictured(rows, dataset)
+            return rows
 
         def tokens(batch: dict[str, list[Any]]) -> dict[str, list[list[int]]]:
             prompts = self.prompt_ids(trainer, batch["prompt"])
