@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents import Documents
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import ON, Fails, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
+from autotune.techniques.packing import NONE
 from autotune.techniques.trace_impact import NO_PATCHES
 
 SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
 _PAGED = "kernels-community/paged-attention"
+_DECODED = 128
+"""Queries from which on FlexAttention has its usual kernel; also the queries of a block of its mask."""
+_REMEMBERED = 4
 
 
 @dataclass(frozen=True)
@@ -95,10 +103,57 @@ class Attention(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for FlashAttention outside of half precision, the only types it computes in."""
+        """Return a reason for FlashAttention outside of half precision, the only types it computes in.
+
+        FlexAttention fails on micro-batches of certain widths; see :func:`_failing_width`.
+        """
+        failing = _failing_width(candidate, setting) if choice == FLEX else None
+        if failing is not None:
+            return Fails(
+                f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails where {_shared(setting)} heads share keys"
+                f" and values, at {failing} tokens, which a micro-batch may have"
+            )
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
         return None
+
+
+def _shared(setting: Setting) -> int:
+    """Return how many heads of queries share a head of keys and values in the kernel."""
+    model = setting.workload.model
+    heads = model.attention_heads or 1
+    # transformers repeats keys and values where the heads of queries are no power of two.
+    if not model.grouped_heads or model.cache is None or heads & (heads - 1):
+        return 1
+    return heads // model.cache.heads
+
+
+def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
+    """Return the smallest width in tokens of a micro-batch with which FlexAttention fails, or None without one.
+
+    For fewer than 128 queries, Inductor takes a kernel in which the queries of heads that share keys are one block. A
+    block of more than 128, the size of the mask's, leaves no choice of the kernel ("NoValidChoicesError", in
+    ``create_flex_decoding_kernel`` of ``torch/_inductor/kernel/flex/flex_decoding.py``).
+    """
+    shared = _shared(setting)
+    if shared == 1 or candidate.get("packing", NONE) != NONE or candidate.get("padding_free") == ON:
+        return None
+    rounding = str(candidate.get("pad_to_multiple_of", NONE))
+    multiple = int(rounding) if rounding != NONE else 1
+    # Completions of one prompt are generated together.
+    together = max(1, int(candidate["per_device_train_batch_size"]) // int(candidate.get("num_generations", 1)))
+    seen = 0
+    for width, count in _narrowest(setting.workload.dataset.documents):
+        seen, padded = seen + count, rounded_up(min(width, int(candidate.get("max_length", width))), multiple)
+        if seen >= together and padded * shared > _DECODED and padded < _DECODED:
+            return padded
+    return None
+
+
+@lru_cache(_REMEMBERED)
+def _narrowest(documents: Documents) -> Sequence[tuple[int, int]]:
+    """Return the widths of documents and how many have each, the narrowest first."""
+    return tuple(documents.by_width().items())
 
 
 TECHNIQUE = Attention()

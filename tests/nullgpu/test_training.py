@@ -94,6 +94,22 @@ OFFLOADED = """
     print(json.dumps(found))
 """
 
+NARROW = """
+    import json, torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    found = {}
+    for tokens in (64, 65, 127, 128):
+        torch._dynamo.reset()
+        q, k, v = (torch.randn(2, heads, tokens, 64, device="cuda", requires_grad=True) for heads in (4, 2, 2))
+        mask = create_block_mask(lambda b, h, i, j: i >= j, 2, None, tokens, tokens, device="cuda")
+        try:
+            torch.compile(flex_attention)(q, k, v, block_mask=mask, enable_gqa=True)
+            found[tokens] = "attends"
+        except Exception as error:
+            found[tokens] = str(error)
+    print(json.dumps(found))
+"""
+
 GROUPED = """
     import json, torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -165,6 +181,14 @@ def test_flex_attention_of_several_heads_fails_on_what_trl_offloads_outside_of_c
     # Where this trains, a release has mended it: the rule of `activation_offloading` can go.
     assert "stride" in plain
     assert [checkpointed, single] == ["trained", "trained"]
+
+
+@pytest.mark.nightly
+def test_flex_attention_of_shared_heads_has_no_kernel_for_some_widths(machine: NullMachine) -> None:
+    found = machine.run(NARROW, TORCHINDUCTOR_COMPILE_THREADS="1")
+    # Where all attend, a release has mended it: the rule of `attention` can go. No kernel has run: a GPU is as this.
+    assert [found[tokens] for tokens in ("64", "128")] == ["attends", "attends"]
+    assert all("NoValidChoicesError" in found[tokens] for tokens in ("65", "127"))
 
 
 def test_cudnns_frontend_asks_for_the_workspace_that_a_trace_counts(machine: NullMachine) -> None:

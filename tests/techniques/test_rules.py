@@ -12,7 +12,7 @@ from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.core.workload import Workload
+from autotune.core.workload import KeyValueCache, Workload
 from autotune.techniques import find
 from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, problem, separates, setting, workload
@@ -222,6 +222,33 @@ def test_flex_attention_of_several_heads_is_offloaded_only_where_layers_are_chec
     reason = SFT.illegal(candidate(here, **chosen), here)
     assert (reason is None) is legal
     assert legal or "without their strides" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shared", "choices", "failing"),
+    [
+        ({100: 4, 2000: 4}, 2, {}, 100),
+        # 60 queries of two heads are a block of 120.
+        ({60: 4, 2000: 4}, 2, {}, None),
+        ({60: 4, 2000: 4}, 4, {}, 60),
+        ({100: 4, 2000: 4}, 1, {}, None),
+        # Another row makes each micro-batch of eight wide enough.
+        ({100: 4, 2000: 4}, 2, {"per_device_train_batch_size": 8}, None),
+        ({100: 4, 2000: 4}, 2, {"pad_to_multiple_of": 128}, None),
+        ({60: 4, 2000: 4}, 4, {"pad_to_multiple_of": 8}, 64),
+    ],
+)
+def test_flex_attention_is_left_out_where_a_micro_batch_may_have_a_width_without_a_kernel(
+    lengths: dict[int, int], shared: int, choices: dict[str, Choice], failing: int | None
+) -> None:
+    # tests/nullgpu/test_training.py has the failure.
+    plain = workload(lengths=lengths)
+    cache = KeyValueCache(layers=4, heads=16 // shared, elements=64)
+    model = replace(plain.model, attention_heads=16, grouped_heads=shared > 1, cache=cache)
+    here = setting(machine=GPU, of=replace(plain, model=model))
+    chosen = {"attention": "flex_attention", "per_device_train_batch_size": 4, "max_length": 2000, **choices}
+    reason = SFT.illegal(candidate(here, **chosen), here)
+    assert (f"at {failing} tokens" in str(reason)) if failing else reason is None
 
 
 def test_checkpointing_every_n_layers_needs_n_layers() -> None:
