@@ -49,6 +49,21 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Recompiled:
+    """The largest micro-batches for which code is compiled again after the worst one, as shares of its width.
+
+    Attributes:
+        narrower: those of another width; 0: there are none.
+        unpadded: those without padding, where the worst has some; 0: there are none.
+        generated: completions of a generation batch, which a trace may have more or fewer of; 0: nothing is generated.
+    """
+
+    narrower: float = 0.0
+    unpadded: float = 0.0
+    generated: int = 0
+
+
+@dataclass(frozen=True)
 class Typical:
     """A size that stands for a share of the micro-batches of an epoch, for the mean time.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.core.batch_geometry import Recompiled
 from autotune.core.gpu import Gpu
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
@@ -188,8 +189,9 @@ class TraceRequest:
         allocators: further ways to use it that the trace is replayed for.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
         others: further GPUs that the reply may stand for, if their kernels are the same.
-        operators: whether the reply has the operators of the steps, to be measured on the device.
+        operators: whether the reply has the operators of the steps.
         chosen: the rows with images that take the place of ``worst``; None for text.
+        compiled_again: see :func:`autotune.trainers.recompiled.compiled_again`.
     """
 
     plan: TrainingPlan
@@ -205,6 +207,7 @@ class TraceRequest:
     others: tuple[Gpu, ...] = ()
     operators: bool = False
     chosen: ChosenRows | None = None
+    compiled_again: Recompiled = field(default_factory=Recompiled)
 
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:

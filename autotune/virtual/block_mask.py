@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from autotune.virtual.known import known, set_known
 
-_TENSORS = (
+INDICES = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
     "q_num_blocks", "q_indices", "full_q_num_blocks", "full_q_indices",
 )  # fmt: skip
@@ -51,7 +51,7 @@ def block_mask_on(device: torch.device, mask_mod: Any, shape: tuple[int, int, in
         set_known(full[0], counts[1])
     transposed = [_ordered(indices.transpose(-2, -1)) for _, indices in (partial, full)]
     found = (*partial, *full, *transposed[0], *transposed[1])
-    tensors = dict(zip(_TENSORS, found, strict=True))
+    tensors = dict(zip(INDICES, found, strict=True))
     return BlockMask(seq_lengths=(queries, keys), BLOCK_SIZE=size, mask_mod=mask_mod, **tensors)
 
 
@@ -59,23 +59,32 @@ def captured(block_mask: Any) -> list[Tensor]:
     """Return the tensors that the backward pass needs of a block mask: its own and those its function captures."""
     if block_mask is None:
         return []
-    own = [getattr(block_mask, name) for name in _TENSORS]
+    own = [getattr(block_mask, name) for name in INDICES]
     held: dict[int, Tensor] = {}
     _collect(block_mask.mask_mod, held)
     return [tensor for tensor in own if tensor is not None] + list(held.values())
 
 
-def kind_of_mask(part: Any) -> Any:
-    """Return a key that is equal for two masks if the code compiled for one runs for the other.
+def guarded(part: Any, place: str, numbers: dict[str, int]) -> Any:
+    """Return a key that is equal for two masks if the code compiled for one runs for the other, but for numbers.
 
     Args:
         part: a mask function, or what one captures.
+        place: its place in the call.
+        numbers: the integers and sizes in it are added here, by their places.
     """
     if isinstance(part, FunctionType):
-        return part.__code__, tuple(kind_of_mask(cell.cell_contents) for cell in part.__closure__ or ())
+        cells = [cell.cell_contents for cell in part.__closure__ or ()]
+        return part.__code__, guarded(cells, place, numbers)
     if isinstance(part, (tuple, list)):
-        return tuple(map(kind_of_mask, part))
-    return part if isinstance(part, int) else type(part)
+        return tuple(guarded(each, f"{place}.{index}", numbers) for index, each in enumerate(part))
+    if isinstance(part, Tensor):
+        numbers.update((f"{place}.size.{dimension}", size) for dimension, size in enumerate(part.shape))
+        return type(part), part.dtype, part.dim()
+    if isinstance(part, int) and not isinstance(part, bool):
+        numbers[place] = part
+        return int
+    return part if isinstance(part, bool) else type(part)
 
 
 def pairs_of(block_mask: Any, query: Tensor, key: Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from autotune.virtual.autocast import cast
-from autotune.virtual.block_mask import block_mask_on, captured, kind_of_mask, pairs_of
+from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.operators import defined
+from autotune.virtual.recompiled import Versions
+from autotune.virtual.tensors import storage_of
 
 _NAMESPACE = "autotune_flex_attention"
 # Modules that may have imported PyTorch's functions by name.
@@ -28,6 +30,11 @@ _HOLDERS = (
 )
 # torch/_inductor/kernel/flex/flex_attention.py, flex_attention: the smallest size of a matrix product in Triton.
 _SMALLEST_HEAD = 16
+# Of queries, keys and values: [batch, heads, tokens, head].
+_TOKENS = 2
+_FEWEST_QUERIES = 128
+_MASK = "mask"
+"""Begins the places of what a mask captures."""
 
 
 @contextmanager
@@ -54,28 +61,64 @@ def flex_attention_compiled(ledger: Ledger) -> Iterator[None]:
 
 def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
     real = integration.compile_friendly_flex_attention
-    compiled: set[Any] = set()
+    versions = Versions()
 
     def run(query: Tensor, key: Tensor, value: Tensor, training: bool = False, **words: Any) -> Any:
         if query.device.type == "cpu":
             return real(query, key, value, training=training, **words)
         given = query, key, value
-        kind = _kind_of_call(given, words.get("block_mask"))
-        if kind not in compiled:
-            compiled.add(kind)
-            # torch/_dynamo/side_effects.py, SideEffects: ``keepalive`` has the arguments of the call that is compiled,
-            # in a cycle of references, which Python's garbage collector rarely reaches.
-            for tensor in given:
-                ledger.keep(tensor)
+        kind, numbers = guards_of(given, words.get("block_mask"))
+        version = versions.compiled_for(kind, numbers)
+        if version is not None:
+            _keep(ledger, given, version, padded=any(name.startswith(_MASK) and ".size" in name for name in numbers))
         return integration.flex_attention(query, key, value, **words)
 
     return run
 
 
-def _kind_of_call(given: tuple[Tensor, ...], block_mask: Any) -> Any:
-    """Return the key that Dynamo recompiles for, without sizes: the second size is compiled for all others."""
-    mask = kind_of_mask(block_mask.mask_mod) if block_mask is not None else None
-    return torch.is_grad_enabled(), mask, *((tensor.dtype, tensor.requires_grad) for tensor in given)
+def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
+    """Record that the arguments of a call stay allocated, and those of the same call in micro-batches not traced.
+
+    Dynamo's side effects have the arguments of a call that is compiled (``keepalive`` in
+    ``torch/_dynamo/side_effects.py``), in a cycle of references, which Python's garbage collector rarely reaches.
+    """
+    again = ledger.again
+    # A version for all widths is compiled for no other one; a micro-batch without padding has another mask.
+    fixed = any(version[f"{place}.{_TOKENS}"] not in (None, 1) for place in ("query", "key"))
+    # Completions are taken to differ in length: rows with completions have padding whatever the prompts are. The steps
+    # of a generation have none in a trace, which shortens it, but that of the prompts in a run.
+    masked = ledger.generates or (padded and fixed)
+    # A trace of a micro-batch generates for as many rows as go with it, not for those of the plan.
+    share = again.generated / given[0].size(0) if ledger.generates and again.generated else 1.0
+    # Queries, keys and values may be views of one result.
+    for tensor in {storage_of(tensor)._cdata: tensor for tensor in given}.values():
+        if share == 1.0:
+            ledger.keep(tensor)
+        else:
+            ledger.keep_another(tensor, share)
+        ledger.keep_another(tensor, share * fixed * again.narrower)
+        ledger.keep_another(tensor, share * masked * again.unpadded)
+
+
+def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str, int]]:
+    """Return what a compiled call of FlexAttention is guarded by: a key of everything but numbers, and the numbers.
+
+    Args:
+        given: queries, keys and values.
+    """
+    numbers = {
+        f"{place}.{dimension}": size
+        for place, tensor in zip(("query", "key", "value"), given, strict=True)
+        for dimension, size in enumerate(tensor.shape)
+    }
+    mask = None
+    if block_mask is not None:
+        own = {name: getattr(block_mask, name) for name in INDICES}
+        mask = guarded(block_mask.mask_mod, _MASK, numbers), guarded(list(own.values()), "blocks", numbers)
+    # torch/_inductor/kernel/flex/flex_decoding.py, _use_flex_decoding: fewer queries have a kernel of their own.
+    is_short = given[0].size(_TOKENS) < _FEWEST_QUERIES
+    kinds = ((tensor.dtype, tensor.requires_grad) for tensor in given)
+    return (torch.is_grad_enabled(), is_short, mask, *kinds), numbers
 
 
 def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 from transformers import GenerationMixin
 
-from autotune.virtual.tracing import adopt, is_tracing, repeated
+from autotune.virtual.tracing import adopt, generating, is_tracing, repeated
 
 # A token that is no special one in any tokenizer known to the author, unless it ends a completion.
 _TOKEN = 5
@@ -31,7 +31,8 @@ def short_generation() -> Iterator[None]:
     whole = GenerationMixin.generate
 
     def generate(model: Any, *positional: Any, generation_config: Any, **inputs: Any) -> Any:
-        return _Generation(whole, model, generation_config, inputs).run()
+        with generating():
+            return _Generation(whole, model, generation_config, inputs).run()
 
     GenerationMixin.generate = generate
     try:

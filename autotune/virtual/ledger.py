@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from autotune.core.batch_geometry import Recompiled
 from autotune.virtual.peaks import Stretch, peaks_of
 from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
 from autotune.virtual.tensors import storage_of, type_of_device
@@ -40,6 +41,8 @@ class Ledger:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
         stream: the number of the current stream of the device; 0 is the default one.
+        generates: whether completions are being generated.
+        again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
     """
 
@@ -52,6 +55,8 @@ class Ledger:
         self.kept: dict[int, int | None] = {}
         self.device_type = device_type
         self.times = 1
+        self.again = Recompiled()
+        self.generates = False
         self.stream = 0
         self.streams: dict[int, int] = {}
         self._multiplied: set[bool] = set()
@@ -143,6 +148,12 @@ class Ledger:
     def keep(self, tensor: torch.Tensor) -> None:
         """Record that a tensor's storage stays allocated when its last tensor is destroyed."""
         self.kept.setdefault(self.number(storage_of(tensor)), None)
+
+    def keep_another(self, tensor: torch.Tensor, share: float) -> None:
+        """Record a storage of a share of a tensor's size that stays allocated without a tensor."""
+        self._add(round(share * storage_of(tensor).nbytes()), self.place(tensor), self._next)
+        self.kept[self._next] = len(self.events)
+        self._next += 1
 
     def tag_live(self, category: Category, *, since: int = 0) -> None:
         """Set the category of every live storage that has none and whose number is at least ``since``."""

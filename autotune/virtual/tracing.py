@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from autotune.core.batch_geometry import Recompiled
 from autotune.virtual import apart, replay
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import listed, made_of
@@ -136,6 +137,23 @@ def phase(name: str) -> Iterator[None]:
     """Record the body of the context as a phase of the running trace or, without one, as a range of the profiler."""
     with _running[-1][1].phase(name) if _running else torch.profiler.record_function(name):
         yield
+
+
+def compiled_again_for(other: Recompiled) -> None:
+    """Let the running trace keep what functions are compiled again for in micro-batches that are not traced."""
+    if _running:
+        _running[-1][1].again = other
+
+
+@contextmanager
+def generating() -> Iterator[None]:
+    """Record that the body of the context generates completions in the running trace."""
+    ledger = _running[-1][1]
+    ledger.generates = True
+    try:
+        yield
+    finally:
+        ledger.generates = False
 
 
 def is_tracing() -> bool:

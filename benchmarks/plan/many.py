@@ -22,6 +22,7 @@ from typing import Any
 from unittest import mock
 
 from autotune.nullgpu import environment, null_device
+from autotune.planning.tracing.cache import digest_of
 
 FOLDER = Path(__file__).parent
 H100, RTX4090 = "H100-80GB", "RTX4090"
@@ -41,17 +42,21 @@ over its table, from the one that needs the least memory to the one that needs t
 plan: negative where it has too little. The goal for allocated memory is 0.5 % in the median and 2 % at the worst, over
 at least 120 candidates.
 
-FlexAttention: Dynamo keeps queries, keys and values of each call that it compiles, in a cycle of references. A plan
-has those of the largest micro-batch to the end. A run has them until Python's garbage collector frees them, and may
-have those of other micro-batches, for which Dynamo compiles once more. These runs are without garbage collection, so
-that they keep all of them. Four such rows traced whole are 0.01 % too low against a run without garbage collection, and
-0.07 % against one with it.
+FlexAttention: Dynamo keeps queries, keys and values of each call that it compiles, in a cycle of references, until
+Python's garbage collector frees them. It compiles for the first micro-batch, for the first of another width, and for
+the first without padding. Which micro-batches these are is a matter of order, and when garbage is collected is one of
+chance, so a plan promises the most that can be kept: those of the worst micro-batch, of the widest that is narrower,
+and of the widest without padding. The least is nothing. Runs are without garbage collection, and those three come
+before the worst micro-batch is run again. Rows that were run before differ: plans had the first micro-batch alone, and,
+for trainers that generate, too many steps of a generation of another size; runs had others in the order of chance.
+Some of those candidates are not offered any more: FlexAttention fails on their narrowest micro-batches.
 
 GRPO, RLOO, KTO of Qwen 2 and the plans on two ranks were run last, after two errors that this comparison showed had
 been mended (the padding of prompts, and of KTO's rows). The other plans were run before.
 
-What ended with an error: FlexAttention in the KL pass of KTO on two ranks, and in one generation of RLOO, for which
-Inductor found no kernel; it was not looked at whether it does on a GPU. ZeRO-1 that offloads the optimizer got numbers
+What ended with an error: FlexAttention in the KL pass of KTO on two ranks, and in one generation of RLOO. Inductor has
+no kernel for fewer than 128 queries whose block, with all heads that share keys, is larger than 128. That follows from
+its code, whatever the GPU; such candidates are left out now. ZeRO-1 that offloads the optimizer got numbers
 that a null GPU never computed."""
 _FLEX = "flex_attention"
 _SEED = 42
@@ -116,6 +121,7 @@ def main() -> int:
     """Plan and train what the file does not have yet, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="plans whose name has one of these words")
+    parser.add_argument("--again", metavar="CHOICE", help="run rows with this choice anew: attention=flex_attention")
     parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
     if not asked.page and "NULLGPU_DEVICE" not in os.environ:
@@ -124,20 +130,34 @@ def main() -> int:
     file = FOLDER / "many.jsonl"
     rows = read(file)
     if not asked.page:
-        done = {row["plan"] for row in rows}
-        with file.open("a", encoding="utf-8") as lines:
-            for each in PLANS:
-                if each.name not in done and (not asked.only or any(word in each.name for word in asked.only)):
-                    for row in compared(each):
-                        print(line_of(row), flush=True)
-                        lines.write(json.dumps(row) + "\n")
-                        lines.flush()
+        for each in PLANS:
+            if asked.only and not any(word in each.name for word in asked.only):
+                continue
+            known = [row["choices"] for row in rows if row["plan"] == each.name]
+            anew = [choices for choices in known if asked.again and asked.again in _words(choices)]
+            if anew or not known:
+                for row in compared(each, anew):
+                    print(line_of(row), flush=True)
+                    rows = [*(old for old in rows if not _same(old, row)), row]
+                    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     FOLDER.joinpath("many.md").write_text(page(read(file)), encoding="utf-8")
     return 0
 
 
-def compared(of: Planned) -> Iterator[dict[str, Any]]:
-    """Plan, train candidates from all over the table, and yield a row for each."""
+def _same(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return bool(row["plan"] == other["plan"] and row["choices"] == other["choices"])
+
+
+def _words(choices: Mapping[str, Any]) -> list[str]:
+    return [f"{knob}={choice}" for knob, choice in choices.items()]
+
+
+def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+    """Plan, train candidates from all over the table, and yield a row for each.
+
+    Args:
+        anew: choices of candidates, as rows have them, that are planned and trained instead.
+    """
     from autotune.app.arguments import SearchArguments
     from autotune.app.options import checked_options
     from autotune.app.planned import planned_machine
@@ -172,13 +192,16 @@ def compared(of: Planned) -> Iterator[dict[str, Any]]:
         traces = traces_of(workload, planned, tracer, Cache(folder / "cache"))
         budget = planned.hardware.available_bytes
         evaluator = Evaluator(problem, planned.gpu, budget, traces)
-        Tracking(ignore).search(evaluator)
+        if anew:
+            evaluator.run([_candidate(problem, choices) for choices in anew])
+        else:
+            Tracking(ignore).search(evaluator)
         known = [each for each in evaluator.ranked() if each.memory is not None and each.fits]
         variables = environment(null_device(of.gpu), count=of.processes, table=folder / "table")
         with mock.patch.dict(os.environ, variables):
             server = JobServer("cuda", threads=1, processes=of.processes, jobs_module="benchmarks.nullgpu.preloaded")
         try:
-            for chosen in spread_over(known, EACH):
+            for chosen in known if anew else spread_over(known, EACH):
                 request = probe_request(problem, chosen.candidate, schedule, None, _SEED)
                 found = probe(server, request, folder / "probe", _LONGEST_SECONDS)
                 shutil.rmtree(folder / "probe")
@@ -188,13 +211,25 @@ def compared(of: Planned) -> Iterator[dict[str, Any]]:
                     "choices": {
                         knob: choice for knob, choice in chosen.candidate.items() if choice != problem.baseline[knob]
                     },
-                    "candidates": len(known),
+                    "sources": _sources(),
                     "planned": {"allocated": chosen.memory.peak_bytes, "reserved": chosen.memory.reserved_bytes},
                     "measured": {"status": found.status.value, "reason": found.reason[:300],
                                  "allocated": found.peak_bytes, "reserved": found.reserved_bytes},
                 }  # fmt: skip
         finally:
             server.close()
+
+
+def _candidate(problem: Any, choices: Mapping[str, Any]) -> Any:
+    """Return the candidate of a row's choices."""
+    known = {technique.name: technique for technique in problem.trainer.techniques}
+    parsed = {knob: known[knob].parse(choice, problem.setting) for knob, choice in choices.items()}
+    return problem.normal(problem.baseline.but(**parsed))
+
+
+def _sources() -> str:
+    """Return a hash of the sources that a plan and a run depend on."""
+    return digest_of(FOLDER.parents[1] / "autotune", ("core", "planning", "step", "trainers", "virtual"), ("*.py",))
 
 
 def spread_over(known: Sequence[Any], count: int) -> list[Any]:
@@ -220,7 +255,7 @@ def line_of(row: Mapping[str, Any]) -> str:
     """Return a row of the page's table."""
     errors = (error_of(row, figure) for figure in ("allocated", "reserved"))
     shares = ("-" if error is None else f"{error:+.2%}" for error in errors)
-    choices = " ".join(f"{knob}={choice}" for knob, choice in row["choices"].items()) or "TRL's default"
+    choices = " ".join(_words(row["choices"])) or "TRL's default"
     status = "" if row["measured"]["status"] == "ok" else f" ({row['measured']['status']}: {row['measured']['reason']})"
     size = row["planned"]["allocated"] / 2**20
     return f"| {row['plan']} | {choices}{status} | {size:,.0f} | {' | '.join(shares)} |"
@@ -235,12 +270,18 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"{len({row['plan'] for row in rows})} of {len(PLANS)} plans have been run so far."
+    flex = [row for row in rows if row["choices"].get("attention") == _FLEX]
+    anew = [row for row in flex if "sources" in row]
+    yield f"{len(anew)} of {len(flex)} rows with FlexAttention have been run anew; all others are of the earlier state."
     yield ""
     yield "| candidates | figure | compared | median | 95th percentile | worst |"
     yield "|---|---|--:|--:|--:|--:|"
-    flex = {name: [row for row in rows if (row["choices"].get("attention") == _FLEX) is is_flex]
-            for name, is_flex in (("with FlexAttention", True), ("all others", False))}  # fmt: skip
-    for name, some in {"all": rows, **flex}.items():
+    parts = {
+        "with FlexAttention, run anew": anew,
+        "with FlexAttention, run before": [row for row in flex if row not in anew],
+        "all others": [row for row in rows if row not in flex],
+    }
+    for name, some in {"all": rows, **parts}.items():
         for figure in ("allocated", "reserved"):
             errors = [error for row in some if (error := error_of(row, figure)) is not None]
             if errors:

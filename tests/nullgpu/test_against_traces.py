@@ -56,6 +56,14 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
 
 
 @pytest.mark.nightly
+def test_arguments_of_all_calls_that_flex_attention_is_compiled_for_stay_allocated(machine: NullMachine) -> None:
+    # It is compiled for the worst micro-batch, for 1,500 tokens with padding, and for 2,000 without.
+    choices = {"attention": "flex_attention", "gradient_checkpointing": "off"}
+    traced, measured = both(machine, {2000: 6, 1500: 6, 1000: 4}, choices=choices)
+    assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
+
+
+@pytest.mark.nightly
 def test_fsdp2_clips_gradients_that_it_offloads(machine: NullMachine) -> None:
     traced, measured = both(machine, {500: 8}, choices={"sharding": "fsdp2", "offload": "both"}, processes=2)
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.005)

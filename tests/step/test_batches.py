@@ -121,6 +121,24 @@ def test_each_kind_of_worst_micro_batch_comes_where_gradients_and_optimizer_stat
     assert batches.timed[batches.worst_steps * in_step + 2 :].all()
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_code_that_is_compiled_twice_is_compiled_for_the_worst_micro_batch_and_the_widest_narrower_one_before_the_worst(
+    micro_batches: int, whole: bool, blocks: bool
+) -> None:
+    rows, collation = sizes([9, 8, 7, 3, 6, 6, 2, 1]), Collation(blocks=blocks)
+    given = StepSize(2, micro_batches), collation, Schedule(whole_steps=whole)
+    batches = plan_batches(rows, *given, seed=0, packed_from=None, compiled=True)
+    widths = rows.lengths[batches.order].max(axis=(1, 2)).tolist()
+    # The two rows of 6 need no padding; blocks are not asked for that.
+    before = [9, 7] if blocks else [9, 8, 6]
+    assert widths[: len(before)] == before
+    assert [widths[place] for place in batches.worst] == [9]
+    assert batches.worst[0] >= len(before)
+    assert not batches.timed[[*range(len(before)), *batches.worst]].any()
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("cut", [90, 40])
 def test_a_probe_has_as_many_micro_batches_whatever_the_global_batch(rows: int, cut: int) -> None:

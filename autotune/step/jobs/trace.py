@@ -100,7 +100,13 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         model_config = first_layers(model_config, request.layers)
     trained = Trained()
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
-    rows = TracedRows(request.worst, request.trainable, once=not request.plan.in_group, chosen=request.chosen)
+    rows = TracedRows(
+        request.worst,
+        request.trainable,
+        once=not request.plan.in_group,
+        chosen=request.chosen,
+        again=request.compiled_again,
+    )
     processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, trained, parent=folder)
     is_whole = model_config.get_text_config().num_hidden_layers == layers

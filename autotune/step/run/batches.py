@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.blocks import block_rows
 from autotune.core.heaviest import heaviest, heaviest_blocks
 from autotune.core.measurement import Schedule
@@ -102,7 +103,14 @@ class Batches:
 
 
 def plan_batches(
-    sizes: RowSizes, step: StepSize, collation: Collation, schedule: Schedule, seed: int, packed_from: int | None
+    sizes: RowSizes,
+    step: StepSize,
+    collation: Collation,
+    schedule: Schedule,
+    seed: int,
+    packed_from: int | None,
+    *,
+    compiled: bool = False,
 ) -> Batches:
     """Choose the batches of a probe.
 
@@ -122,6 +130,8 @@ def plan_batches(
         sizes: sizes of the rows that the trainer iterates over, after packing and dropping.
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
+        compiled: whether code is compiled for the first micro-batch, and again for others: those of
+            :func:`autotune.trainers.recompiled.compiled_again` come before the worst one then.
 
     Raises:
         ValueError: the trainer has dropped every row.
@@ -135,8 +145,10 @@ def plan_batches(
     worst = worst_order(sizes, drawn_at_once, collation)
     room = _after_others(in_step)
     ends = [worst[start : start + room] for start in range(0, len(worst), room)]
-    worst_steps = 1 + len(ends)
-    beside_worst = worst_steps * in_step - 1 - len(worst)
+    begins = [worst[0], *(recompiled(sizes, drawn_at_once, collation) if compiled else ())]
+    begun = -(-len(begins) // in_step)
+    worst_steps = begun + len(ends)
+    beside_worst = worst_steps * in_step - len(begins) - len(worst)
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
     many_plain = beside_worst + warmup + following
@@ -145,14 +157,16 @@ def plan_batches(
         sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
     typical = iter(plain)
-    order = [worst[0], *islice(typical, in_step - 1)]
+    order = [*begins, *islice(typical, begun * in_step - len(begins))]
     for end in ends:
         order += [*islice(typical, in_step - len(end)), *end]
-    places = [index * in_step - back for index, end in enumerate(ends, start=2) for back in range(len(end), 0, -1)]
+    places = [
+        index * in_step - back for index, end in enumerate(ends, start=begun + 1) for back in range(len(end), 0, -1)
+    ]
     chosen = np.stack([*order, *typical])
     is_worst = np.zeros(len(chosen), dtype=bool)
     is_worst[[0, *places]] = True
-    timed_from = in_step if whole else worst_steps * in_step + warmup
+    timed_from = begun * in_step if whole else worst_steps * in_step + warmup
     warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
     in_epoch = max(1, population // drawn_at_once) if collation.blocks else -(-population // drawn_at_once)
     epoch = drawn_batches(population, drawn_at_once, in_epoch, seed, blocks=collation.blocks)
@@ -216,6 +230,38 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
         return found
     # Rows that are drawn for several micro-batches are divided in this order.
     return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
+
+
+def recompiled(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the rows of the widest micro-batch that is narrower than the worst, and of the widest without padding.
+
+    Either is left out where there is none, the second also where micro-batches are blocks of rows.
+    """
+    if collation.blocks:
+        every = block_rows(len(sizes.widest), rows)
+        widths = collation.tokens(sizes, every)
+        below = np.flatnonzero(widths < widths.max())
+        return (every[below[widths[below].argmax()]],) if len(below) else ()
+    widths = collation.rounded(sizes.widest)
+    below = np.flatnonzero(widths < widths.max())
+    below, found = below[np.argsort(-sizes.widest[below], kind="stable")], []
+    if len(below):
+        # The first one is padded, as the worst is, if any is.
+        chosen = worst_micro_batches(
+            sizes.widest[below],
+            rows,
+            padded=not collation.flat,
+            multiple=collation.multiple,
+            shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
+        )
+        found.append(below[list(chosen[0])])
+    whole = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
+    enough = [
+        width for width, count in zip(*np.unique(widths[whole], return_counts=True), strict=True) if count >= rows
+    ]
+    if enough and not collation.flat:
+        found.append(whole[widths[whole] == max(enough)][:rows])
+    return tuple(found)
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:

@@ -17,6 +17,7 @@ from accelerate.utils import memory, send_to_device
 from datasets import Dataset, load_from_disk
 from transformers import TrainerCallback
 
+from autotune.core.batch_geometry import Recompiled
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
@@ -39,6 +40,7 @@ from autotune.virtual.generation import short_generation
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.tensors import replaced
+from autotune.virtual.tracing import compiled_again_for
 
 STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
@@ -58,12 +60,14 @@ class TracedRows:
             twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
             false, there are two steps of two micro-batches, or of one where the plan has only one.
         chosen: rows of a dataset, with their images, in place of ``worst``; None: rows of text.
+        again: see :func:`autotune.virtual.tracing.compiled_again_for`.
     """
 
     worst: Sequence[tuple[int, ...]]
     trainable: float = 1.0
     once: bool = False
     chosen: ChosenRows | None = None
+    again: Recompiled = field(default_factory=Recompiled)
 
     def dataset(self, known: Adapter, plan: TrainingPlan, planned: Any) -> Dataset:
         """Return the tokenised rows; ``planned`` is the trainer's configuration as planned."""
@@ -125,6 +129,7 @@ def traced_training(
             # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
             short_generation(),
         ):
+            compiled_again_for(rows.again)
             if plan.args.get("torch_compile"):
                 assume("a compiled step needs what the same step needs uncompiled")
             if rows.chosen is not None:

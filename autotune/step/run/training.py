@@ -21,6 +21,7 @@ from autotune.step.run.saving import save
 from autotune.step.run.timing import WholeStep
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Drawing
+from autotune.techniques.attention import FLEX
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import micro_batches_of, rows_of
 
@@ -43,7 +44,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     # (accelerate's data_loader.py, prepare_data_loader); the worst ones meet, as they may in training.
     ranks = request.plan.data_ranks
     seed = request.seed + trainer.args.process_index * ranks // request.plan.launch.processes
-    batches = plan_batches(known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from)
+    drawn_from = known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from
+    compiled = request.plan.model.get("attn_implementation") == FLEX
+    batches = plan_batches(*drawn_from, compiled=compiled)
     trainer.train_dataset = known.arranged(trainer, dealt(batches.order, ranks), dealt(batches.is_worst, ranks))
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)

@@ -75,9 +75,9 @@ class Collation:
             chosen: indices of rows; shape (micro-batches, rows).
         """
         flattened = sizes.lengths[chosen].reshape(len(chosen), -1)
-        length = self._rounded(flattened.sum(axis=1) if self.flat else flattened.max(axis=1))
+        length = self.rounded(flattened.sum(axis=1) if self.flat else flattened.max(axis=1))
         if sizes.generated is not None:
-            length = self.joined(length, self._rounded(sizes.generated[chosen].max(axis=(1, 2))))
+            length = self.joined(length, self.rounded(sizes.generated[chosen].max(axis=(1, 2))))
         return np.asarray(length if self.flat else length * flattened.shape[1], dtype=np.int64)
 
     def joined(self, prompt: Counts, completion: Counts) -> Counts:
@@ -85,7 +85,8 @@ class Collation:
         together = prompt + completion
         return together if self.cut is None else np.maximum(completion, np.minimum(together, self.cut))
 
-    def _rounded(self, length: Counts) -> Counts:
+    def rounded(self, length: Counts) -> Counts:
+        """Return lengths rounded up as those of tensors are."""
         return np.asarray(-(-length // self.multiple) * self.multiple)
 
 

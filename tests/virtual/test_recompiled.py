@@ -1,0 +1,94 @@
+"""For which calls FlexAttention is compiled, held against Dynamo itself."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from transformers.masking_utils import (
+    add_offsets_to_mask_function,
+    and_masks,
+    causal_mask_function,
+    padding_mask_function,
+)
+
+from autotune.virtual.flex import guards_of
+from autotune.virtual.recompiled import Versions
+
+HEADS, SHARED, HEAD = 4, 2, 16
+
+
+class Call(NamedTuple):
+    """A call of attention: rows, queries, keys, and how it is made."""
+
+    rows: int
+    queries: int
+    keys: int
+    grad: bool = False
+    padded: bool = False
+
+
+def same(rows: int, tokens: int, **how: bool) -> Call:
+    return Call(rows, tokens, tokens, **how)
+
+
+CASES: dict[str, Sequence[Call]] = {
+    "widths": [same(2, 300), same(2, 260), same(2, 200), same(2, 300)],
+    "rows": [same(2, 300), same(3, 260), same(4, 200), same(1, 200), same(1, 260)],
+    "rows later": [same(2, 300), same(2, 260), same(3, 200), same(4, 300)],
+    "gradients": [same(2, tokens, grad=grad) for tokens in (300, 260, 200) for grad in (False, True)],
+    "padding": [same(2, 300, padded=True), same(2, 300), same(2, 260, padded=True), same(2, 260)],
+    "generation": [
+        same(3, 300), *(Call(3, 1, keys) for keys in (301, 302, 303)), same(3, 310, grad=True), same(3, 270, grad=True),
+        same(3, 250), Call(3, 1, 251), Call(3, 1, 252),
+    ],
+}  # fmt: skip
+
+
+def given(call: Call) -> tuple[tuple[Tensor, ...], Any]:
+    """Return arguments as transformers makes them."""
+    sizes = ((HEADS, call.queries), (SHARED, call.keys), (SHARED, call.keys))
+    tensors = tuple(torch.randn(call.rows, heads, tokens, HEAD) for heads, tokens in sizes)
+    mask = causal_mask_function
+    if call.padded:
+        mask = and_masks(mask, padding_mask_function(torch.ones(call.rows, call.keys, dtype=torch.bool)))
+    mask = add_offsets_to_mask_function(mask, call.keys - call.queries, 0)
+    return tensors, create_block_mask(mask, call.rows, None, call.queries, call.keys, device="cpu")
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("no_collection")
+def test_the_calls_that_are_compiled_are_those_of_dynamo_which_keeps_their_arguments(name: str) -> None:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled, versions = torch.compile(flex_attention, backend=counted), Versions()
+    for call in CASES[name]:
+        before = len(graphs)
+        with torch.set_grad_enabled(call.grad):
+            (query, key, value), mask = given(call)
+            version = versions.compiled_for(*guards_of((query, key, value), mask))
+            compiled(query, key, value, block_mask=mask, enable_gqa=True)
+        kept = [weakref.ref(tensor) for tensor in (query, key, value)]
+        del query, key, value, mask
+        assert (version is not None) == (len(graphs) > before), call
+        assert [each() is not None for each in kept] == [version is not None] * 3, call
+    torch._dynamo.reset()
