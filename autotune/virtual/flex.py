@@ -85,9 +85,8 @@ def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int |
     again = ledger.again
     # A version for all widths is compiled for no other one; a micro-batch without padding has another mask.
     fixed = any(version[f"{place}.{_TOKENS}"] not in (None, 1) for place in ("query", "key"))
-    # Completions are taken to differ in length: rows with completions have padding whatever the prompts are. The steps
-    # of a generation have none in a trace, which shortens it, but that of the prompts in a run.
-    masked = ledger.generates or (padded and fixed)
+    # The steps of a generation have no padding in a trace, which shortens it, but that of the prompts in a run.
+    masked = padded or ledger.generates
     # A trace of a micro-batch generates for as many rows as go with it, not for those of the plan.
     share = again.generated / given[0].size(0) if ledger.generates and again.generated else 1.0
     # Queries, keys and values may be views of one result.
