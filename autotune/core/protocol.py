@@ -172,17 +172,15 @@ class RanksReply:
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
-    The rows are dataset rows as ``prepare`` returns them: the trainer truncates, packs and pads them. Each row is given
-    by the tokens of its parts, in the trainer's order: ``(512,)``, or ``(100, 50, 80)`` for prompt, chosen and
-    rejected.
+    The rows are dataset rows as ``prepare`` returns them: the trainer truncates, packs and pads them. Each is given by
+    the tokens of its parts, in the trainer's order: ``(100, 50, 80)`` for prompt, chosen and rejected.
 
     Attributes:
         target: the device that is simulated: ``cuda``, or ``cpu`` for the CPU's allocator and kernels.
         worst: the rows that make the largest micro-batch. Without packing: the longest rows of the dataset,
             as many as a micro-batch has (fewer are repeated). With packing: enough rows to fill one.
         trainable: share of the tokens, the last of each row, that the loss counts if the parts do not determine it.
-        layers: number of the model's first layers to trace, or None for all. Layers of alternating kinds keep their
-            order.
+        layers: number of the model's first layers to trace, or None for all.
         gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
             CPU whose speeds were measured is described in the same way. None: no time is predicted.
         allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
