@@ -60,7 +60,8 @@ def test_arguments_of_all_calls_that_flex_attention_is_compiled_for_stay_allocat
     # It is compiled for the worst micro-batch, for 1,500 tokens with padding, and for 2,000 without.
     choices = {"attention": "flex_attention", "gradient_checkpointing": "off"}
     traced, measured = both(machine, {2000: 6, 1500: 6, 1000: 4}, choices=choices)
-    assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
+    # The most that can be kept is promised.
+    assert measured["allocated"] <= traced["allocated"] <= 1.01 * measured["allocated"]
 
 
 @pytest.mark.nightly
