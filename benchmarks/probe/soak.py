@@ -56,8 +56,8 @@ save every {_EVERY}. Rows are pages of Python's documentation; "long" joins ever
 the imports. The training runs under no limit, and its peak is held against the budget: `RLIMIT_DATA`, by which a probe
 is limited, also counts what is allocated and never touched.
 
-Four cases ended without a recommendation at first, two because nothing fits their budgets, two at a limit of 180 s, beside
-other work on the machine. Their budgets and the limit were raised, and they are to be run again.
+Four cases ended without a recommendation at first, two because nothing fits their budgets, two at a limit of 180 s,
+beside other work on the machine. Their budgets and the limit were raised, and they are to be run again.
 """
 
 
