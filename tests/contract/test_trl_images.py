@@ -39,7 +39,7 @@ def build(vision_model: Path, tmp_path: Path) -> Build:
 
         every = row if isinstance(row, list) else [row or ROWS[name]] * len(SIZES)
         rows = [
-            {"images": [picture(*size)] * count, **each}
+            {**each, "images": each.get("images", [picture(*size)] * count)}
             for each, (count, size) in zip(every, cycle(enumerate(SIZES, start=1)), strict=False)
         ]
         processor = small_processor("gemma3")

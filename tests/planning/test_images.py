@@ -35,7 +35,7 @@ from tests.vision import picture, write_small_vision_model
 def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, trainer: str, family: str) -> None:
     model = write_small_vision_model(tmp_path / "model", family, weights=False, layers=6)
     made_of = {"sft": rows_of, "kto": of_answers}.get(trainer, of_prompts)
-    rows = made_of([[picture(90, 60)] * (number % 3) for number in range(8)])
+    rows = made_of([[picture(90, 60)] * max(made_of is of_prompts, number % 3) for number in range(8)])
     rows.to_parquet(str(tmp_path / "rows.parquet"))
     source = dataset_source(str(tmp_path / "rows.parquet"))
     with ServerTracer(1, ignore) as tracer:
