@@ -43,7 +43,7 @@ class Improvements:
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
     a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
-    what was faster and did not fit, with smaller sizes. While nothing fits, those that may need the least do. A choice
+    what was faster and did not fit, with smaller sizes, and changes of the best that are uncertain. While nothing fits, those that may need the least do. A choice
     that rules forbid is considered with the changes that make it legal.
 
     Args:
@@ -147,8 +147,8 @@ class Improvements:
     def _doubtful(self, best: Estimate) -> list[Candidate]:
         """Return the changes of the best by one choice that are faster if they are underestimated by a lot.
 
-        What one choice brings with some others says little of what it brings with the best. Example: LoRA of attention
-        alone was a fifth faster than of all layers with packed rows, and hardly with padded ones and 4-bit weights.
+        The gain of one choice depends on the others. Example: LoRA of attention alone is a quarter faster than LoRA of
+        all layers with packed rows, and a tenth with padded rows and 4-bit weights.
         """
         near = [each for each in self._changes(best.candidate) if self._is_open(each)] if best.fits else []
         if not near:

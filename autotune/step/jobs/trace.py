@@ -86,7 +86,7 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
 
 @cache
 def _freeze_once() -> None:
-    """Keep the garbage collector from what the first trace loaded: accelerate calls it in every training."""
+    """Exclude what the first trace loaded from garbage collection, which accelerate runs in every training."""
     gc.collect()
     gc.freeze()
 

@@ -15,7 +15,7 @@ class GroupRelativePolicyOptimization(Groups):
     config = GRPOConfig
     trainer = GRPOTrainer
     module = grpo_trainer
-    # GRPOTrainer._tokenize_prompts makes None of no images, which processors take for no row among others.
+    # GRPOTrainer._tokenize_prompts passes None for a row without images, at which processors raise a TypeError.
     every_row_pictured = True
 
 
