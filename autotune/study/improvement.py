@@ -43,8 +43,8 @@ class Improvements:
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
     a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
-    what was faster and did not fit, with smaller sizes, and changes of the best that are uncertain. While nothing fits, those that may need the least do. A choice
-    that rules forbid is considered with the changes that make it legal.
+    what was faster and did not fit, with smaller sizes, and uncertain changes of the best. While nothing fits, those
+    that may need the least do. A choice that rules forbid is considered with the changes that make it legal.
 
     Args:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
