@@ -19,6 +19,8 @@ class Schedule:
 
     Attributes:
         whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of at most two.
+        worst_again: whether the largest micro-batch, with which every probe begins, runs again once gradients and
+            optimizer state exist, and others that may need the most. A run for its time alone does without.
         worst_last: whether the last step ends with the largest micro-batch again, in memory that the others have
             fragmented.
         warmup_micro_batches: fewest typical micro-batches before timing starts.
@@ -38,6 +40,7 @@ class Schedule:
     """
 
     whole_steps: bool = False
+    worst_again: bool = True
     worst_last: bool = False
     warmup_micro_batches: int = 2
     min_micro_batches: int = 6

@@ -115,7 +115,8 @@ def plan_batches(
     """Choose the batches of a probe.
 
     The very first micro-batch is the worst. From the second step on, when optimizer state exists, each kind of worst
-    micro-batch ends a step, where gradients exist as well. The typical ones before them warm up.
+    micro-batch ends a step, where gradients exist as well, unless the run is for its time alone. The typical ones
+    before them warm up.
 
     Where whole steps are run, typical micro-batches come in the order of a random sampler. A probe that times only a
     few takes a stratified sample of many instead (Cochran, Sampling Techniques, 3rd edition, chapter 5), with as many
@@ -144,11 +145,12 @@ def plan_batches(
     population, in_step = len(sizes.tokens), max(1, micro_batches // uses)
     worst = worst_order(sizes, drawn_at_once, collation)
     room = _after_others(in_step)
-    ends = [worst[start : start + room] for start in range(0, len(worst), room)]
+    again = worst if schedule.worst_again else ()
+    ends = [again[start : start + room] for start in range(0, len(again), room)]
     begins = [worst[0], *(recompiled(sizes, drawn_at_once, collation) if compiled else ())]
     begun = -(-len(begins) // in_step)
     worst_steps = begun + len(ends)
-    beside_worst = worst_steps * in_step - len(begins) - len(worst)
+    beside_worst = worst_steps * in_step - len(begins) - len(again)
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
     many_plain = beside_worst + warmup + following
