@@ -24,6 +24,7 @@ class TrainerProblem:
     wishes: Wishes
     # A search asks for the same candidates again and again.
     _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _normals: dict[Candidate, Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _identities: dict[Candidate, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -65,7 +66,9 @@ class TrainerProblem:
 
     def normal(self, candidate: Candidate) -> Candidate:
         """Return the representative of all candidates with the same plan."""
-        return self.trainer.normal(candidate, self.setting)
+        if candidate not in self._normals:
+            self._normals[candidate] = self.trainer.normal(candidate, self.setting)
+        return self._normals[candidate]
 
     def identity(self, candidate: Candidate) -> str:
         """Return a text that is equal for candidates with the same plan."""
