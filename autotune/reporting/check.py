@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
-from autotune.reporting import document
 from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate, format_share
 
@@ -33,7 +32,7 @@ def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
     """Return the report about a check, with the name of its file if there are several."""
     headline = f"{name}: {verdict.headline}" if name else verdict.headline
     return doc.Document(
-        verdict=document.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
+        verdict=doc.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
         sections=tuple(_sections(verdict)),
     )
 
@@ -44,8 +43,8 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         facts = doc.Facts(tuple((name, format_bytes(size)) for name, size in parts))
         yield doc.Section("Memory at the peak", (facts,), heading=True)
     for severity, title in _TITLES.items():
-        found = tuple(item for item in verdict.findings if item.severity is severity)
-        yield from _findings(title, found, _SEVERITIES[severity])
+        found = (item for item in verdict.findings if item.severity is severity)
+        yield from doc.listing(title, _lines(found), _SEVERITIES[severity])
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
@@ -53,13 +52,9 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         yield doc.Section("Remedy", (none,))
 
 
-def _findings(title: str, found: Iterable[Finding], tone: doc.Tone) -> list[doc.Section]:
-    lines = tuple(f"{_place(item)}{item.message}" for item in found)
-    return [doc.Section(title, (doc.Listing(lines, tone=tone),), heading=True)] if lines else []
-
-
-def _place(item: Finding) -> str:
-    return f"{item.file}:{item.line}: " if item.line is not None else ""
+def _lines(found: Iterable[Finding]) -> Iterator[str]:
+    for item in found:
+        yield f"{item.file}:{item.line}: {item.message}" if item.line is not None else item.message
 
 
 def _evidence(verdict: Verdict) -> Iterator[str]:
@@ -113,5 +108,5 @@ def fixed_report(fixed: Fixed) -> doc.Document:
     )
     blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
     return doc.Document(
-        None, (doc.Section("Changes", blocks), *_findings("To do by hand", fixed.left, doc.Tone.UNSURE))
+        None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _lines(fixed.left), doc.Tone.UNSURE))
     )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterator
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
-from autotune.reporting.document import Bar, Cell
+from autotune.reporting.document import Cell, Code, Line
+from autotune.reporting.sections import Property, compared
 from autotune.reporting.words import (
     MISSING,
     baseline_name,
     bytes_or_dash,
+    duration_or_dash,
     number_or_dash,
     printable,
     rate_or_dash,
@@ -21,52 +21,7 @@ from autotune.reporting.words import (
     status_text,
 )
 from autotune.trainers import find_trainer
-from autotune.units import format_bytes, format_duration
-
-
-class Speeds(StrEnum):
-    """Result of comparing the recommendation's speed with the baseline's.
-
-    Attributes:
-        OWN: the baseline itself is recommended.
-        UNKNOWN: one of the two was not measured.
-        EQUAL: both show the same to two digits, and nothing shows the spread between runs.
-        NOT_TOLD_APART: either may be the faster one: the interval of the ratio includes 1, or, without an interval, the
-            range of a further run of the recommendation includes the baseline's rate.
-        FASTER, SLOWER: the recommendation is; slower than a baseline that may not be recommended.
-    """
-
-    OWN = "own"
-    UNKNOWN = "unknown"
-    EQUAL = "equal"
-    NOT_TOLD_APART = "not told apart"
-    FASTER = "faster"
-    SLOWER = "slower"
-
-
-def compared(result: Result, recommended: Choosable) -> Speeds:
-    """Return how the recommendation of a result compares with its baseline."""
-    speedup, low, high = result.speedup, result.speedup_low, result.speedup_high
-    if result.baseline is not None and recommended.candidate == result.baseline.candidate:
-        return Speeds.OWN
-    if speedup is None:
-        return Speeds.UNKNOWN
-    if low is not None and high is not None:
-        if low <= 1 <= high:
-            return Speeds.NOT_TOLD_APART
-    elif _in_range(result.baseline, recommended):
-        return Speeds.NOT_TOLD_APART
-    elif f"{speedup:.2f}" == "1.00":
-        return Speeds.EQUAL
-    return Speeds.FASTER if speedup > 1 else Speeds.SLOWER
-
-
-def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
-    """Return whether a further run of the recommendation may be as fast as the baseline was."""
-    rate = baseline.tokens_per_second if baseline is not None else None
-    low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high
-    return rate is not None and low is not None and high is not None and low <= rate <= high
-
+from autotune.units import format_bytes
 
 _EQUALLY_FAST = "equally fast"
 _COSTS = 1.02
@@ -76,81 +31,33 @@ _SAME_STEP = 0.1
 """Relative deviation allowed for the documents of a packed optimizer step."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost in time of keys of the user's own configuration.
-
-    Attributes:
-        written: the keys with their values, as in YAML.
-        share: of the time of a step with all else as recommended.
-    """
-
-    written: str
-    share: float
-
-    @property
-    def text(self) -> str:
-        """The share in words."""
-        return f"costs {100 * self.share:.0f} %"
-
-
-def compared_row(
-    label: str,
-    recommended: str,
-    baseline: str,
-    recommended_share: float | None = None,
-    baseline_share: float | None = None,
-) -> tuple[Cell, ...]:
-    """Return a property of the recommendation and the baseline in words, with bars.
-
-    Args:
-        recommended_share, baseline_share: 0 to 1 of the budget, or of the faster one's rate; None without a bar.
-    """
-    return label, recommended, Bar(recommended_share), baseline, Bar(baseline_share, "default")
-
-
 def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
+    return compared(recommended, result.baseline, _properties(result, recommended))
+
+
+def _properties(result: Result, recommended: Choosable) -> Iterator[Property[Choosable]]:
     baseline = result.baseline
-    rates = [one.tokens_per_second for one in (recommended, baseline) if one is not None]
-    fastest = max((rate for rate in rates if rate is not None), default=None)
-
-    def row(
-        label: str, text: Callable[[Choosable], str], share: Callable[[Choosable], float | None] | None = None
-    ) -> tuple[Cell, ...]:
-        return compared_row(
-            label,
-            text(recommended),
-            MISSING if baseline is None else text(baseline),
-            share(recommended) if share else None,
-            share(baseline) if share and baseline is not None else None,
-        )
-
-    drops = any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None)
-    rows = [
-        row("status", lambda one: status_text(one.status)),
-        row(
-            "peak memory",
-            lambda one: bytes_or_dash(one.peak_bytes),
-            lambda one: _over(one.peak_bytes, result.budget_bytes),
-        ),
-        row("  reserved", lambda one: bytes_or_dash(one.reserved_bytes)),
-        row("  on the device", lambda one: bytes_or_dash(one.device_bytes)),
-        row(
-            "speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: _over(one.tokens_per_second, fastest)
-        ),
-        row("  a further run", _expected),
-        row("time per epoch", lambda one: _duration(one.seconds_per_epoch)),
-        row("time per evaluation", lambda one: _duration(one.evaluation_seconds)),
-        row("tokens covered", lambda one: share_text(one.token_coverage)),
-        *([row("rows covered", lambda one: share_text(one.row_coverage))] if drops else []),
-        row("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none"),
-        row("batch x accumulation", _batch),
-        row(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step)),
-        row("tokens per step", lambda one: number_or_dash(one.tokens_per_step)),
-        row("steps per epoch", lambda one: _number(one.steps_per_epoch)),
-    ]
-    return tuple(row for row in rows if not (row[0] == "status" and _both_ran(result)) and not _empty(row))
+    if baseline is None or baseline.status is not ProbeStatus.OK:
+        yield Property("status", lambda one: status_text(one.status))
+    budget_bytes = result.budget_bytes
+    yield Property(
+        "peak memory", lambda one: bytes_or_dash(one.peak_bytes), lambda one: one.peak_bytes, whole=budget_bytes
+    )
+    yield Property("  reserved", lambda one: bytes_or_dash(one.reserved_bytes))
+    yield Property("  on the device", lambda one: bytes_or_dash(one.device_bytes))
+    yield Property("speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: one.tokens_per_second)
+    yield Property("  a further run", _expected)
+    yield Property("time per epoch", lambda one: duration_or_dash(one.seconds_per_epoch))
+    yield Property("time per evaluation", lambda one: duration_or_dash(one.evaluation_seconds))
+    yield Property("tokens covered", lambda one: share_text(one.token_coverage))
+    if any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None):
+        yield Property("rows covered", lambda one: share_text(one.row_coverage))
+    yield Property("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none")
+    yield Property("batch x accumulation", _batch)
+    yield Property(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step))
+    yield Property("tokens per step", lambda one: number_or_dash(one.tokens_per_step))
+    yield Property("steps per epoch", lambda one: _number(one.steps_per_epoch))
 
 
 def contribution_text(contribution: Contribution) -> str:
@@ -171,14 +78,13 @@ def contribution_text(contribution: Contribution) -> str:
 def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
     baseline, rate = result.baseline, rate_or_dash(recommended.tokens_per_second)
-    speeds = compared(result, recommended)
-    if speeds is Speeds.OWN:
+    if baseline is not None and recommended.candidate == baseline.candidate:
         if result.status is RunStatus.INTERRUPTED:
             return f"Nothing faster than {_name(result)} was found so far."
         return f"{_name(result, starts=True)} is {result.compared or 'already the fastest candidate that fits'}."
     among = f" It is {result.compared}." if result.compared else ""
     if result.speedup is not None:
-        return f"{_speed_text(result, result.speedup, speeds)}{among}"
+        return f"{_speed_text(result, recommended, result.speedup)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         name = _name(result, starts=True)
         return f"{name} does not run here ({status_text(baseline.status)}); this does, at {rate}.{among}"
@@ -208,15 +114,16 @@ def costs_title(file: str) -> str:
     return f"Cost of settings in {printable(file)}, in time of a step with all else as recommended"
 
 
-def costs(result: Result) -> tuple[Cost, ...]:
+def costs(result: Result) -> tuple[Line, ...]:
     """Return the most expensive settings of the user's own configuration, such as ``gradient_checkpointing: true``."""
     keys = result.base.keys if result.base is not None else {}
     found = [
-        Cost(printable(", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items())), item.speedup - 1)
+        (item.speedup, ", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items()))
         for item in result.contributions
         if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
     ]
-    return tuple(sorted(found, key=lambda cost: -cost.share)[:_MOST_COSTS])
+    most = sorted(found, key=lambda cost: -cost[0])[:_MOST_COSTS]
+    return tuple((Code(printable(written)), f"costs {100 * (speedup - 1):.0f} %") for speedup, written in most)
 
 
 def step_change_text(result: Result) -> str:
@@ -249,17 +156,31 @@ def _speedup_text(speedup: float) -> str:
     return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 
-def _speed_text(result: Result, speedup: float, speeds: Speeds) -> str:
-    """Return the speed-up and its interval, or that there may be none."""
-    factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
+def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
+    """Return the speed-up and its interval, or that there may be none.
+
+    Without an interval, either may be the faster one if a further run of the recommendation may be as fast as the
+    baseline was.
+    """
     where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
+    factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
     if low is not None and high is not None:
         factor += f" ({low:.2f} to {high:.2f})"
-    if speeds is Speeds.EQUAL:
-        return f"As fast as {where}."
-    if speeds is Speeds.NOT_TOLD_APART:
+        told_apart = not low <= 1 <= high
+    else:
+        told_apart = not _in_range(result.baseline, recommended)
+        if told_apart and factor == "1.00x":
+            return f"As fast as {where}."
+    if not told_apart:
         return f"The speed cannot be told apart from that of {where}: {factor}."
     return f"{factor} the speed of {where}."
+
+
+def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
+    """Return whether a further run of the recommendation may be as fast as the baseline was."""
+    rate = baseline.tokens_per_second if baseline is not None else None
+    low, high = recommended.tokens_per_second_low, recommended.tokens_per_second_high
+    return rate is not None and low is not None and high is not None and low <= rate <= high
 
 
 def _expected(one: Choosable) -> str:
@@ -271,24 +192,7 @@ def _batch(one: Choosable) -> str:
     return f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"
 
 
-def _duration(seconds: float | None) -> str:
-    return MISSING if seconds is None else format_duration(seconds)
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
-
-
-def _over(value: float | None, whole: float | None) -> float | None:
-    return value / whole if value is not None and whole else None
-
-
-def _both_ran(result: Result) -> bool:
-    return result.baseline is not None and result.baseline.status is ProbeStatus.OK
-
-
-def _empty(row: tuple[Cell, ...]) -> bool:
-    _, recommended, _, baseline, _ = row
-    return recommended == MISSING and baseline == MISSING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import TypeVar
@@ -174,7 +174,6 @@ class Point:
     Attributes:
         label: the subject of the figures, such as a trial.
         role: ``recommended``, ``default`` or ``other``.
-        on_front: whether no other one is at least as fast and needs less memory.
     """
 
     name: str
@@ -182,7 +181,6 @@ class Point:
     peak_bytes: int
     tokens_per_second: float
     role: str
-    on_front: bool
 
 
 @dataclass(frozen=True)
@@ -202,7 +200,11 @@ class Plane:
     @property
     def front(self) -> list[Point]:
         """The points that nothing beats in both, the least memory first."""
-        return sorted((point for point in self.points if point.on_front), key=lambda point: point.peak_bytes)
+        found = list[Point]()
+        for point in sorted(self.points, key=lambda point: (point.peak_bytes, -point.tokens_per_second)):
+            if not found or point.tokens_per_second > found[-1].tokens_per_second:
+                found.append(point)
+        return found
 
 
 @dataclass(frozen=True)
@@ -320,33 +322,12 @@ class Document:
     subject: str = ""
     title: str = ""
 
-    def lines(self, title: str) -> tuple[str, ...]:
-        """Return the lines of the lists in the section of a title as text; none without that section."""
-        return tuple(
-            line if isinstance(line, str) else " ".join(part if isinstance(part, str) else part.text for part in line)
-            for section in self.sections
-            if section.title == title
-            for block in section.blocks
-            if isinstance(block, Listing)
-            for line in block.lines
-        )
-
     def blocks(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the blocks of a kind, in their order."""
         return [block for section in self.sections for block in section.blocks if isinstance(block, kind)]
 
 
-def listing(title: str, lines: Iterable[Line]) -> list[Section]:
+def listing(title: str, lines: Iterable[Line], tone: Tone = Tone.PLAIN) -> list[Section]:
     """Return a section of lines under a title, or none without lines."""
     listed = tuple(lines)
-    return [Section(title, (Listing(listed),), heading=True)] if listed else []
-
-
-def front(sizes: Sequence[tuple[int, float]]) -> tuple[bool, ...]:
-    """Return which pairs of peak and rate lie on the Pareto front: nothing needs less memory and is as fast."""
-    fastest, on_front = 0.0, set[int]()
-    for place in sorted(range(len(sizes)), key=lambda place: (sizes[place][0], -sizes[place][1])):
-        if sizes[place][1] > fastest:
-            fastest = sizes[place][1]
-            on_front.add(place)
-    return tuple(place in on_front for place in range(len(sizes)))
+    return [Section(title, (Listing(listed, tone=tone),), heading=True)] if listed else []

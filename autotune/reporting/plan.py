@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from autotune.core.estimate import Estimate, MemoryEstimate, Plan, distinct
 from autotune.reporting import document as doc
-from autotune.reporting.comparison import compared_row
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import allow_lines, left_out_lines
 from autotune.reporting.plan_words import (
@@ -22,16 +21,11 @@ from autotune.reporting.plan_words import (
     unknown_lines,
     way_out_lines,
 )
-from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
+from autotune.reporting.sections import Property, closing, command_again, compared, compared_section, histogram, short
 from autotune.reporting.steps import Step, untraced_text
 from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, memory_cells, number_or_dash, rate_or_dash
 from autotune.units import format_bytes
 
-_MOST_ROWS = (250, 150, 50)
-"""Most rows of a page that fit, do not fit, and are unknown. A plan may have tens of thousands of candidates; the
-document of ``--json`` has all."""
-_GRID = 80
-"""Columns and rows of a grid over the chart; of the candidates in one cell, one is drawn."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
     "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
@@ -100,53 +94,43 @@ def _steps(plan: Plan, chosen: str) -> tuple[tuple[Step, ...], str]:
 
 
 def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
-    best = plan.best
-    if best is None:
+    if plan.best is None:
         return ()
-    both = (best, plan.baseline)
-    memories = [one.memory for one in both]
-    needs = [memory.device_bytes if memory is not None else None for memory in memories]
-    texts = list(zip(*map(memory_cells, both), strict=True))
-    rates = [one.tokens_per_second for one in both]
-    fastest = max((rate for rate in rates if rate is not None), default=0.0)
-    shares = [need / plan.budget_bytes if need is not None else None for need in needs]
-    speeds = [rate / fastest if rate and fastest else None for rate in rates]
-    errors = [f"{100 * memory.error:.0f} %" if memory is not None else MISSING for memory in memories]
-    return (
-        compared_row("memory needed", *texts[0], *shares),
-        compared_row("to spare", *texts[1]),
-        compared_row("memory may be off by", errors[0], errors[1]),
-        compared_row("host memory of a machine", *texts[2]),
-        compared_row("speed", rate_or_dash(rates[0]), rate_or_dash(rates[1]), *speeds),
+
+    def needed(one: Estimate) -> float | None:
+        return one.memory.device_bytes if one.memory is not None else None
+
+    def error(one: Estimate) -> str:
+        return f"{100 * one.memory.error:.0f} %" if one.memory is not None else MISSING
+
+    properties = (
+        Property[Estimate]("memory needed", lambda one: memory_cells(one)[0], needed, whole=plan.budget_bytes),
+        Property[Estimate]("to spare", lambda one: memory_cells(one)[1]),
+        Property[Estimate]("memory may be off by", error),
+        Property[Estimate]("host memory of a machine", lambda one: memory_cells(one)[2]),
+        Property[Estimate]("speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: one.tokens_per_second),
     )
+    return compared(plan.best, plan.baseline, properties)
 
 
 def _points(plan: Plan) -> tuple[doc.Point, ...]:
-    """Return the candidates with their figures: the front, the compared ones, and one of each cluster."""
-    known = {estimate.candidate: estimate for estimate in (*plan.estimates, plan.baseline)}
-    sized = [
-        (estimate, estimate.memory.device_bytes, estimate.tokens_per_second)
-        for estimate in known.values()
-        if estimate.memory is not None and estimate.tokens_per_second is not None
-    ]
-    most = max((size for _, size, _ in sized), default=0) or 1
-    fastest = max((rate for _, _, rate in sized), default=0.0) or 1.0
-    best = doc.front([(size, rate) for _, size, rate in sized])
+    """Return the candidates whose memory and speed are known."""
     roles = {plan.baseline.candidate: "default"} | ({plan.best.candidate: "recommended"} if plan.best else {})
-    cells = set[tuple[int, int]]()
-    points = []
-    for (estimate, size, rate), on_front in zip(sized, best, strict=True):
-        role = roles.get(estimate.candidate, "other")
-        cell = (size * _GRID // most, int(rate * _GRID / fastest))
-        if role != "other" or on_front or cell not in cells:
-            cells.add(cell)
-            name = choices_text(estimate.candidate, plan)
-            points.append(doc.Point(name, BASIS[estimate.origin], size, rate, role, on_front))
-    return tuple(points)
+    return tuple(
+        doc.Point(
+            choices_text(one.candidate, plan),
+            BASIS[one.origin],
+            one.memory.device_bytes,
+            one.tokens_per_second,
+            roles.get(one.candidate, "other"),
+        )
+        for one in {estimate.candidate: estimate for estimate in (*plan.estimates, plan.baseline)}.values()
+        if one.memory is not None and one.tokens_per_second is not None
+    )
 
 
 def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
-    listed = _listed(plan, top)
+    listed = distinct(plan.estimates, top or len(plan.estimates))
     numbered = [(str(number), one) for number, one in enumerate(listed, 1)]
     if plan.baseline.candidate not in [one.candidate for one in listed]:
         numbered.append((MISSING, plan.baseline))
@@ -165,17 +149,6 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
         last=f"what differs from {BASELINE_NAME}",
         rows=tuple(_row(number, one, plan, changes.get(one.candidate, one.reason)) for number, one in numbered),
         in_terminal=True,
-    )
-
-
-def _listed(plan: Plan, top: int | None) -> tuple[Estimate, ...]:
-    if top is not None:
-        return distinct(plan.estimates, top)
-    kinds = [_outcome(one) for one in plan.estimates]
-    return tuple(
-        one
-        for outcome, most in zip(("fits", "does not fit", "unknown"), _MOST_ROWS, strict=True)
-        for one in distinct((one for one, kind in zip(plan.estimates, kinds, strict=True) if kind == outcome), most)
     )
 
 

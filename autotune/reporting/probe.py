@@ -169,10 +169,10 @@ def _contributions(result: Result) -> Iterator[doc.Section]:
 
 def _file(result: Result) -> Iterator[doc.Section]:
     """Yield the most expensive settings of the user's own file, and the changes to it."""
-    base, found = result.base, costs(result)
+    base = result.base
     if base is None:
         return
-    yield from doc.listing(costs_title(base.file), ((doc.Code(cost.written), cost.text) for cost in found))
+    yield from doc.listing(costs_title(base.file), costs(result))
     if base.diff:
         yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
 
@@ -185,15 +185,10 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
     for role, one in (("default", result.baseline), ("recommended", result.recommended)):
         if one is not None:
             found[one.candidate] = (role, one)
-    ran = [
-        (role, one, one.peak_bytes, one.tokens_per_second)
-        for role, one in found.values()
-        if one.peak_bytes is not None and one.tokens_per_second is not None
-    ]
-    best = doc.front([(peak, rate) for _, _, peak, rate in ran])
     return tuple(
-        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", peak, rate, role, on_front)
-        for (role, one, peak, rate), on_front in zip(ran, best, strict=True)
+        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", one.peak_bytes, rate, role)
+        for role, one in found.values()
+        if one.peak_bytes is not None and (rate := one.tokens_per_second) is not None
     )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan_words import subject_text, traces_text
-from autotune.reporting.words import BASELINE_NAME, MISSING, memory_cells, number_or_dash, rate_or_dash, written
-from autotune.units import format_duration
+from autotune.reporting.words import (
+    BASELINE_NAME,
+    MISSING,
+    duration_or_dash,
+    memory_cells,
+    number_or_dash,
+    rate_or_dash,
+    written,
+)
 
 
 def rent_report(found: Rent) -> Document:
@@ -30,7 +37,9 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
     if not fitting:
         return
-    yield Section("GPUs", (Table(titles(found), tuple(cells(offer, found) for offer in fitting)),))
+    shown = columns(found)
+    rows = tuple(tuple(figure(offer) for figure in shown.values()) for offer in fitting)
+    yield Section("GPUs", (Table(tuple(shown), rows),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(configuration_text(offer), []).append(gpus_text(offer))
@@ -68,19 +77,13 @@ def best_text(found: Rent) -> str:
 def _offer_text(offer: Offer, found: Rent) -> str:
     cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
-    return (
-        f"{gpus_text(offer)}, {rate_or_dash(offer.tokens_per_second)}, {time_text(offer)} per {found.unit}{cost}{doubt}"
-    )
+    figures = f"{gpus_text(offer)}, {rate_or_dash(offer.tokens_per_second)}, {duration_or_dash(offer.seconds)}"
+    return f"{figures} per {found.unit}{cost}{doubt}"
 
 
 def gpus_text(offer: Offer) -> str:
     """Return a number of GPUs, such as ``4 x H100-SXM``."""
     return f"{offer.processes} x {offer.gpu.name}"
-
-
-def time_text(offer: Offer) -> str:
-    """Return the time of the unit of the table, or a dash."""
-    return MISSING if offer.seconds is None else format_duration(offer.seconds)
 
 
 def cost_text(offer: Offer) -> str:
@@ -90,23 +93,19 @@ def cost_text(offer: Offer) -> str:
     return f"{offer.cost:,.2f}" if offer.cost >= 1 else f"{offer.cost:.2g}"
 
 
-def titles(found: Rent) -> tuple[str, ...]:
-    """Return the titles of the table's columns; there is none of costs without prices."""
-    costs = (f"cost per {_short(found)}",) if found.priced else ()
-    return ("GPUs", "needs of each", "to spare", "host", "tok/s", "per GPU", f"time per {_short(found)}", *costs)
-
-
-def cells(offer: Offer, found: Rent) -> tuple[str, ...]:
-    """Return the figures of an offer that fits, as long as :func:`titles`."""
-    costs = (cost_text(offer),) if found.priced else ()
-    return (
-        gpus_text(offer),
-        *memory_cells(offer.estimate),
-        number_or_dash(offer.tokens_per_second),
-        number_or_dash(offer.rate_of_each),
-        time_text(offer),
-        *costs,
-    )
+def columns(found: Rent) -> dict[str, Callable[[Offer], str]]:
+    """Return the columns of the table with their figures of an offer that fits; no costs without prices."""
+    unit = "epoch" if found.unit == "epoch" else "1e9 tokens"
+    return {
+        "GPUs": gpus_text,
+        "needs of each": lambda offer: memory_cells(offer.estimate)[0],
+        "to spare": lambda offer: memory_cells(offer.estimate)[1],
+        "host": lambda offer: memory_cells(offer.estimate)[2],
+        "tok/s": lambda offer: number_or_dash(offer.tokens_per_second),
+        "per GPU": lambda offer: number_or_dash(offer.rate_of_each),
+        f"time per {unit}": lambda offer: duration_or_dash(offer.seconds),
+        **({f"cost per {unit}": cost_text} if found.priced else {}),
+    }
 
 
 def configuration_text(offer: Offer) -> str:
@@ -117,7 +116,3 @@ def configuration_text(offer: Offer) -> str:
 def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
     return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
-
-
-def _short(found: Rent) -> str:
-    return "epoch" if found.unit == "epoch" else "1e9 tokens"

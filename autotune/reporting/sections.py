@@ -3,13 +3,51 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.document import Cell, Facts, Histogram, Medium, Section, Snippet, Table
+from autotune.reporting.document import Bar, Cell, Facts, Histogram, Medium, Section, Snippet, Table
+from autotune.reporting.words import MISSING
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
+_Compared = TypeVar("_Compared")
+
+
+@dataclass(frozen=True)
+class Property(Generic[_Compared]):
+    """A property of the chosen candidate and the baseline.
+
+    Attributes:
+        text: its value in words.
+        size: its value as a number, for a bar; None without bars.
+        whole: the value of a full bar; None for the greater of the two.
+    """
+
+    label: str
+    text: Callable[[_Compared], str]
+    size: Callable[[_Compared], float | None] = lambda _: None
+    whole: float | None = None
+
+
+def compared(
+    chosen: _Compared, baseline: _Compared | None, properties: Iterable[Property[_Compared]]
+) -> tuple[tuple[Cell, ...], ...]:
+    """Return a row for each property of the two, with bars; properties known of neither are left out."""
+    both, rows = (chosen, baseline), []
+    for one in properties:
+        texts = [MISSING if each is None else one.text(each) for each in both]
+        sizes = [None if each is None else one.size(each) for each in both]
+        whole = one.whole or max((size for size in sizes if size is not None), default=0.0)
+        bars = [
+            Bar(size / whole if size is not None and whole else None, role)
+            for size, role in zip(sizes, ("recommended", "default"), strict=True)
+        ]
+        if texts != [MISSING, MISSING]:
+            rows.append((one.label, texts[0], bars[0], texts[1], bars[1]))
+    return tuple(rows)
 
 
 def compared_section(

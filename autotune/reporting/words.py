@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.core.estimate import Estimate
 from autotune.core.status import ProbeStatus
-from autotune.units import format_bytes, format_rate
+from autotune.units import format_bytes, format_duration, format_rate
 
 BASELINE_NAME = "TRL's default"
 OWN_NAME = "your configuration"
@@ -68,6 +68,11 @@ def rate_or_dash(tokens_per_second: float | None) -> str:
 def number_or_dash(value: float | None) -> str:
     """Return a number without digits behind the point, or a dash where it is not known."""
     return MISSING if value is None else f"{value:,.0f}"
+
+
+def duration_or_dash(seconds: float | None) -> str:
+    """Return a duration, or a dash where it is not known."""
+    return MISSING if seconds is None else format_duration(seconds)
 
 
 def share_text(share: float) -> str:

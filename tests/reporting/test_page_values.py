@@ -12,7 +12,8 @@ from autotune.core.length_report import histogram as bins_of
 from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.reporting.document import Candidates, Charts, Paragraph, Snippet, Table, Tone, Verdict, front
+from autotune.reporting.document import Candidates, Charts, Paragraph, Plane, Point, Snippet, Table, Tone, Verdict
+from autotune.reporting.page import markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
 from autotune.reporting.sections import histogram
@@ -55,9 +56,9 @@ def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() ->
     shown = verdict(nothing_fits())
     assert shown.tone is Tone.BAD
     assert shown.command == ""
-    report = probe_report(nothing_fits())
-    assert report.blocks(Table) == []
-    assert any("--memory-budget" in line for line in report.lines("What might change this (not measured)"))
+    assert probe_report(nothing_fits()).blocks(Table) == []
+    _, _, help_ = markdown(nothing_fits()).partition("## What might change this (not measured)\n")
+    assert "a larger --memory-budget" in help_.partition("##")[0]
 
 
 def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_compared_figures() -> None:
@@ -74,21 +75,25 @@ def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> Non
     assert "TRL's default fits with 10.00 GiB" in verdict(only_the_default_fits()).headline
     (trials,) = shown.blocks(Candidates)
     assert "keeps 24.3 % of the dataset's tokens" in trials.rows[0].reason
-    assert "--max-length 4096" in " ".join(shown.lines("What might change this (not measured)"))
+    _, _, help_ = markdown(only_the_default_fits()).partition("## What might change this (not measured)\n")
+    assert "--max-length 4096" in help_.partition("##")[0]
 
 
 @pytest.mark.parametrize(
     ("sizes", "best"),
     [
-        ([(1, 1.0), (2, 2.0), (3, 1.5)], (True, True, False)),
-        ([(2, 2.0), (1, 2.0)], (False, True)),
-        ([(1, 1.0), (1, 3.0)], (False, True)),
-        ([(1, 1.0), (1, 1.0)], (True, False)),
-        ([], ()),
+        ([(1, 1.0), (2, 2.0), (3, 1.5)], [(1, 1.0), (2, 2.0)]),
+        ([(2, 2.0), (1, 2.0)], [(1, 2.0)]),
+        ([(1, 1.0), (1, 3.0)], [(1, 3.0)]),
+        ([(1, 1.0), (1, 1.0)], [(1, 1.0)]),
+        ([], []),
     ],
 )
-def test_on_the_front_nothing_needs_less_and_is_as_fast(sizes: list[tuple[int, float]], best: tuple[bool, ...]) -> None:
-    assert front(sizes) == best
+def test_on_the_front_nothing_needs_less_and_is_as_fast(
+    sizes: list[tuple[int, float]], best: list[tuple[int, float]]
+) -> None:
+    plane = Plane(tuple(Point("", "", peak, rate, "other") for peak, rate in sizes), 3, (), "memory")
+    assert [(point.peak_bytes, point.tokens_per_second) for point in plane.front] == best
 
 
 def bins() -> tuple[LengthBin, ...]:

@@ -14,7 +14,7 @@ ROLES = {mark: role for role, mark in MARKS.items()}
 
 def a_point(peak_bytes: int, rate: float, mark: str) -> Point:
     """Return a point of a candidate without a name."""
-    return Point("", "", peak_bytes, rate, ROLES[mark], False)
+    return Point("", "", peak_bytes, rate, ROLES[mark])
 
 
 def place(lines: list[str], mark: str) -> tuple[int, int]:

@@ -17,8 +17,6 @@ _FAR = 2
 """How many times the budget candidates may need to be drawn."""
 _HEADROOM = 1.18
 """Height of the chart over the fastest candidate, for the label of the budget above all marks."""
-_MANY = 200
-"""From so many candidates on, their marks are smaller."""
 _ROLES = {
     "other": (_OTHER, "circle", 8),
     "default": (_DEFAULT, "square", 12),
@@ -65,7 +63,7 @@ def _front(shown: Plane) -> Figure:
             traces.append({
                 "type": "scatter", "mode": "markers", "name": legend[role],
                 "x": [point.peak_bytes / unit for point in points], "y": [point.tokens_per_second for point in points],
-                "marker": {"color": colour, "symbol": symbol, "size": size if len(points) < _MANY else size / 2},
+                "marker": {"color": colour, "symbol": symbol, "size": size},
                 "text": [_hovered(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
     budget, most, drawn = (
