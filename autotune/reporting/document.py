@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from itertools import compress
 from typing import TypeVar
 
-from autotune.core.length_report import LengthBin
-from autotune.reporting.steps import Step
+from autotune.core.memory_timeline import MemoryTimeline
 
 
 class Tone(StrEnum):
@@ -41,7 +41,7 @@ class Bar:
 
     Attributes:
         share: of the full width, 0 to 1; None draws nothing.
-        role: ``recommended`` or ``default``, which decides its colour.
+        role: ``recommended``, ``default`` or ``other``, which decides its colour.
     """
 
     share: float | None
@@ -96,6 +96,18 @@ class Table:
         return tuple(
             "bars" if place in bars else "words" if place in self.words else "figures"
             for place in range(len(self.columns))
+        )
+
+    @property
+    def without_bars(self) -> Table:
+        """The same with its columns of words and figures alone."""
+        kept = [kind != "bars" for kind in self.kinds]
+        kinds = compress(self.kinds, kept)
+        return replace(
+            self,
+            columns=tuple(compress(self.columns, kept)),
+            rows=tuple(tuple(compress(row, kept)) for row in self.rows),
+            words=tuple(place for place, kind in enumerate(kinds) if kind == "words"),
         )
 
 
@@ -208,17 +220,19 @@ class Plane:
 
 
 @dataclass(frozen=True)
-class Factor:
-    """The factor by which one choice of the recommendation changed the speed, with its effect in words.
+class Step:
+    """The memory of a candidate through one step.
 
     Attributes:
-        told_apart: whether the speed-up is more than chance explains, or that is not known.
+        role: ``recommended`` or ``default``.
+        name: of the candidate, in a few words.
+        measured: measurements of probes, in a sentence; empty without any.
     """
 
-    choice: str
-    effect: str
-    speedup: float
-    told_apart: bool
+    role: str
+    name: str
+    timeline: MemoryTimeline
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,42 +245,18 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Histogram:
-    """The number of rows of the dataset by length.
-
-    Attributes:
-        bins: those of ``autotune lengths``.
-        cut: the length at which the chosen candidate cuts or drops rows; None where it does not.
-        subject: the chosen candidate, in a sentence.
-    """
-
-    bins: tuple[LengthBin, ...]
-    cut: int | None
-    subject: str
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row."""
-        return self.bins[-1].high
-
-
-@dataclass(frozen=True)
 class Charts:
-    """The figures that only a page draws; what is empty or None has no chart.
+    """The figures that only a page draws; what is empty has no chart.
 
     Attributes:
         steps: memory through one step of the compared candidates.
         untraced: why it is not known of one of them, in a sentence; empty where it is.
-        phases: most bytes that the recommendation held in each phase.
         memory, speed: pairs of prediction and measurement.
     """
 
     plane: Plane
     steps: tuple[Step, ...] = ()
     untraced: str = ""
-    phases: Mapping[str, int] = field(default_factory=dict)
-    factors: tuple[Factor, ...] = ()
-    lengths: Histogram | None = None
     memory: tuple[Predicted, ...] = ()
     speed: tuple[Predicted, ...] = ()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from autotune.core.images import ImageProfile
-from autotune.core.length_report import QUANTILES, LengthReport
+from autotune.core.length_report import QUANTILES, LengthBin, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import share_text
 from autotune.trainers import find_trainer
@@ -21,6 +21,7 @@ def lengths_report(report: LengthReport) -> Document:
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
     ]
+    single = dataset.documents.sequences == 1
     return Document(
         verdict=Verdict(
             f"{dataset.name} ({dataset.format}), tokenised for {report.workload.model.name}",
@@ -28,7 +29,7 @@ def lengths_report(report: LengthReport) -> Document:
             remarks=(Paragraph(counts),),
         ),
         sections=(
-            Section("Histogram", (_histogram(report),)),
+            Section("Histogram", (histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
             Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
             *((Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),) if has_limit else ()),
@@ -46,19 +47,24 @@ def _images(images: ImageProfile) -> Section:
     return Section("Images", (_table(titles, rows),))
 
 
-def _histogram(report: LengthReport) -> Table:
-    single = report.workload.dataset.documents.sequences == 1
-    most = max(part.rows for part in report.histogram)
-    rows = tuple(
+def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", cut: int | None = None) -> Table:
+    """Return the number of rows by length, under the title of their lengths, with the length at which rows are cut."""
+    most, tokens = max(part.rows for part in bins), sum(part.tokens for part in bins)
+    last = next((part for part in bins if cut is not None and cut <= part.high), None)
+    rows = (
         (
-            f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}",
+            f"{_span(part)}{f', cut at {cut:,}' if part is last else ''}",
             f"{part.rows:,}",
-            share_text(part.tokens / report.tokens) if report.tokens else "-",
+            share_text(part.tokens / tokens) if tokens else "-",
             Bar(part.rows / most, "default"),
         )
-        for part in report.histogram
+        for part in bins
     )
-    return _table(("tokens in a row" if single else "longest sequence", "rows", "share of tokens", ""), rows)
+    return _table((title, "rows", "share of tokens", ""), rows)
+
+
+def _span(part: LengthBin) -> str:
+    return f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
 
 
 def _limits(report: LengthReport) -> Table:

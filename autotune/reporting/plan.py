@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-from autotune.core.estimate import Estimate, MemoryEstimate, Plan, distinct
+from autotune.core.estimate import Estimate, Plan, distinct
 from autotune.reporting import document as doc
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import allow_lines, left_out_lines
@@ -21,19 +21,18 @@ from autotune.reporting.plan_words import (
     unknown_lines,
     way_out_lines,
 )
-from autotune.reporting.sections import Property, closing, command_again, compared, compared_section, histogram, short
-from autotune.reporting.steps import Step, untraced_text
+from autotune.reporting.sections import (
+    Property,
+    closing,
+    command_again,
+    compared,
+    compared_section,
+    lengths_section,
+    peak_section,
+    short,
+    step_memory,
+)
 from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, memory_cells, number_or_dash, rate_or_dash
-from autotune.units import format_bytes
-
-# PyTorch's memory categories in the order of training, then those of the allocator and the driver.
-_CATEGORIES = (
-    "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
-    "context", "process",
-)  # fmt: skip
-_OTHER = "other"
-_SMALLEST_SHARE = 1e-3
-_CROWDED = 1 / 3
 
 
 def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
@@ -53,7 +52,6 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     legend = (("recommended", chosen), ("default", BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     length = best.candidate.get("max_length") if best is not None else None
-    lengths = histogram(plan.lengths, length if isinstance(length, int) else None, subject)
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
         subject=target_text(plan),
@@ -61,10 +59,11 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Medium.PAGES),
-            doc.Section("Charts", (doc.Charts(plane, steps, untraced, lengths=lengths),), doc.Medium.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
-            *_breakdown(plan, best),
+            *peak_section(_needs(plan), plan.budget_bytes),
+            *lengths_section(plan.lengths, length if isinstance(length, int) else None, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
@@ -83,14 +82,11 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
     )
 
 
-def _steps(plan: Plan, chosen: str) -> tuple[tuple[Step, ...], str]:
-    """Return the memory through one step of the compared candidates, and why it is missing for one of them."""
-    best = plan.best
-    compared = [("recommended", chosen, plan.timeline)] if best is not None else []
-    if best is None or best.candidate != plan.baseline.candidate:
-        compared.append(("default", BASELINE_NAME, plan.baseline_timeline))
-    untraced = untraced_text((name for _, name, timeline in compared if timeline is None), predicted=True)
-    return tuple(Step(role, name, timeline) for role, name, timeline in compared if timeline is not None), untraced
+def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
+    compared = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
+    if plan.best is None or plan.best.candidate != plan.baseline.candidate:
+        compared.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
+    return step_memory(compared, predicted=True)
 
 
 def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
@@ -162,43 +158,13 @@ def _row(number: str, one: Estimate, plan: Plan, reason: str) -> doc.CandidateRo
     return doc.CandidateRow(number, choices_text(one.candidate, plan), _outcome(one), cells, reason, tone)
 
 
-def _breakdown(plan: Plan, best: Estimate | None) -> Iterator[doc.Section]:
-    """Yield the memory at the peak of the best candidate and the baseline by category; a page has it as a chart."""
+def _needs(plan: Plan) -> dict[str, Mapping[str, int]]:
+    """Return the memory at the peak of the best candidate and the baseline, by category."""
+    best = plan.best
     memories = {} if best is None else {"fastest" if best.fits else "least": best.memory}
     if best is None or best.candidate != plan.baseline.candidate:
         memories["default"] = plan.baseline.memory
-    known = {name: memory for name, memory in memories.items() if memory is not None}
-    if not known:
-        return
-    needs = [memory.device_bytes for memory in known.values()]
-    # For sizes far below the budget, bars relative to the budget would be empty.
-    crowded = max(needs) <= plan.budget_bytes * _CROWDED
-    scale_bytes = max(needs) if crowded else max(plan.budget_bytes, *needs)
-
-    parts = _parts(list(known.values()))
-    total = len(parts)
-    parts["needs"] = needs
-    if not crowded and plan.budget_bytes <= scale_bytes:
-        parts["of"] = [plan.budget_bytes] * len(known)
-    columns = ("memory at peak", *(title for name in known for title in (name, "")))
-    rows = tuple((name, *_cells(sizes, scale_bytes)) for name, sizes in parts.items())
-    yield doc.Section("Memory at the peak", (doc.Table(columns, rows, total=total),), doc.Medium.TERMINAL)
-
-
-def _cells(sizes: Sequence[int], scale_bytes: int) -> Iterator[doc.Cell]:
-    for size, role in zip(sizes, ("recommended", "default"), strict=False):
-        yield format_bytes(size) if size else MISSING
-        yield doc.Bar(size / scale_bytes, role)
-
-
-def _parts(memories: Sequence[MemoryEstimate]) -> dict[str, list[int]]:
-    """Return the sizes of each estimate by category; categories too small for a row are summed under "other"."""
-    found = dict.fromkeys(_CATEGORIES) | dict.fromkeys(name for memory in memories for name in memory.breakdown)
-    sizes = {name: [memory.breakdown.get(name, 0) for memory in memories] for name in found}
-    small = max(memory.device_bytes for memory in memories) * _SMALLEST_SHARE
-    shown = {name: parts for name, parts in sizes.items() if max(parts) >= small and name != _OTHER}
-    others = [sum(parts) for parts in zip(*(sizes[name] for name in sizes if name not in shown), strict=True)]
-    return {**shown, **({_OTHER: others} if any(others) else {})}
+    return {name: memory.breakdown for name, memory in memories.items() if memory is not None}
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import histogram as length_bins
+from autotune.core.length_report import histogram
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
@@ -31,8 +31,15 @@ from autotune.reporting.outlook import (
     veto_lines,
     way_out_lines,
 )
-from autotune.reporting.sections import closing, command_again, compared_section, histogram, short
-from autotune.reporting.steps import Step, untraced_text
+from autotune.reporting.sections import (
+    closing,
+    command_again,
+    compared_section,
+    lengths_section,
+    peak_section,
+    short,
+    step_memory,
+)
 from autotune.reporting.unfit import nothing_fits_text
 from autotune.reporting.words import (
     MISSING,
@@ -61,11 +68,17 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
         sections=(
             *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
             *_figures(result, name),
-            doc.Section("Charts", (_charts(result, plane, *_steps(result, name)),), doc.Medium.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted(result)),), doc.Medium.PAGES),
             *_contributions(result),
             *_file(result),
             doc.Section("Nothing needs less memory and is as fast", (plane,)),
             doc.Section("Trials", (_trials(result),)),
+            *peak_section(_needs(result, name), result.budget_bytes, doc.Medium.PAGES),
+            *lengths_section(
+                histogram(result.workload.dataset.documents),
+                chosen.max_length if chosen is not None else None,
+                "the recommendation",
+            ),
             *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
@@ -119,50 +132,41 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
 
 
-def _steps(result: Result, name: str) -> tuple[tuple[Step, ...], str]:
-    """Return the memory through one step of the compared candidates, and why it is missing for one of them."""
+def _compared(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
+    """Return the recommendation and the baseline, where they are known and differ, with their roles and names."""
     chosen, baseline = result.recommended, result.baseline
-    compared = (("recommended", "recommended", chosen), ("default", name, baseline))
-    known = [(role, name, one) for role, name, one in compared if one is not None]
-    steps = tuple(
-        Step(role, name, one.timeline, _measured(one))
-        for role, name, one in known
-        if one.timeline is not None
-        and one.timeline.moments
-        and (role == "recommended" or one.timeline != (chosen and chosen.timeline))
-    )
-    untraced = (name for _, name, one in known if one.timeline is None)
-    return steps, untraced_text(untraced, predicted=result.settings.get("plan") is not False)
+    compared = [] if chosen is None else [("recommended", "recommended", chosen)]
+    if baseline is not None and (chosen is None or chosen.candidate != baseline.candidate):
+        compared.append(("default", name, baseline))
+    return compared
 
 
-def _charts(result: Result, plane: doc.Plane, steps: tuple[Step, ...], untraced: str) -> doc.Charts:
-    chosen = result.recommended
-    memory, speed = _predicted(result)
-    bins = length_bins(result.workload.dataset.documents)
-    return doc.Charts(
-        plane,
-        steps,
-        untraced,
-        {} if chosen is None or set(chosen.peaks) <= _USUAL_PHASES else chosen.peaks,
-        tuple(
-            doc.Factor(
-                f"{item.knob}={item.choice}", contribution_text(item), item.speedup, item.told_apart is not False
-            )
-            for item in result.contributions
-            if item.speedup is not None
-        ),
-        histogram(bins, chosen.max_length if chosen is not None else None, "the recommendation"),
-        memory,
-        speed,
-    )
+def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
+    compared = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared(result, name))
+    return step_memory(compared, predicted=result.settings.get("plan") is not False)
+
+
+def _needs(result: Result, name: str) -> dict[str, Mapping[str, int]]:
+    """Return the memory at the peak of the compared candidates by category, as traced."""
+    known = ((name, one.timeline) for _, name, one in _compared(result, name))
+    return {name: timeline.breakdown for name, timeline in known if timeline is not None}
 
 
 def _contributions(result: Result) -> Iterator[doc.Section]:
+    most = max((item.speedup for item in result.contributions if item.speedup is not None), default=1.0)
     rows = tuple(
-        (doc.Code(f"{item.knob}={item.choice}"), doc.Code(str(item.instead_of)), contribution_text(item))
+        (
+            doc.Code(f"{item.knob}={item.choice}"),
+            doc.Code(str(item.instead_of)),
+            contribution_text(item),
+            doc.Bar(
+                item.speedup / most if item.speedup is not None else None,
+                "other" if item.told_apart is False else "recommended",
+            ),
+        )
         for item in result.contributions
     )
-    columns = ("what it chose", "changed back to", "measured")
+    columns = ("what it chose", "changed back to", "measured", "")
     if rows:
         yield doc.Section("What it chose", (doc.Table(columns, rows, words=(0, 1, 2), stacked=True),))
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from autotune.core.length_report import LengthBin
-from autotune.reporting.document import Bar, Cell, Facts, Histogram, Medium, Section, Snippet, Table
+from autotune.core.memory_timeline import MemoryTimeline
+from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
+from autotune.reporting.lengths import histogram
 from autotune.reporting.words import MISSING
+from autotune.units import format_bytes
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
+# PyTorch's memory categories in the order of training, then those of the allocator and the driver.
+_CATEGORIES = (
+    "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
+    "context", "process",
+)  # fmt: skip
+_OTHER = "other"
+_SMALLEST_SHARE = 1e-3
+_CROWDED = 1 / 3
 _Compared = TypeVar("_Compared")
 
 
@@ -63,9 +74,68 @@ def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: st
     return Section(title, (Facts(tuple(facts)), Snippet(lead, command)), Medium.PAGES)
 
 
-def histogram(bins: tuple[LengthBin, ...], cut: int | None, subject: str) -> Histogram | None:
-    """Return the histogram of row lengths, None without any; a length that cuts nothing is no cut."""
-    return Histogram(bins, cut if cut is not None and cut < bins[-1].high else None, subject) if bins else None
+def step_memory(
+    compared: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
+) -> tuple[tuple[Step, ...], str]:
+    """Return the memory through one step of the compared candidates, and why it is missing, in a sentence.
+
+    Args:
+        compared: role, name, timeline and measurements of each.
+        predicted: whether traces were asked for.
+    """
+    known, missing = list[Step](), list[str]()
+    for role, name, timeline, measured in compared:
+        if timeline is None:
+            missing.append(name)
+        elif timeline.moments:
+            known.append(Step(role, name, timeline, measured))
+    why = "its step was not traced" if predicted else "predictions were turned off, and with them traces"
+    untraced = f"The memory of a step of {' and '.join(missing)} over time is not known: {why}." if missing else ""
+    return tuple(known), untraced
+
+
+def peak_section(
+    needs: Mapping[str, Mapping[str, int]], budget_bytes: int, medium: Medium = Medium.EVERYWHERE
+) -> Iterator[Section]:
+    """Yield the memory at the peak by category, with bars, of each estimate by its name; nothing without any."""
+    if not needs:
+        return
+    parts = _parts(list(needs.values()))
+    total, sums = len(parts), [sum(sizes.values()) for sizes in needs.values()]
+    # For sizes far below the budget, bars relative to the budget would be empty.
+    crowded = max(sums) <= budget_bytes * _CROWDED
+    scale_bytes = max(sums) if crowded else max(budget_bytes, *sums)
+    parts["needs"] = sums
+    if not crowded and budget_bytes <= scale_bytes:
+        parts["of"] = [budget_bytes] * len(needs)
+    columns = ("memory at peak", *(title for name in needs for title in (name, "")))
+    rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())
+    yield Section("Memory at the peak", (Table(columns, rows, total=total),), medium)
+
+
+def _with_bars(sizes: Iterable[int], scale_bytes: int) -> Iterator[Cell]:
+    for size, role in zip(sizes, ("recommended", "default"), strict=False):
+        yield format_bytes(size) if size else MISSING
+        yield Bar(size / scale_bytes, role)
+
+
+def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
+    """Return the sizes of each estimate by category; categories too small for a row are summed under "other"."""
+    names = dict.fromkeys((*_CATEGORIES, *(name for breakdown in needs for name in breakdown)))
+    sizes = {name: [breakdown.get(name, 0) for breakdown in needs] for name in names}
+    small = max(sum(breakdown.values()) for breakdown in needs) * _SMALLEST_SHARE
+    shown = {name: parts for name, parts in sizes.items() if max(parts) >= small and name != _OTHER}
+    others = [sum(parts) for parts in zip(*(sizes[name] for name in sizes if name not in shown), strict=True)]
+    return {**shown, **({_OTHER: others} if any(others) else {})}
+
+
+def lengths_section(bins: tuple[LengthBin, ...], limit: int | None, subject: str) -> Iterator[Section]:
+    """Yield the histogram of row lengths, with the limit of the candidate that is the subject; nothing without rows."""
+    if bins:
+        longest, cut = bins[-1].high, limit if limit is not None and limit < bins[-1].high else None
+        where = "no row is cut" if cut is None else f"{subject} cuts at {cut:,}"
+        text = f"{sum(part.rows for part in bins):,} rows of up to {longest:,} tokens; {where}."
+        yield Section("Length of rows", (Paragraph(text), histogram(bins, cut=cut)), Medium.PAGES)
 
 
 def command_again(command: str, settings: Mapping[str, object]) -> str:

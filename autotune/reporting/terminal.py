@@ -18,7 +18,7 @@ from autotune.reporting.words import bar, printable
 from autotune.units import format_bytes
 
 _COLOURS = {doc.Tone.PLAIN: "", doc.Tone.GOOD: "green", doc.Tone.UNSURE: "yellow", doc.Tone.BAD: "red"}
-_BAR_COLOURS = {"recommended": "green", "default": "cyan"}
+_BAR_COLOURS = {"recommended": "green", "default": "cyan", "other": ""}
 _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 _INDENT = 2
 _BARS, _NARROWEST_BAR = 56, 5
@@ -134,7 +134,11 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     widths = [max(cell_len(_plain(cell)) for cell in column) for column in zip(table.columns, *table.rows, strict=True)]
     # A gap more than there are: rich before 15 wraps the first title otherwise.
     left = width - sum(widths) - (2 if narrow else 3) * len(widths)
-    bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, kinds.count("bars")))
+    bars = kinds.count("bars")
+    if bars and table.stacked and left < bars * _NARROWEST_BAR:
+        # Words need the room.
+        return _table(table.without_bars, width)
+    bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, bars))
     for title, kind in zip(table.columns, kinds, strict=True):
         justify: Literal["left", "right"] = "right" if kind == "figures" else "left"
         size = bar_width if kind == "bars" else None

@@ -78,16 +78,25 @@ def rows_shown(browser: Any) -> int:
 
 def test_every_chart_is_drawn_and_nothing_is_logged(shown: Any) -> None:
     names = {element.get_attribute("id") for element in shown.find_elements("css selector", ".chart")}
-    assert names == {
-        "front", "step_recommended", "step_default", "breakdown", "phases", "choices", "lengths", "memory", "speed",
-    }  # fmt: skip
+    assert names == {"front", "step_recommended", "step_default", "memory", "speed"}
     for name in names:
         drawn = shown.find_elements("css selector", f"#{name} svg.main-svg")
         assert drawn, name
         assert drawn[0].size["width"] > 200
-    for name in ("phases", "choices", "lengths"):
-        assert shown.find_element("css selector", f"#{name} .bars path").size["height"] > 0, name
     assert shown.get_log("browser") == []
+
+
+def test_bars_are_as_wide_as_their_share_of_a_table(shown: Any) -> None:
+    script = """
+    return [...document.querySelectorAll('td.bars span')].filter(bar => bar.checkVisibility()).map(bar =>
+      [parseFloat(bar.style.width) / 100, bar.getBoundingClientRect(), bar.parentElement.clientWidth]);
+    """
+    bars = shown.execute_script(script)
+    comparison, phases, choices, peak, lengths = 4, 2, 2, 22, 17
+    wide = shown.get_window_size()["width"] > 1000
+    assert len(bars) == choices + lengths + (comparison + phases + peak if wide else 0)
+    assert all(bar["height"] > 0 for _, bar, _ in bars)
+    assert all(0.5 * share <= bar["width"] / cell <= share + 0.01 for share, bar, cell in bars)
 
 
 def test_the_page_is_as_wide_as_the_window(shown: Any) -> None:
@@ -98,7 +107,7 @@ def test_the_page_is_as_wide_as_the_window(shown: Any) -> None:
 def test_no_table_has_to_be_moved_sideways(shown: Any) -> None:
     tables = shown.find_elements("css selector", ".wide:has(table)")
     widths = [[int(one.get_property(side)) for side in ("scrollWidth", "clientWidth")] for one in tables]
-    assert len(widths) == 4
+    assert len(widths) == 6
     assert [needed for needed, given in widths if needed > given] == [], widths
 
 
@@ -157,7 +166,7 @@ def test_the_page_of_a_plan_is_drawn_and_filtered_as_well(browser: Any, tmp_path
     file.write_text(html(planned()), encoding="utf-8")
     browser.get(file.as_uri())
     names = {element.get_attribute("id") for element in browser.find_elements("css selector", ".chart")}
-    assert names == {"front", "step_recommended", "step_default", "breakdown", "lengths"}
+    assert names == {"front", "step_recommended", "step_default"}
     assert all(browser.find_elements("css selector", f"#{name} svg.main-svg") for name in names)
     browser.find_element("id", "status").send_keys("does not fit")
     assert rows_shown(browser) == 1

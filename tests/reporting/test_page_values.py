@@ -7,18 +7,37 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.documents import Documents
-from autotune.core.length_report import LengthBin
-from autotune.core.length_report import histogram as bins_of
+from autotune.core.length_report import histogram, length_report
 from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.reporting.document import Candidates, Charts, Paragraph, Plane, Point, Snippet, Table, Tone, Verdict
+from autotune.reporting.document import (
+    Bar,
+    Candidates,
+    Charts,
+    Paragraph,
+    Plane,
+    Point,
+    Snippet,
+    Table,
+    Tone,
+    Verdict,
+)
+from autotune.reporting.lengths import lengths_report
 from autotune.reporting.page import markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
-from autotune.reporting.sections import histogram
+from autotune.reporting.sections import lengths_section
 from autotune.units import GIB
-from tests.reporting.examples import COUNTS, a_choosable, a_result, nothing_fits, only_the_default_fits
+from tests.reporting.examples import (
+    COUNTS,
+    a_choosable,
+    a_result,
+    a_workload,
+    nothing_fits,
+    only_the_default_fits,
+    traced,
+)
 
 
 def verdict(result: Result) -> Verdict:
@@ -56,7 +75,8 @@ def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() ->
     shown = verdict(nothing_fits())
     assert shown.tone is Tone.BAD
     assert shown.command == ""
-    assert probe_report(nothing_fits()).blocks(Table) == []
+    assert "What it chose" not in markdown(nothing_fits())
+    assert "Compared with" not in markdown(nothing_fits())
     _, _, help_ = markdown(nothing_fits()).partition("## What might change this (not measured)\n")
     assert "a larger --memory-budget" in help_.partition("##")[0]
 
@@ -96,35 +116,44 @@ def test_on_the_front_nothing_needs_less_and_is_as_fast(
     assert [(point.peak_bytes, point.tokens_per_second) for point in plane.front] == best
 
 
-def bins() -> tuple[LengthBin, ...]:
-    """Return the bins of the example's rows."""
-    return bins_of(Documents.of_lengths(LengthDistribution(COUNTS)))
+def lengths(result: Result) -> tuple[str, Table]:
+    """Return the sentence and the table on the length of rows."""
+    (section,) = (section for section in probe_report(result).sections if section.title == "Length of rows")
+    text, table = section.blocks
+    assert isinstance(text, Paragraph)
+    assert isinstance(table, Table)
+    return text.text, table
 
 
 def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
-    shown = figures(a_result()).lengths
-    assert shown is not None
-    assert shown.bins == bins()
-    assert shown.longest == 2900
-    (chart,) = (chart for chart in charts(probe_report(a_result())) if chart.name == "lengths")
-    (bars,) = chart.figure["data"]
-    assert bars["y"] == [part.rows for part in bins()]
-    assert bars["text"][-1] == "2,049 to 2,900 tokens: 1 rows"
+    _, table = lengths(a_result())
+    bins = histogram(Documents.of_lengths(LengthDistribution(COUNTS)))
+    assert [row[1] for row in table.rows] == [f"{part.rows:,}" for part in bins]
+    assert table.rows[-1][:2] == ("2,049 to 2,900", "1")
+    command = lengths_report(length_report(a_workload())).blocks(Table)[0]
+    assert [row[1:] for row in table.rows] == [row[1:] for row in command.rows]
 
 
-def test_the_cut_lies_where_its_length_is_among_the_bars() -> None:
-    (chart,) = (chart for chart in charts(probe_report(a_result())) if chart.name == "lengths")
-    (line,) = chart.figure["layout"]["shapes"]
-    # 2,048 is the end of the last bar but one.
-    assert line["x0"] == len(bins()) - 1.5
+@pytest.mark.parametrize(
+    ("length", "where", "row"),
+    [
+        (1024, "the recommendation cuts at 1,024", "769 to 1,024, cut at 1,024"),
+        (1025, "the recommendation cuts at 1,025", "1,025 to 1,536, cut at 1,025"),
+        (2900, "no row is cut", None),
+        (5000, "no row is cut", None),
+        (None, "no row is cut", None),
+    ],
+)
+def test_the_row_and_the_sentence_name_the_length_that_cuts(length: int | None, where: str, row: str | None) -> None:
+    chosen = a_result().recommended
+    assert chosen is not None
+    text, table = lengths(a_result(recommended=replace(chosen, max_length=length)))
+    assert text == f"700 rows of up to 2,900 tokens; {where}."
+    assert [name for name, *_ in table.rows if "cut" in str(name)] == ([row] if row else [])
 
 
-@pytest.mark.parametrize(("length", "cut"), [(1024, 1024), (2900, None), (5000, None), (None, None)])
-def test_a_length_that_cuts_nothing_is_no_cut(length: int | None, cut: int | None) -> None:
-    shown = histogram(bins(), length, "it")
-    assert shown is not None
-    assert shown.cut == cut
-    assert histogram((), length, "it") is None
+def test_without_rows_there_is_no_histogram() -> None:
+    assert list(lengths_section((), 1024, "it")) == []
 
 
 def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
@@ -136,30 +165,26 @@ def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
 
 
 def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
-    names = [chart.name for chart in charts(probe_report(a_result()))]
-    assert names == ["front", "choices", "lengths"]
-    result = a_result()
-    assert result.recommended is not None
-    phased = replace(result, recommended=replace(result.recommended, peaks={"generation": GIB, "micro-batch": 2 * GIB}))
-    assert "phases" in [chart.name for chart in charts(probe_report(phased))]
-    assert [chart.name for chart in charts(probe_report(nothing_fits()))] == ["lengths"]
+    assert [chart.name for chart in charts(probe_report(a_result()))] == ["front"]
+    assert [chart.name for chart in charts(probe_report(traced()))] == ["front", "step_recommended", "step_default"]
+    assert charts(probe_report(nothing_fits())) == ()
 
 
 def test_each_chart_says_what_it_shows() -> None:
-    told = {chart.name: chart.caption for chart in charts(probe_report(a_result()))}
-    assert "the budget is 24.00 GiB" in told["front"]
-    assert "700 rows of up to 2,900 tokens; the recommendation cuts at 2,048." in told["lengths"]
+    (front,) = charts(probe_report(a_result()))
+    assert "the budget is 24.00 GiB" in front.caption
 
 
-def test_a_choice_that_may_have_contributed_nothing_is_grey_and_said() -> None:
+def test_a_choice_that_may_have_contributed_nothing_has_a_grey_bar_and_says_so() -> None:
     result = a_result()
     first, *rest = result.contributions
     shown = probe_report(replace(result, contributions=(replace(first, told_apart=False), *rest)))
-    (chart,) = (chart for chart in charts(shown) if chart.name == "choices")
-    (bars,) = chart.figure["data"]
-    colours = dict(zip(bars["y"], bars["marker"]["color"], strict=True))
-    assert colours == {"packing=bfd": "var(--other)", "gradient_checkpointing=off": "var(--recommended)"}
-    assert "packing=bfd 1.84x (may be chance), gradient_checkpointing=off 1.23x. Grey:" in chart.caption
+    (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "what it chose")
+    assert [row[2:] for row in table.rows[:3]] == [
+        ("speed not told apart (1.84x slower in one probe), needs 3.00 GiB less", Bar(1.0, "other")),
+        ("1.23x slower, needs 5.00 GiB less", Bar(1.23 / 1.84)),
+        ("out of memory", Bar(None)),
+    ]
 
 
 def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
@@ -183,9 +208,8 @@ def test_the_command_that_searches_again_has_the_options_that_were_given() -> No
     )
 
 
-def test_phases_that_were_timed_alone_have_no_chart_of_memory() -> None:
+def test_phases_that_were_timed_alone_are_shown() -> None:
     result = a_result()
     assert result.recommended is not None
     timed = replace(result, recommended=replace(result.recommended, seconds={"generation": 1.0, "micro-batch": 2.0}))
     assert "Phases of a step" in [section.title for section in probe_report(timed).sections]
-    assert "phases" not in [chart.name for chart in charts(probe_report(timed))]

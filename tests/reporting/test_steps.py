@@ -11,12 +11,11 @@ import pytest
 
 from autotune.core.memory_timeline import BESIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
-from autotune.reporting.document import Charts
+from autotune.reporting.document import Bar, Charts, Step, Table
 from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
-from autotune.reporting.page.step_charts import step_charts
+from autotune.reporting.page.step_charts import COLOURS, shown_levels, step_charts, stretches
 from autotune.reporting.probe import probe_report
-from autotune.reporting.steps import PARTS, Step, shown_levels, shown_parts, stretches
 from autotune.units import GIB
 from tests.reporting.examples import a_result, a_timeline, traced
 
@@ -26,7 +25,7 @@ OKABE_ITO = {"#0072b2", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#f0e442", "
 
 def course(timeline: MemoryTimeline, budget_bytes: int = 24 * GIB) -> Any:
     """Return the figure of a step."""
-    _, chart = step_charts([Step("recommended", "recommended", timeline)], budget_bytes)
+    (chart,) = step_charts([Step("recommended", "recommended", timeline)], budget_bytes)
     return chart.figure
 
 
@@ -40,12 +39,11 @@ def on_a_cpu(timeline: MemoryTimeline) -> MemoryTimeline:
 def test_every_byte_of_a_moment_is_in_one_part(timeline: MemoryTimeline) -> None:
     levels = shown_levels(timeline)
     beside = 4 * GIB
-    assert tuple(levels) == tuple(part for part in PARTS if part in levels)
+    assert tuple(levels) == tuple(part for part in COLOURS if part in levels)
     assert [sum(sizes[moment] for sizes in levels.values()) for moment in range(timeline.moments)] == [
         total + beside for total in timeline.totals
     ]
     assert max(map(sum, zip(*levels.values(), strict=True))) == timeline.need_bytes == 20 * GIB
-    assert sum(shown_parts(timeline.breakdown).values()) == timeline.need_bytes
 
 
 def test_stretches_are_named_by_their_micro_batches_and_passes() -> None:
@@ -82,21 +80,21 @@ def test_a_budget_far_above_is_told_and_not_drawn() -> None:
 
 def test_both_steps_are_drawn_with_the_same_axis_and_each_part_has_its_colour() -> None:
     found = {chart.name: chart for chart in charts(probe_report(traced()))}
-    assert found.keys() >= {"step_recommended", "step_default", "breakdown"}
+    assert found.keys() >= {"step_recommended", "step_default"}
     ranges = [found[name].figure["layout"]["yaxis"]["range"] for name in ("step_recommended", "step_default")]
     assert ranges[0] == ranges[1]
-    for name in ("step_recommended", "step_default", "breakdown"):
-        colours = [
-            (
-                trace.get("fillcolor") or trace["marker"]["color"],
-                trace.get("marker", {}).get("pattern", {}).get("shape"),
-            )
-            for trace in found[name].figure["data"]
-            if trace["name"] != "all"
-        ]
+    for name in ("step_recommended", "step_default"):
+        colours = [trace["fillcolor"] for trace in found[name].figure["data"] if trace["name"] != "all"]
         assert len(set(colours)) == len(colours)
-    bars = {trace["name"]: trace["x"] for trace in found["breakdown"].figure["data"]}
-    assert sum(sizes[0] for sizes in bars.values()) == pytest.approx(20)
+
+
+def test_the_parts_of_the_need_of_both_are_a_table_that_adds_up() -> None:
+    shown = probe_report(traced())
+    (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "memory at peak")
+    assert table.columns == ("memory at peak", "recommended", "", "TRL's default", "")
+    assert table.rows[0] == ("parameter", "4.00 GiB", Bar(4 / 24), "4.00 GiB", Bar(4 / 24, "default"))
+    assert [row[:2] for row in table.rows[-2:]] == [("needs", "20.00 GiB"), ("of", "24.00 GiB")]
+    assert sum(float(str(row[1]).split()[0]) for row in table.rows[:-2]) == 20
 
 
 def test_the_colours_are_ones_that_colour_blind_people_tell_apart() -> None:
@@ -115,7 +113,6 @@ def test_the_charts_are_told_in_words() -> None:
     )
     assert "Probes measured 13.00 GiB reserved" in told["step_recommended"]
     assert "optimizer step 11.00 GiB" in told["step_recommended"]
-    assert "TRL's default needs 20.00 GiB: context 1.00 GiB" in told["breakdown"]
 
 
 def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> None:
@@ -139,4 +136,4 @@ def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> N
 
 def test_the_figures_of_the_page_are_json_and_the_page_says_nothing_is_missing() -> None:
     assert "over time is not known" not in html(traced())
-    assert markdown(traced()) == markdown(a_result())
+    assert "over time is not known" not in markdown(a_result())

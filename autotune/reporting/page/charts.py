@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from autotune.reporting.document import Charts, Document, Factor, Histogram, Plane, Point, Predicted
+from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
 from autotune.reporting.page.drawing import Chart, Figure, plain, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import format_bytes, format_rate
@@ -34,13 +34,6 @@ def _charts(shown: Charts) -> Iterator[Chart]:
     if plane.points:
         yield Chart("front", "Memory and speed", _front_caption(plane), _front(plane))
     yield from step_charts(shown.steps, plane.budget_bytes)
-    if shown.phases:
-        yield Chart("phases", "Memory of each phase", _phases_caption(shown.phases), _phases(shown.phases))
-    if shown.factors:
-        caption = _choices_caption(shown.factors)
-        yield Chart("choices", "What each choice contributed", caption, _choices(shown.factors))
-    if shown.lengths is not None:
-        yield Chart("lengths", "Length of rows", _lengths_caption(shown.lengths), _lengths(shown.lengths))
     for name, pairs, unit in (("memory", shown.memory, scale), ("speed", shown.speed, _rates)):
         if pairs:
             title = f"{name.capitalize()}: predicted and measured"
@@ -98,70 +91,6 @@ def _hovered(point: Point) -> str:
     return "<br>".join(map(plain, lines))
 
 
-def _phases(phases: Mapping[str, int]) -> Figure:
-    sizes = list(phases.values())[::-1]
-    unit, name = scale(sizes)
-    return {
-        "data": [
-            {
-                "type": "bar", "orientation": "h", "y": list(phases)[::-1],
-                "x": [size / unit for size in sizes], "marker": {"color": _RECOMMENDED},
-                "text": [format_bytes(size) for size in sizes], "hoverinfo": "y+text",
-            }
-        ],
-        "layout": {"xaxis": {"title": {"text": f"most memory held ({name})"}}, "yaxis": {"automargin": True}},
-    }  # fmt: skip
-
-
-def _choices(factors: Sequence[Factor]) -> Figure:
-    rows = factors[::-1]
-    return {
-        "data": [
-            {
-                "type": "bar", "orientation": "h", "y": [plain(item.choice) for item in rows],
-                "x": [item.speedup for item in rows],
-                "marker": {"color": [_RECOMMENDED if item.told_apart else _OTHER for item in rows]},
-                "text": [plain(item.effect) for item in rows], "textposition": "none", "hoverinfo": "text",
-            }
-        ],
-        "layout": {
-            "xaxis": {"title": {"text": "speed-up"}, "rangemode": "tozero"},
-            "yaxis": {"automargin": True},
-            **vertical_line(1.0, "no difference"),
-        },
-    }  # fmt: skip
-
-
-def _lengths(shown: Histogram) -> Figure:
-    """Return the bars of the bins, all as wide: the bins themselves grow, since lengths are long-tailed."""
-    spans = [f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}" for part in shown.bins]
-    return {
-        "data": [
-            {
-                "type": "bar", "x": list(range(len(spans))), "y": [part.rows for part in shown.bins],
-                "marker": {"color": _DEFAULT},
-                "text": [f"{span} tokens: {part.rows:,} rows" for span, part in zip(spans, shown.bins, strict=True)],
-                "textposition": "none", "hoverinfo": "text",
-            }
-        ],
-        "layout": {
-            "xaxis": {
-                "title": {"text": "tokens of a row, up to"}, "tickvals": list(range(len(spans))),
-                "ticktext": [f"{part.high:,}" for part in shown.bins], "tickangle": -45,
-            },
-            "yaxis": {"title": {"text": "rows"}}, "bargap": 0.05,
-            **({} if shown.cut is None else vertical_line(_among(shown, shown.cut), f"cut at {shown.cut:,}")),
-        },
-    }  # fmt: skip
-
-
-def _among(shown: Histogram, tokens: int) -> float:
-    """Return where a length is among bars of the width 1, of which the first has its middle at 0."""
-    place = next(place for place, part in enumerate(shown.bins) if tokens <= part.high)
-    part = shown.bins[place]
-    return place - 0.5 + max(0.0, (tokens - part.low + 1) / (part.high - part.low + 1))
-
-
 def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
     unit, name = scale([item.measured for item in pairs])
     most = max(max(item.predicted, item.measured) for item in pairs) / unit
@@ -199,22 +128,6 @@ def _front_caption(shown: Plane) -> str:
         f"{len(shown.points):,} candidates by {shown.memory} and speed; the budget is {budget}. "
         f"Those that nothing beats in both: {best}."
     )
-
-
-def _phases_caption(phases: Mapping[str, int]) -> str:
-    held = (f"{name} {format_bytes(size)}" for name, size in phases.items())
-    return f"The most memory that the recommendation held in each phase: {', '.join(held)}."
-
-
-def _choices_caption(factors: Sequence[Factor]) -> str:
-    known = (f"{item.choice} {item.speedup:.2f}x{'' if item.told_apart else ' (may be chance)'}" for item in factors)
-    chance = "" if all(item.told_apart for item in factors) else " Grey: with one probe, it may be chance."
-    return f"Each choice, changed back alone, with the effects in the table below: {', '.join(known)}.{chance}"
-
-
-def _lengths_caption(shown: Histogram) -> str:
-    cut = "no row is cut" if shown.cut is None else f"{shown.subject} cuts at {shown.cut:,}"
-    return f"{sum(part.rows for part in shown.bins):,} rows of up to {shown.longest:,} tokens; {cut}."
 
 
 def _pairs_caption(pairs: Sequence[Predicted]) -> str:

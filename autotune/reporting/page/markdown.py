@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress
 
 from autotune.reporting import document as doc
 from autotune.reporting.words import printable
@@ -58,7 +57,7 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Listing():
             yield from _listing(block.lead, block.lines)
         case doc.Table():
-            yield from _table(block)
+            yield from _rows(block.without_bars.columns, block.without_bars.rows)
         case doc.Facts():
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
@@ -83,12 +82,6 @@ def _front(plane: doc.Plane) -> Iterator[str]:
     rows = [[format_bytes(one.peak_bytes), format_rate(one.tokens_per_second), one.name] for one in plane.front]
     if rows:
         yield from _rows([plane.memory, "speed", "candidate"], rows)
-
-
-def _table(table: doc.Table) -> Iterator[str]:
-    """Yield a table without its bars."""
-    kept = [kind != "bars" for kind in table.kinds]
-    yield from _rows(list(compress(table.columns, kept)), (list(compress(row, kept)) for row in table.rows))
 
 
 def _rows(head: Sequence[str], rows: Iterable[Sequence[doc.Cell]]) -> Iterator[str]:

@@ -1,30 +1,31 @@
-"""The charts of the memory of one step: its course, stacked by category, and its parts at the peak."""
+"""The charts of the memory of one step: its course, stacked by category."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
-from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, MemoryTimeline
-from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale, vertical_line
-from autotune.reporting.steps import Step, Stretch, shown_levels, shown_parts, stretches
+from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.program import CONSTRUCTION
+from autotune.core.timeline import Occurrence, Part
+from autotune.reporting.document import Step
+from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale
 from autotune.units import format_bytes, format_share
 
-# The colours of Okabe and Ito again, one for each part; memory outside tensors has one colour and three patterns.
-_COLOURS = {
-    **dict.fromkeys(BESIDE_TENSORS, "var(--reserve)"),
+OUTSIDE, _OTHER = "outside tensors", "other"
+# The colours of Okabe and Ito again, one for each part, from the bottom of the stack to its top.
+COLOURS = {
+    OUTSIDE: "var(--reserve)",
     "parameter": "var(--parameter)",
-    "training at rest": "var(--parameter)",
     "optimizer state": "var(--state)",
     "gradient": "var(--gradient)",
     "activation": "var(--activation)",
     "temporary": "var(--temporary)",
-    "other": "var(--rest)",
+    _OTHER: "var(--rest)",
+    "training at rest": "var(--parameter)",
     VLLM: "var(--vllm)",
 }
-_PATTERNS = {"rounding": "/", "fragmentation": "x"}
-_OUTSIDE = "outside tensors"
 _NARROWEST = 0.05
 """Share of a chart that the shortest stretch has."""
 _ENTRIES = {"entrywidth": 135, "entrywidthmode": "pixels", "font": {"size": 12}}
@@ -34,23 +35,60 @@ _FAR = 4
 
 
 def step_charts(steps: Sequence[Step], budget_bytes: int) -> list[Chart]:
-    """Return a chart of each step's course, with the same axis, and one of all their parts."""
+    """Return a chart of each step's course, all with the same axis."""
     if not steps:
         return []
     most = max(step.timeline.need_bytes for step in steps)
     most = budget_bytes if most < budget_bytes < _FAR * most else most
-    courses = [
+    return [
         Chart(
             f"step_{step.role}",
             f"Memory of one step: {step.name}",
-            _step_caption(step, budget_bytes),
+            _caption(step, budget_bytes),
             _course(step.timeline, budget_bytes, most),
             tall=True,
         )
         for step in steps
     ]
-    parts = _breakdown(steps, budget_bytes, most)
-    return [Chart("breakdown", "Memory at the peak", _parts_caption(steps), parts, tall=True), *courses]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a step, or its forward or backward pass.
+
+    Attributes:
+        moments: of the timeline.
+        most_bytes: peak memory of tensors, and of vLLM, in it.
+    """
+
+    name: str
+    moments: range
+    most_bytes: int
+
+
+def stretches(timeline: MemoryTimeline) -> tuple[Stretch, ...]:
+    """Return the stretches of a step in their order."""
+    totals, passes = timeline.totals, {(mark.part, mark.backward) for mark in timeline.marks}
+    return tuple(
+        Stretch(
+            _named(mark, timeline.micro_batches, both=(mark.part, not mark.backward) in passes),
+            moments,
+            max((totals[moment] for moment in moments), default=0),
+        )
+        for place, mark in enumerate(timeline.marks)
+        for moments in (timeline.stretch(place),)
+    )
+
+
+def _named(mark: Mark, micro_batches: int, *, both: bool) -> str:
+    """Return the name of a stretch; a part of a micro-batch includes which micro-batch."""
+    part = mark.part
+    # Construction and the first step, which makes the optimizer's state; a longer name has no room below a chart.
+    words = "before the step" if part == Part(CONSTRUCTION, Occurrence.BEFORE) else part.phase
+    if part.of_micro_batch and micro_batches > 1:
+        further = "2" if micro_batches == 2 else f"2 to {micro_batches}"
+        words += " 1" if part.occurrence is Occurrence.FIRST else f" {further}"
+    return f"{words}, {'backward' if mark.backward else 'forward'}" if both else words
 
 
 def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
@@ -58,13 +96,13 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
     parts = stretches(timeline)
     edges = _edges(parts, timeline.moments)
     moments, places = _spread(parts, edges)
-    levels = _together(shown_levels(timeline))
+    levels = shown_levels(timeline)
     totals = [sum(sizes[moment] for sizes in levels.values()) for moment in range(timeline.moments)]
     traces: list[Figure] = [
         {
             "type": "scatter", "mode": "lines", "stackgroup": "memory", "name": part, "x": places,
             "y": [round(sizes[moment] / unit, 3) for moment in moments], "line": {"width": 0},
-            "fillcolor": _COLOURS.get(part, "var(--reserve)"), "hovertemplate": f"%{{y:,.2f}} {name}",
+            "fillcolor": COLOURS[part], "hovertemplate": f"%{{y:,.2f}} {name}",
         }
         for part, sizes in levels.items()
     ]  # fmt: skip
@@ -105,11 +143,21 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
     }  # fmt: skip
 
 
-def _together(levels: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """Return the levels with all memory outside tensors as one part, which is constant."""
-    outside = [sizes for name, sizes in levels.items() if name in BESIDE_TENSORS]
-    rest = {name: sizes for name, sizes in levels.items() if name not in BESIDE_TENSORS}
-    return {**({_OUTSIDE: [sum(sizes) for sizes in zip(*outside, strict=True)]} if outside else {}), **rest}
+def shown_levels(timeline: MemoryTimeline) -> dict[str, tuple[int, ...]]:
+    """Return the bytes at each moment by part; memory outside tensors is one part, constant, as at the peak."""
+    at_each = [shown_parts(timeline.at(moment)) for moment in range(timeline.moments)]
+    outside = sum(timeline.breakdown.get(name, 0) for name in BESIDE_TENSORS)
+    levels = {name: tuple(parts.get(name, 0) for parts in at_each) for name in COLOURS}
+    levels[OUTSIDE] = (outside,) * timeline.moments
+    return {name: sizes for name, sizes in levels.items() if any(sizes)}
+
+
+def shown_parts(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return bytes of tensors by part in the order of :data:`COLOURS`, small kinds under ``other``; none that are 0."""
+    found = dict.fromkeys(COLOURS, 0)
+    for name, size in sizes.items():
+        found[name if name in found else _OTHER] += size
+    return {name: size for name, size in found.items() if size}
 
 
 def _edges(parts: Sequence[Stretch], moments: int) -> list[float]:
@@ -129,47 +177,7 @@ def _spread(parts: Sequence[Stretch], edges: Sequence[float]) -> tuple[list[int]
     return moments, places
 
 
-def _breakdown(steps: Sequence[Step], budget_bytes: int, most: int) -> Figure:
-    unit, name = scale([most])
-    shown = {step.name: shown_parts(step.timeline.breakdown) for step in reversed(steps)}
-    names = dict.fromkeys(part for parts in shown.values() for part in parts)
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "bar", "orientation": "h", "name": part, "y": [plain(step) for step in shown],
-            "x": [parts.get(part, 0) / unit for parts in shown.values()],
-            "marker": {
-                "color": _COLOURS[part],
-                "pattern": {"shape": _PATTERNS.get(part, ""), "fillmode": "overlay", "fgcolor": "var(--page)"},
-            },
-            "text": [f"{part}: {format_bytes(parts.get(part, 0))}" for parts in shown.values()],
-            "textposition": "none", "hoverinfo": "text",
-        }
-        for part in _ordered(names)
-    ]  # fmt: skip
-    line = (
-        vertical_line(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}", anchor="right")
-        if budget_bytes <= most
-        else {}
-    )
-    return {
-        "data": traces,
-        "layout": {
-            "barmode": "stack", "bargap": 0.35,
-            "xaxis": {
-                "ticksuffix": f" {name}", "showticksuffix": "last", "range": [0, 1.05 * most / unit], "nticks": 5,
-                "tickangle": 0,
-            },
-            "legend": {"orientation": "h", "x": 0, "y": -0.15, "yanchor": "top", "traceorder": "normal", **_ENTRIES},
-            **line,
-        },
-    }  # fmt: skip
-
-
-def _ordered(names: Mapping[str, None]) -> list[str]:
-    return [name for name in _COLOURS if name in names]
-
-
-def _step_caption(step: Step, budget_bytes: int) -> str:
+def _caption(step: Step, budget_bytes: int) -> str:
     timeline = step.timeline
     parts = stretches(timeline)
     where = next(part.name for part in parts if timeline.peak in part.moments)
@@ -185,13 +193,3 @@ def _step_caption(step: Step, budget_bytes: int) -> str:
         f"{needs}{allocator}, within {format_share(timeline.error)}; traced. The most is held in {where}: {tensors}."
         f"{measured} Most that tensors hold in each part, which is not drawn to scale in time: {most}."
     )
-
-
-def _parts_caption(steps: Sequence[Step]) -> str:
-    steps_text = []
-    for step in steps:
-        parts = ", ".join(f"{part} {format_bytes(size)}" for part, size in shown_parts(step.timeline.breakdown).items())
-        steps_text.append(
-            f"{step.name[:1].upper()}{step.name[1:]} needs {format_bytes(step.timeline.need_bytes)}: {parts}."
-        )
-    return " ".join(steps_text)
