@@ -140,12 +140,11 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     reason = reason_text(measurement)
     if reason:
         what.append(f"\n{reason}", style="dim")
-    rate = measurement.tokens_per_second
     return probe_row(
         str(event.number),
         status_text(measurement.status),
         bytes_or_dash(measurement.peak_bytes),
-        "-" if rate is None else f"{rate:,.0f}",
+        number_or_dash(measurement.tokens_per_second),
         what,
         _STYLES.get(measurement.status, "red"),
     )

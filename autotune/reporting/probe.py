@@ -27,6 +27,7 @@ from autotune.reporting.outlook import (
     interrupted_text,
     left_out_lines,
     next_command,
+    nothing_fits_text,
     trial_counts_text,
     veto_lines,
     way_out_lines,
@@ -40,7 +41,6 @@ from autotune.reporting.sections import (
     short,
     step_memory,
 )
-from autotune.reporting.unfit import nothing_fits_text
 from autotune.reporting.words import (
     MISSING,
     baseline_name,

@@ -1,7 +1,8 @@
-"""Derives the progress of a run from its events, for the live display and for plain lines."""
+"""Derives the progress of a run from its events, for the live display, and as plain lines, for logs and pipes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -28,6 +29,7 @@ from autotune.reporting.words import (
     differences,
     memory_cells,
     rate_or_dash,
+    status_text,
 )
 from autotune.units import format_bytes, format_count, format_duration
 
@@ -148,6 +150,44 @@ class Progress:
         if event.purpose in ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.candidate_text(event.candidate, event.purpose)
+
+
+class PlainListener:
+    """Writes one line per event, with only the first ranking and no counts; ``write`` gets it without the newline."""
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write = write
+        self._progress = Progress()
+
+    def __call__(self, event: Event) -> None:
+        """Write the line of an event, if it has one."""
+        first = self._progress.ranked is None
+        self._progress.follow(event)
+        line = self._progress.line_text(event) or self._candidate_line(event)
+        if isinstance(event, Ranked) and first:
+            line = ranked_text(event)
+        if line:
+            self._write(line.replace("\n", " "))
+
+    def _candidate_line(self, event: Event) -> str:
+        """Return the line of an event about a candidate; an empty text for others."""
+        progress = self._progress
+        match event:
+            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+                place = "" if purpose in UNCOUNTED else f" ({progress.done + len(progress.running)} of at most {limit})"
+                return f"probe {number} started{place}: {progress.candidate_text(candidate, purpose)}"
+            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
+                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
+                reason = reason_text(measurement)
+                return (
+                    f"probe {number} {status_text(measurement.status)}: {figures if measurement.ok else reason}: "
+                    f"{progress.candidate_text(candidate, purpose)}{' (best so far)' if best else ''}"
+                )
+            case ProbeLost(number=number):
+                return f"probe {number} lost with its worker: it is repeated"
+            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
+                return f"candidate {number} vetoed: {reason}: {progress.candidate_text(candidate, 'search')}"
+        return ""
 
 
 def tracing_text(tracing: Tracing) -> str:

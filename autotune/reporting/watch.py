@@ -12,7 +12,7 @@ from rich.console import Console
 
 from autotune.core.events import Listener
 from autotune.reporting.live import LiveListener
-from autotune.reporting.plain import PlainListener
+from autotune.reporting.progress import PlainListener
 
 _LOCAL_MODES = 3
 """Place of the local modes in what ``termios.tcgetattr`` returns."""
@@ -25,7 +25,12 @@ def watching(console: Console) -> Iterator[Listener]:
         with unflushed(console.file), LiveListener(console) as listener:
             yield listener
     else:
-        yield PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True))
+        yield plain_lines(console)
+
+
+def plain_lines(console: Console) -> Listener:
+    """Return a listener that prints each event as a line, however long."""
+    return PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
 @contextmanager

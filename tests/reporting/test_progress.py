@@ -26,8 +26,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
 from autotune.reporting.live import Display
-from autotune.reporting.plain import PlainListener
-from autotune.reporting.progress import Progress
+from autotune.reporting.progress import PlainListener, Progress
 from autotune.reporting.watch import watching
 from autotune.reporting.words import differences
 from autotune.units import GIB

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.result import LaterFailure, Smallest
 from autotune.core.status import Ending, ProbeStatus
-from autotune.reporting.unfit import nothing_fits_text
+from autotune.reporting.outlook import nothing_fits_text
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_trial, nothing_fits, only_the_default_fits
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.events import Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
-from autotune.reporting.plain import PlainListener
+from autotune.reporting.progress import PlainListener
 from autotune.study import ProbeRun, Purpose, SearchOutcome
 from tests.study.foretold import Foretold
 from tests.study.killed import kill_in_the_middle

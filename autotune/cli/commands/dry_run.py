@@ -40,10 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.app.dry_run import dry_run
     from autotune.cli.console import answer, stderr_console
     from autotune.reporting.dry_run import dry_run_report
-    from autotune.reporting.plain import PlainListener
+    from autotune.reporting.watch import plain_lines
 
     # The script draws on the same terminal.
-    console = stderr_console()
-    found = dry_run(**options, listener=PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True)))
+    found = dry_run(**options, listener=plain_lines(stderr_console()))
     answer(found, dry_run_report, as_json=as_json)
     return found.exit_code

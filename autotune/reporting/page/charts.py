@@ -72,7 +72,7 @@ def _front(shown: Plane) -> Figure:
         "layout": {
             "xaxis": {"title": {"text": f"{shown.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
-            **vertical_line(budget, f"budget {format_bytes(shown.budget_bytes)}", below_legend=True, anchor=anchor),
+            **vertical_line(budget, f"budget {format_bytes(shown.budget_bytes)}", anchor),
         },
     }
 

@@ -31,21 +31,16 @@ class Chart:
     tall: bool = False
 
 
-def vertical_line(at: float, label: str, *, below_legend: bool = False, anchor: str = "auto") -> Figure:
-    """Return a dashed vertical line with its label, for a layout.
-
-    Args:
-        below_legend: whether the legend is above the chart, where the label would be.
-        anchor: the end of the label that is at the line: ``left``, ``right``, or ``auto``.
-    """
-    place = {"yanchor": "top" if below_legend else "bottom", "xanchor": anchor}
+def vertical_line(at: float, label: str, anchor: str) -> Figure:
+    """Return a dashed vertical line with its label, for a layout; ``anchor`` is the label's end that is at the line."""
     return {
         "shapes": [
             {"type": "line", "x0": at, "x1": at, "y0": 0, "y1": 1, "yref": "paper",
              "line": {"color": LIMIT, "width": 2, "dash": "dash"}}
         ],
         "annotations": [
-            {"x": at, "y": 1, "yref": "paper", **place, "text": label, "showarrow": False, "font": {"color": LIMIT}}
+            {"x": at, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": anchor, "text": label,
+             "showarrow": False, "font": {"color": LIMIT}}
         ],
     }  # fmt: skip
 
