@@ -244,15 +244,14 @@ class Plan:
 
     def summary(self, top: int) -> Plan:
         """Return the plan with the estimates of the ``top`` best candidates alone, as a table shows them."""
+        return replace(self, estimates=distinct(self.estimates, top), counts=self.counted)
+
+    @property
+    def counted(self) -> Counts:
+        """The numbers of the candidates in ``estimates``."""
         fits = [estimate.fits for estimate in self.estimates if estimate.origin is Origin.TRACED]
-        unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in self.estimates)
-        counts = Counts(
-            candidates=len(self.estimates),
-            fitting=sum(fits),
-            too_large=len(fits) - sum(fits),
-            unknown=unknown,
-        )
-        return replace(self, estimates=distinct(self.estimates, top), counts=counts)
+        candidates = len(self.estimates)
+        return Counts(candidates, sum(fits), len(fits) - sum(fits), unknown=candidates - len(fits))
 
     @property
     def best(self) -> Estimate | None:

@@ -17,18 +17,20 @@ _TONES: Mapping[DryOutcome, Tone] = {
     DryOutcome.DOES_NOT_FIT: Tone.BAD,
     DryOutcome.CANNOT_RUN: Tone.BAD,
 }
-# More rows are for --json.
+# Of more steps, each process has that in which it held the most of its GPU; all are in --json.
 _MOST_ROWS = 16
 
 
 def dry_run_report(found: DryRun) -> Document:
     """Return the report about a dry run."""
-    rows = [(each, span) for each in _training(found) for span in each.spans]
-    shown = rows if len(rows) <= _MOST_ROWS else list(_fullest(found))
+    training = [each for each in _training(found) if each.spans]
+    rows = [(each, span) for each in training for span in each.spans]
+    if len(rows) > _MOST_ROWS:
+        rows = [(each, max(each.spans, key=lambda span: span.held_bytes)) for each in training]
     return Document(
         verdict=Verdict(found.headline, _TONES[found.outcome], evidence=tuple(_evidence(found))),
         sections=(
-            *([Section("Peaks", (_table(shown, several=found.gpus > 1),))] if rows else []),
+            *([Section("Peaks", (_table(rows, several=found.gpus > 1),))] if rows else []),
             *listing("Notes", found.notes),
         ),
     )
@@ -38,13 +40,6 @@ def _training(found: DryRun) -> list[Followed]:
     """Return the processes that train; a launcher can hold a little of a GPU too. All, if none got that far."""
     training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
     return training or list(found.processes)
-
-
-def _fullest(found: DryRun) -> Iterator[tuple[Followed, Span]]:
-    """Yield each process with the step in which it held the most of its GPU."""
-    for each in _training(found):
-        if each.spans:
-            yield each, max(each.spans, key=lambda span: span.held_bytes)
 
 
 def _evidence(found: DryRun) -> Iterator[str]:

@@ -120,10 +120,8 @@ def way_out_lines(plan: Plan) -> tuple[str, ...]:
 
 def candidate_counts_text(plan: Plan) -> str:
     """Return how many candidates were traced, and how many of them fit."""
-    known = plan.estimates
-    fitting = sum(estimate.fits for estimate in known)
-    unknown = sum(estimate.origin is Origin.UNKNOWN for estimate in known)
-    counts = {"fitting": fitting, "not fitting": len(known) - fitting - unknown, "unknown": unknown}
+    counted = plan.counted
+    counts = {"fitting": counted.fitting, "not fitting": counted.too_large, "unknown": counted.unknown}
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
     return f"{candidates}: {parts or 'none legal'}."
