@@ -62,7 +62,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
-            *peak_section(_needs(plan), plan.budget_bytes),
+            *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
             *lengths_section(plan.lengths, length if isinstance(length, int) else None, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),

@@ -73,7 +73,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             *_file(result),
             doc.Section("Nothing needs less memory and is as fast", (plane,)),
             doc.Section("Trials", (_trials(result),)),
-            *peak_section(_needs(result, name), result.budget_bytes, doc.Medium.PAGES),
+            *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
             *lengths_section(
                 histogram(result.workload.dataset.documents),
                 chosen.max_length if chosen is not None else None,

@@ -95,7 +95,7 @@ def step_memory(
 
 
 def peak_section(
-    needs: Mapping[str, Mapping[str, int]], budget_bytes: int, medium: Medium = Medium.EVERYWHERE
+    title: str, needs: Mapping[str, Mapping[str, int]], budget_bytes: int, medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the memory at the peak by category, with bars, of each estimate by its name; nothing without any."""
     if not needs:
@@ -110,7 +110,7 @@ def peak_section(
         parts["of"] = [budget_bytes] * len(needs)
     columns = ("memory at peak", *(title for name in needs for title in (name, "")))
     rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())
-    yield Section("Memory at the peak", (Table(columns, rows, total=total),), medium)
+    yield Section(title, (Table(columns, rows, total=total),), medium)
 
 
 def _with_bars(sizes: Iterable[int], scale_bytes: int) -> Iterator[Cell]:
