@@ -12,7 +12,7 @@ from autotune.errors import InputError
 
 REQUIRED: Mapping[str, str] = {
     "torch": ">=2.13",
-    "transformers": ">=5.21,<6",
+    "transformers": ">=5.16,<6",
     "trl": ">=1.16,<2",
     "accelerate": ">=1.10.1",
     "peft": ">=0.20",

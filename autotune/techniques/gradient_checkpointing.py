@@ -20,8 +20,10 @@ SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_([2-9]|[1-9]\d+)")
-# `every_n_layers` and `offload` were added with transformers 5.23's activation checkpointing.
-_TRANSFORMERS_WITH_KEYS = ">=5.23"
+# `every_n_layers` and `offload` of `PreTrainedModel.gradient_checkpointing_enable`.
+_TRANSFORMERS_WITH_KEYS = ">=5.16"
+# They skip the function in which TRL takes its key `selective`, on a model with adapters.
+_TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
 # `selective` was added in TRL 1.15.
 _TRL_WITH_SELECTIVE = ">=1.15"
 
@@ -54,7 +56,7 @@ class GradientCheckpointing(Technique):
         Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
     )
     trl_default = ON
-    needs = "offload: an accelerator; every_N and offload: transformers 5.23 or later"
+    needs = "offload: an accelerator; every_N and offload: transformers 5.16 or later"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
         "dpo": _with_reference("DPOTrainer"),
@@ -81,7 +83,7 @@ class GradientCheckpointing(Technique):
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
         late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
         if late and not installed(machine, "transformers", _TRANSFORMERS_WITH_KEYS):
-            return f"{choice} needs transformers 5.23 or later"
+            return f"{choice} needs transformers 5.16 or later"
         if choice == SELECTIVE and not installed(machine, "trl", _TRL_WITH_SELECTIVE):
             return "selective needs trl 1.15 or later"
         return None
@@ -107,8 +109,8 @@ class GradientCheckpointing(Technique):
                 f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
                 "micro-batch, TRL passes its key to PyTorch, which refuses it"
             )
-        renamed = installed(setting.machine, "transformers", _TRANSFORMERS_WITH_KEYS)
-        if choice == SELECTIVE and lora.has_adapters(candidate) and renamed:
+        fails = installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE)
+        if choice == SELECTIVE and lora.has_adapters(candidate) and fails:
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
         return None
 

@@ -138,14 +138,15 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
 
 
 def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
-    """Yield keys that the classes still take, with a meaning that changed."""
+    """Yield keys that the installed classes take, and that went, are deprecated, or have another meaning."""
     wrong = {fault.key for fault in read.faults}
     for key, value in written.values.items():
         old = legacy_of(written.trainer, key, value) if key not in wrong else None
         if old is not None and not old.same:
-            # The parser takes any text for a field of text; the trainer fails later.
             taken = Severity.SILENT if old.no_effect else Severity.NOTE
-            yield finding(written, taken if old.accepted else Severity.ERROR, key, old.sentence())
+            # The parser takes any text for a field of text; the trainer fails later.
+            fails = old.of_value and not old.accepted
+            yield finding(written, Severity.ERROR if fails else taken, key, old.sentence())
 
 
 def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:

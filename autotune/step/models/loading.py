@@ -218,7 +218,8 @@ def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device,
     quantizer = AutoHfQuantizer.from_config(config)
     kept = quantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules, model._keep_in_fp32_modules)
     if warms_up:
-        each = quantizer.quantized_element_size
+        # `Bnb4BitHfQuantizer` and `Bnb8BitHfQuantizer` of transformers/quantizers count elements so.
+        each = 0.5 if config.load_in_4bit else 1.0
         _warm_up_allocator(model, device, {f"{name}.weight": each for name, _ in quantized_modules(model, kept)})
     quantize(model, config, dtype, device, kept)
     _place(model, device)
