@@ -255,10 +255,10 @@ def _unmeasured(session: Session) -> list[Candidate]:
 
 
 def _samplers_turn(session: Session) -> bool:
-    """Whether the sampler proposes the next candidate; every second probe refines the best candidate instead.
+    """Whether the sampler proposes the next candidate; every second probe refines the best candidate, if there is one.
 
     In replayed spaces the sampler alone ran out of memory more often, and refinement alone stayed in local optima. If
     speed is predicted, refinement explores too, and found the best candidate in fewer probes without the sampler.
     """
     count = sum(record.probed and record.purpose is Purpose.SEARCH for record in session.log.records)
-    return count % 2 == 0 and not session.judge.predicts_speed
+    return not session.judge.predicts_speed and (count % 2 == 0 or session.leader() is None)

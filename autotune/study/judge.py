@@ -21,7 +21,7 @@ _RAN_OUT = {
 
 
 _ENOUGH = 0.5
-"""Share of the traced candidates whose speed has to be predicted."""
+"""Share of the traced candidates that may fit whose speed has to be predicted."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,14 @@ class Judge:
 
     @property
     def predicts_speed(self) -> bool:
-        """Whether the speed of most traced candidates is predicted, so that the fastest of them comes first."""
+        """Whether the speed of most traced candidates that may fit is predicted: the fastest of them comes first then.
+
+        What does not fit has no predicted speed, and in a large model's space most traced candidates do not.
+        """
         guesses = [self._predictor.predict(candidate) for candidate in self._predictor.traced()]
-        speeds = sum(guess is not None and guess.tokens_per_second is not None for guess in guesses)
-        return speeds > 0 and speeds >= _ENOUGH * len(guesses)
+        fitting = [guess for guess in guesses if guess is None or not guess.over(self._memory_limit_bytes)]
+        speeds = sum(guess is not None and guess.tokens_per_second is not None for guess in fitting)
+        return speeds > 0 and speeds >= _ENOUGH * len(fitting)
 
     @property
     def expects_a_fit(self) -> bool:

@@ -74,7 +74,7 @@ class Proposer:
         self._study = copy.copy(self._study)
         surrogate = self._surrogate()
         by_need = by_need and self._predictor.least() is not None
-        if (explore or incumbent is None) and not by_need:
+        if explore and not by_need:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
                 if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:

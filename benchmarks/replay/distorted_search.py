@@ -2,10 +2,10 @@
 
 python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick]
 
-Two tables hold every candidate of two spaces of an 8B shape, traced. What a probe would measure is drawn, since no GPU
-measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
+Three tables hold every candidate of three spaces of an 8B shape, traced. What a probe would measure is drawn, since no
+GPU measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
 (10 %) and the noise of a probe (4 %). A search knows the predictions of its own traces, and nothing of these errors;
-memory is as predicted. A third table was measured on a CPU. It prints Markdown: the share of the best rate that the
+memory is as predicted. A fourth table was measured on a CPU. It prints Markdown: the share of the best rate that the
 fastest candidate so far has, without noise, after so many probes, TRL's default included.
 """
 
@@ -27,7 +27,7 @@ from autotune.study import Purpose
 from benchmarks.replay.planned_search import searched
 from benchmarks.replay.tables import RECORDED, Row, Table, read_table
 
-DRAWN, MEASURED = ("8b_full.json.gz", "8b_dpo.json.gz"), ("small_workload.json",)
+DRAWN, MEASURED = ("8b_full.json.gz", "8b_dpo.json.gz", "8b_lora.json.gz"), ("small_workload.json",)
 PROBES = (8, 16)
 BY_CHOICE, BY_COMBINATION, NOISE = 0.2, 0.1, 0.04
 # Differing choices over which the correlation of combinations falls to 1/e.
@@ -45,18 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"| table | predictions | {' | '.join(heads)} | at the end | p10 | probes | after the best | out of memory |")
     print("|---|---|" + "--:|" * (len(PROBES) + 5))
     for name in (*DRAWN, *MEASURED):
-        table = read_table(RECORDED / name)
         for told in (True, False):
-            runs = [
-                replay(*(distorted(table, seed) if name in DRAWN else measured(table)), asked.effort, seed, told=told)
-                for seed in range(asked.seeds)
-            ]
-            shares = [f"{median(column):.1%}" for column in zip(*(shares for shares, _ in runs), strict=True)]
-            worst = quantiles([shares[-1] for shares, _ in runs], n=10, method="inclusive")[0]
-            counts = [f"{median(column):g}" for column in zip(*(counts for _, counts in runs), strict=True)]
-            words = "yes" if told else "no"
-            print(f"| `{name}` | {words} | {' | '.join([*shares, f'{worst:.1%}', *counts])} |", flush=True)
+            print(row(name, asked.effort, asked.seeds, told=told), flush=True)
     return 0
+
+
+def row(name: str, effort: str, seeds: int, *, told: bool) -> str:
+    """Return the row of a table: medians of searches with or without predictions, and the p10 of their ends."""
+    table = read_table(RECORDED / name)
+    runs = [
+        replay(*(distorted(table, seed) if name in DRAWN else measured(table)), effort, seed, told=told)
+        for seed in range(seeds)
+    ]
+    shares = [f"{median(column):.1%}" for column in zip(*(shares for shares, _ in runs), strict=True)]
+    worst = quantiles([shares[-1] for shares, _ in runs], n=10, method="inclusive")[0]
+    counts = [f"{median(column):g}" for column in zip(*(counts for _, counts in runs), strict=True)]
+    words = "yes" if told else "no"
+    return f"| `{name}` | {words} | {' | '.join([*shares, f'{worst:.1%}', *counts])} |"
 
 
 def replay(

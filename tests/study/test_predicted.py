@@ -14,8 +14,8 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose
-from tests.study.foretold import Foretold
-from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, peak_bytes, tokens_per_second
+from tests.study.foretold import Foretold, legal
+from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
 
 LARGE = BASELINE.but(attention="eager")
@@ -72,11 +72,33 @@ def test_what_was_not_traced_is_traced_before_it_is_vetoed_or_probed(run: Run) -
 def test_the_fastest_that_is_predicted_to_fit_is_probed_right_after_the_baseline(run: Run) -> None:
     run.problem.recipes = (BASELINE.but(batch=1),)
     outcome = run(ReplayedTable(), trials=4, predictor=Foretold())
-    legal = [item for item in run.problem.everything() if run.problem.illegal(item) is None]
-    optimum = max(tokens_per_second(item) for item in legal if peak_bytes(item) <= LIMIT_BYTES)
+    optimum = max(tokens_per_second(item) for item in legal() if peak_bytes(item) <= LIMIT_BYTES)
     first, second = probed(outcome)[:2]
     assert first.candidate == BASELINE
     assert second.tokens_per_second == optimum
+
+
+class OfFitting(Foretold):
+    """Predicts no speed of what does not fit."""
+
+    def predict(self, candidate: Candidate) -> Prediction | None:
+        """Predict."""
+        guess = super().predict(candidate)
+        return replace(guess, tokens_per_second=None) if guess and guess.over(LIMIT_BYTES) else guess
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("factor", [1, 2])
+def test_after_a_default_that_runs_out_the_fastest_that_is_predicted_to_fit_comes_next(factor: int, seed: int) -> None:
+    """With twice the need, most of what was traced does not fit, and has no predicted speed."""
+    run = Run("sqlite://")
+    run.problem.baseline = LARGE
+    predictor = OfFitting(error=0.0, need=lambda candidate: factor * peak_bytes(candidate))
+    first, second = probed(run(ReplayedTable(), trials=4, seed=seed, predictor=predictor))[:2]
+    assert (first.candidate, first.measurement.status) == (LARGE, ProbeStatus.OUT_OF_MEMORY)
+    fitting = [each for each in legal() if predictor.need(each) <= LIMIT_BYTES]
+    assert (len(fitting) < len(legal()) / 2) is (factor == 2)
+    assert second.tokens_per_second == max(map(tokens_per_second, fitting))
 
 
 @dataclass
@@ -153,8 +175,7 @@ def test_that_nothing_fits_is_not_said_on_the_word_of_predictions_alone(run: Run
     small = ReplayedTable(shown={BASELINE: Measurement(ProbeStatus.OUT_OF_MEMORY)})
     outcome = run(small, predictor=wrong)
     (audited,) = probed(outcome, Purpose.AUDIT)
-    legal = [item for item in run.problem.everything() if run.problem.illegal(item) is None]
-    assert peak_bytes(audited.candidate) == min(map(peak_bytes, legal))
+    assert peak_bytes(audited.candidate) == min(map(peak_bytes, legal()))
     assert outcome.winner is not None
     assert outcome.winner.candidate == audited.candidate
 
@@ -177,9 +198,7 @@ def test_rough_predictions_spare_probes_and_running_out_of_memory() -> None:
         """Up to a third too fast or too slow, by technique, as a roofline is."""
         return tokens_per_second(candidate) * (1.3 if candidate["checkpointing"] == "on" else 0.8)
 
-    problem = TableProblem()
-    legal = [item for item in problem.everything() if problem.illegal(item) is None]
-    optimum = max(tokens_per_second(item) for item in legal if peak_bytes(item) <= LIMIT_BYTES)
+    optimum = max(tokens_per_second(item) for item in legal() if peak_bytes(item) <= LIMIT_BYTES)
 
     def probes_needed(told: bool, seed: int) -> tuple[float, int]:
         effort = replace(PATIENT, trials=40, patience=40)
