@@ -83,7 +83,9 @@ class Proposer:
         if traced:
             known = (each for each in found if self._predictor.predict(each) is not None)
             found = dict.fromkeys((*known, *(each for one in traced for each in self._fresh(one))))
-        ranked = sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found)
+        ranked = (
+            sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found, self._standing())
+        )
         yield from sorted(ranked, key=self._rank)
         yield from self._by_chance(_CHANCES)
 
@@ -92,8 +94,11 @@ class Proposer:
 
         The incumbent's neighbours, what was traced, and random candidates are considered.
         """
-        probed = [record.candidate for record in standing(self._log.records, self._judge)]
-        return self._surrogate().expected_gain(list(self._surroundings(incumbent)), probed)
+        return self._surrogate().expected_gain(list(self._surroundings(incumbent)), self._standing())
+
+    def _standing(self) -> list[Candidate]:
+        """Return the probed candidates that may be recommended."""
+        return [record.candidate for record in standing(self._log.records, self._judge)]
 
     def _surrogate(self) -> Surrogate:
         return Surrogate(self._problem.choices, self._log.records, self._log.memory_limit_bytes, self._predictor)

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import Array, Codes, Figure
+from autotune.study.gaussian import Array, Codes, Expected, Figure
 from autotune.study.problem import Record
 from autotune.study.violation import violation
 
@@ -73,42 +73,52 @@ class Surrogate:
         """Return the logarithm of a candidate's expected need over the limit: above 0, it should not fit."""
         return float(self._need([candidate]).mean[0])
 
-    def promising_first(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """Return the candidates by their rate, the fastest first, and after them those that should not fit.
+    def promising_first(self, candidates: Iterable[Candidate], standing: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates by their expected improvement, and those that should not fit last.
 
-        With predictions, candidates are ranked by the upper end of one standard deviation, so that what is not known
-        well is traced or probed. A candidate that was not traced counts as fitting if it may: a trace shows it. Without
-        predictions the sampler explores, and replayed searches did worse with it here.
+        So what is not known well is traced or probed. Without predictions candidates are ranked by their expected rate:
+        the sampler explores, and replayed searches did worse with the expected improvement here.
+
+        Args:
+            standing: the probed candidates that may be recommended.
         """
         listed = list(candidates)
         if not listed:
             return []
         need, rate = self._need(listed), self._rate(listed)
-        excess = need.mean - need.untraced
-        score = rate.mean + (np.hypot(rate.untraced, rate.unmeasured) if self._rate.predicted else 0.0)
-        order = np.lexsort((-score, np.maximum(excess, 0.0)))
+        excess = np.maximum(need.mean - need.untraced, 0.0)
+        if self._rate.predicted:
+            order = np.lexsort((excess, -self._gains(need, rate, standing)))
+        else:
+            order = np.lexsort((-rate.mean, excess))
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
         """Return the largest expected improvement by a candidate, as a share of the best rate; infinite without any.
-
-        A candidate that is slower or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient Global
-        Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau, Welch
-        and Jones 1998). The best rate is the highest one expected of probed candidates: the highest measured one is
-        too high by its noise. The need of a traced candidate counts as known, as in the order of candidates.
 
         Args:
             standing: the probed candidates that may be recommended.
         """
         if not candidates:
             return np.inf
-        need, rate = self._need(candidates), self._rate(candidates)
+        return float(self._gains(self._need(candidates), self._rate(candidates), standing).max())
+
+    def _gains(self, need: Expected, rate: Expected, standing: Sequence[Candidate]) -> Array:
+        """Return the expected improvement by each candidate, as a share of the best rate.
+
+        A candidate that is slower or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient Global
+        Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau, Welch
+        and Jones 1998). The best rate is the highest one expected of probed candidates, or of these ones where none may
+        be recommended: the highest measured one is too high by its noise. The need of a traced candidate counts as
+        known.
+        """
         unknown = need.untraced if self._need.predicted else need.unmeasured
         fits = _below(-need.mean / np.maximum(unknown, _CERTAIN))
-        ahead = rate.mean - self._rate(standing).mean.max()
+        best = self._rate(standing).mean.max() if standing else rate.mean.max()
+        ahead = rate.mean - best
         deviation = np.maximum(np.hypot(rate.untraced, rate.unmeasured), _CERTAIN)
         faster = np.exp(ahead + deviation**2 / 2) * _below(ahead / deviation + deviation)
-        return float((fits * (faster - _below(ahead / deviation))).max())
+        return np.asarray(fits * (faster - _below(ahead / deviation)))
 
 
 def _below(deviations: Array) -> Array:

@@ -29,7 +29,8 @@ def probe(number: int, candidate: Candidate, rate: float) -> Record:
 
 
 def order(predictor: Foretold, records: list[Record], *candidates: Candidate) -> list[Candidate]:
-    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).promising_first(candidates)
+    standing = [record.candidate for record in records]
+    return Surrogate(CHOICES, records, LIMIT_BYTES, predictor).promising_first(candidates, standing)
 
 
 def test_a_process_is_a_joint_normal_distribution_conditioned_on_its_values() -> None:
@@ -81,6 +82,18 @@ def test_of_equally_fast_candidates_the_untraced_one_comes_first_and_what_cannot
     small, unknown = BASELINE.but(batch=1), BASELINE.but(batch=2)
     predictor = Foretold(is_traced=(small, large).__contains__, rate=lambda _: 100.0)
     assert order(predictor, [], large, small, unknown) == [unknown, small, large]
+
+
+def test_candidates_come_by_the_improvement_that_each_is_expected_to_bring() -> None:
+    source = random.Random(2)
+    traced, measured = set(source.sample(legal(), 40)), source.sample(legal(), 4)
+    predictor = Foretold(is_traced=traced.__contains__, rate=distorted(0).__getitem__)
+    records = [probe(number, each, tokens_per_second(each)) for number, each in enumerate(measured)]
+    surrogate = Surrogate(CHOICES, records, LIMIT_BYTES, predictor)
+    unknown = [each for each in legal() if each not in measured]
+    gains = [surrogate.expected_gain([each], measured) for each in order(predictor, records, *unknown)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 0.01
 
 
 def distorted(seed: int) -> dict[Candidate, float]:
