@@ -272,6 +272,11 @@ class Workload:
         return any(profile.images is not None for profile in self.profiles)
 
     @property
+    def names_images(self) -> bool:
+        """Whether rows name the files of their images."""
+        return any(profile.images is not None and profile.images.apart for profile in self.profiles)
+
+    @property
     def documents(self) -> tuple[Documents, ...]:
         """The lengths of :attr:`profiles`."""
         return tuple(profile.documents for profile in self.profiles)

@@ -54,10 +54,14 @@ def check_images(trainer: Trainer, source: DatasetSource, rows: Dataset, form: D
             hint="Put them into that form.",
         )
     if image_feature(rows, column) is None:
-        kind = "a list of images" if column == "images" else "an image"
+        kind, paths = (
+            ("a list of images", "lists of the paths of their files")
+            if column == "images"
+            else ("an image", "the paths of their files")
+        )
         raise InputError(
             f"{found} the values of that column are not images: datasets reads {rows.features[column]}.",
-            hint=f"Cast it with datasets to {kind} (datasets.Image) and save the rows as Parquet.",
+            hint=f"Cast it with datasets to {kind} (datasets.Image) and save the rows as Parquet, or give {paths}.",
         )
 
 

@@ -1,19 +1,29 @@
-"""Reads the sizes of a dataset's images from the headers of their files, as ``datasets`` would decode them."""
+"""Reads the sizes of a dataset's images from the headers of their files, as a training would decode them."""
 
 from __future__ import annotations
 
+import base64
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, Image, List
+from datasets import Dataset, Image, List, Value
 
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 
 COLUMNS = ("image", "images")
 """Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``). With both, TRL's
 collator takes the first (``DataCollatorForVisionLanguageModeling``)."""
+_TEXTS = ("string", "large_string")
+_OPENED_MODE = "RGB"
+"""Mode of every image that transformers opens itself (``load_image``)."""
+_WEB = ("http://", "https://")
+_DATA = "data:image/"
+_QUOTED = 80
+"""Most characters of a string that a message quotes: it may be an encoded image."""
 _TURNED = frozenset({5, 6, 7, 8})
 """Orientations of EXIF with which width and height change places (CIPA DC-008, 4.6.5.1)."""
 
@@ -42,12 +52,24 @@ def image_column(rows: Dataset) -> str | None:
     return next((name for name in COLUMNS if name in rows.column_names), None)
 
 
-def image_feature(rows: Dataset, column: str) -> Image | None:
-    """Return the feature of the images in a column; None if ``datasets`` does not decode them as images."""
+def image_feature(rows: Dataset, column: str) -> Image | Value | None:
+    """Return the feature of the images in a column; None if TRL's collators take its values for no images.
+
+    They take images that ``datasets`` decodes, and strings, which transformers opens (``load_image``).
+    """
     feature = rows.features[column]
     inner = feature.feature if isinstance(feature, List) else feature
-    fits = isinstance(feature, List) == (column == "images")
-    return inner if fits and isinstance(inner, Image) and inner.decode else None
+    if isinstance(feature, List) != (column == "images"):
+        return None
+    if isinstance(inner, Image):
+        return inner if inner.decode else None
+    return inner if isinstance(inner, Value) and inner.dtype in _TEXTS else None
+
+
+def names_files(rows: Dataset) -> bool:
+    """Return whether the images of rows are files that the rows name."""
+    column = image_column(rows)
+    return column is not None and isinstance(image_feature(rows, column), Value)
 
 
 def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
@@ -58,13 +80,16 @@ def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
 
     Raises:
         InputError: a row has no list of images, or an image cannot be read.
+        UnreadError: an image is on the web.
     """
     column = image_column(rows)
     assert column is not None
     feature = image_feature(rows, column)
     assert feature is not None
-    mode, encoded = feature.mode, Image(decode=False)
-    stored = rows.select_columns([column]).cast_column(column, List(encoded) if column == "images" else encoded)
+    stored, mode = rows.select_columns([column]), _OPENED_MODE
+    if isinstance(feature, Image):
+        encoded, mode = Image(decode=False), feature.mode
+        stored = stored.cast_column(column, List(encoded) if column == "images" else encoded)
     for number, row in enumerate(stored, start=1):
         images = row[column] if column == "images" else [row[column]]
         if images is None or None in images:
@@ -72,7 +97,31 @@ def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
                 f"Row {number} of {name} has no {column}.",
                 hint="Remove such rows; in a column images, a row without any has an empty list.",
             )
-        yield tuple(_size(image, mode, number, name) for image in images)
+        files = (_file(image, number, name) if isinstance(image, str) else image for image in images)
+        yield tuple(_size(file, mode, number, name) for file in files)
+
+
+def _file(text: str, row: int, name: str) -> dict[str, Any]:
+    """Return the image that a string stands for in transformers (``load_image``), as ``datasets`` stores images."""
+    quoted = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
+    if text.startswith(_WEB):
+        raise UnreadError(
+            f"Row {row} of {name} has an image on the web, {quoted}.",
+            hint="TRL would download it for every micro-batch. Save it, and name the file.",
+        )
+    # Path.is_file raises an error for long strings, which hold an image themselves.
+    if os.path.isfile(text):  # noqa: PTH113
+        return {"bytes": None, "path": text}
+    try:
+        encoded = text.partition(",")[2] if text.startswith(_DATA) else text
+        content = base64.b64decode("".join(encoded.split()), validate=True)
+    except ValueError:
+        raise InputError(
+            f"Row {row} of {name} names the image {quoted}, which is no file.",
+            hint=f"TRL opens it from the folder in which training is started, now {Path.cwd()}. Start where the paths "
+            "of the images lead to them, or write whole paths.",
+        ) from None
+    return {"bytes": content, "path": quoted}
 
 
 def _size(stored: dict[str, Any], mode: str | None, row: int, name: str) -> ImageSize:

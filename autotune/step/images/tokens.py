@@ -18,7 +18,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.table import Table
 from autotune.errors import InputError
-from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes
+from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts
 from autotune.trainers import Trainer
 from autotune.trainers.prompts import PROMPT
@@ -162,6 +162,7 @@ def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: C
         pixels=_distribution([size for images in pixels for size in images]),
         elements=_distribution(elements),
         rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
+        apart=names_files(rows),
     )
 
 

@@ -35,6 +35,20 @@ def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Pa
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
+def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
+    checked: Checked, vision_model: Path, tmp_path: Path
+) -> None:
+    again = [verdict_of(checked, tmp_path, vision_model, "sft", "max_length: null\n") for _ in range(2)]
+    assert [(verdict.from_cache, verdict.outcome) for verdict in again] == [(False, Outcome.FITS), (True, Outcome.FITS)]
+    picture(90, 60).save(tmp_path / "a.png")
+    rows = rows_of(PICTURES).remove_columns("images")
+    named = [[str(tmp_path / "a.png")] * len(images) for images in PICTURES]
+    rows.add_column("images", named).to_parquet(tmp_path / "rows.parquet")
+    file = str(tmp_path / "config.yaml")
+    apart = [checked(config=file, trainer="sft", gpu="H100-80GB") for _ in range(2)]
+    assert [(verdict.from_cache, verdict.need) for verdict in apart] == [(False, again[0].need)] * 2
+
+
 GROUPS = "max_completion_length: 8\nnum_generations: 2\nreward_funcs: [get_soft_overlong_punishment]\n"
 
 
