@@ -1,0 +1,146 @@
+"""Images of odd sizes, kinds of pixels and numbers have the tokens and image data that TRL's collator makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from PIL import ExifTags
+from PIL import Image as Pillow
+from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
+
+from autotune.core.plan import TrainingPlan
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource
+from autotune.errors import InputError
+from autotune.step.data.dataset import LoadedRows
+from autotune.step.data.profile import dataset_profile
+from autotune.step.images.sizes import ImageSize, image_sizes
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from tests.settings import pictured_workload
+from tests.step.test_images_tokenised import rows_of
+from tests.vision import FAMILIES, picture, small_processor
+
+WIDE, FLAT = (90, 30), 2000
+TURNED = "turned.jpg"
+ODD: dict[str, Callable[[Path], None]] = {
+    "pixel.png": lambda file: picture(1, 1).save(file),
+    TURNED: lambda file: picture(*WIDE).save(file, exif=turned(6)),
+    "mirrored.jpg": lambda file: picture(*WIDE).save(file, exif=turned(2)),
+    "cmyk.jpg": lambda file: picture(*WIDE).convert("CMYK").save(file),
+    "moving.gif": lambda file: picture(*WIDE).save(file, save_all=True, append_images=[picture(*WIDE), picture(9, 9)]),
+    "palette.png": lambda file: picture(*WIDE).convert("P").save(file),
+    "transparent.png": lambda file: picture(*WIDE).convert("LA").save(file),
+    "deep.png": lambda file: Pillow.fromarray(np.zeros(WIDE[::-1], dtype=np.uint16)).save(file),
+}
+MANY = 40
+
+
+def turned(orientation: int) -> Any:
+    exif = Pillow.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    return exif
+
+
+def collator_of(family: str) -> DataCollatorForVisionLanguageModeling:
+    return DataCollatorForVisionLanguageModeling(small_processor(family))
+
+
+def by_path(files: list[list[str]]) -> Dataset:
+    """Return rows that name the files of their images."""
+    return rows_of(files).remove_columns("images").add_column("images", files)
+
+
+def tokenised(family: str, rows: Dataset) -> Dataset:
+    trainer = SimpleNamespace(train_dataset=rows, data_collator=collator_of(family))
+    return adapter("sft").tokenized(trainer, None, "rows")
+
+
+def profile_of(rows: Dataset, found: Dataset) -> DatasetProfile:
+    trainer = find_trainer("sft")
+    request = PrepareRequest(ModelSource("model"), DatasetSource("rows", "parquet"), "sft", "tokenized")
+    return dataset_profile(request, LoadedRows(rows, trainer.formats[-1]), found)
+
+
+@pytest.mark.parametrize("stored", [rows_of, by_path])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_odd_images_become_what_the_collator_makes_of_them(
+    family: str, stored: Callable[[list[list[str]]], Dataset], tmp_path: Path
+) -> None:
+    for name, write in ODD.items():
+        write(tmp_path / name)
+    files = [str(tmp_path / name) for name in ODD]
+    rows = stored([[], *([file] for file in files), files, files[:1] * MANY])
+    found, collator = tokenised(family, rows), collator_of(family)
+    for row, made in zip(rows, found, strict=True):
+        real = collator([row])
+        assert made["input_ids"] == real["input_ids"][0].tolist()
+        assert made["labels"] == real["labels"][0].tolist()
+        assert made["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
+    images = profile_of(rows, found).images
+    assert images is not None
+    assert images.in_row.counts == {0: 1, 1: len(ODD), len(ODD): 1, MANY: 1}
+
+
+def test_a_turned_image_has_the_tokens_of_its_other_side(tmp_path: Path) -> None:
+    ODD[TURNED](tmp_path / TURNED)
+    upright = [[picture(*WIDE[::-1])], [picture(*WIDE)]]
+    expected, stored = tokenised("llava_next", rows_of(upright))["input_ids"]
+    for rows in (rows_of([[str(tmp_path / TURNED)]]), by_path([[str(tmp_path / TURNED)]])):
+        assert list(image_sizes(rows, "rows")) == [(ImageSize(*WIDE[::-1]),)]
+        (found,) = tokenised("llava_next", rows)["input_ids"]
+        assert found == expected != stored
+
+
+def test_a_row_whose_image_a_processor_refuses_is_named_with_its_reason() -> None:
+    rows = rows_of([[picture(9, 9)], [picture(FLAT, 4)]])
+    with pytest.raises(ValueError, match="absolute aspect ratio must be smaller than 200"):
+        collator_of("qwen2_5_vl")([rows[1]])
+    refused = "Row 2 of rows cannot be trained on by TRL: absolute aspect ratio must be smaller than 200"
+    with pytest.raises(InputError, match=refused):
+        tokenised("qwen2_5_vl", rows)
+
+
+@pytest.mark.parametrize("stored", [rows_of, by_path])
+@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00"])
+def test_a_broken_file_is_an_error_that_names_its_row(
+    stored: Callable[[list[list[str]]], Dataset], content: bytes, tmp_path: Path
+) -> None:
+    picture(9, 9).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(content)
+    rows = stored([[str(tmp_path / "a.png")], [], [str(tmp_path / name) for name in ("a.png", "b.png")]])
+    with pytest.raises(InputError, match=r"Row 3 of rows has an image that cannot be read: .*b\.png: "):
+        tokenised("gemma3", rows)
+
+
+@pytest.mark.slow
+def test_the_one_large_image_among_a_thousand_pixels_is_in_the_worst_micro_batch(tmp_path: Path) -> None:
+    side, pixels, place = 8000, 1000, 617
+    # Of black and white pixels the file is small, and a processor makes as much of it as of any.
+    Pillow.new("1", (side, side)).save(tmp_path / "large.png")
+    picture(1, 1).save(tmp_path / "pixel.png")
+    files = [[str(tmp_path / "pixel.png")]] * pixels
+    rows = by_path([*files[:place], [str(tmp_path / "large.png")], *files[place:]])
+    profile = profile_of(rows, tokenised("qwen2_5_vl", rows))
+    assert profile.images is not None
+    assert profile.images.pixels.counts == {1: pixels, side * side: 1}
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_length": None}
+    base = pictured_workload()
+    of = replace(base, dataset=profile)
+    geometry = whole_geometry(find_trainer("sft"), TrainingPlan("sft", sizes, {}), of)
+    assert place in geometry.worst.chosen
+    real = collator_of("qwen2_5_vl")([rows[row] for row in geometry.worst.chosen])
+    assert geometry.worst.tokens == real["input_ids"].shape[1]
+    elements = profile.images.loads.image_elements
+    assert elements is not None
+    assert elements[list(geometry.worst.chosen)].sum() == real["pixel_values"].numel()
+    # Nearly every micro-batch of an epoch has the pixels alone.
+    assert sum(size.share for size in geometry.sizes if place not in size.shape.chosen) > 0.5
