@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,13 @@ def turned(orientation: int) -> Any:
     exif = Pillow.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     return exif
+
+
+def cut_off(kind: str) -> bytes:
+    """Return a file of which the second half is missing, with all of its header."""
+    content, noise = BytesIO(), np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Pillow.fromarray(noise).save(content, kind)
+    return content.getvalue()[: content.tell() // 2]
 
 
 def collator_of(family: str) -> DataCollatorForVisionLanguageModeling:
@@ -110,7 +118,9 @@ def test_a_row_whose_image_a_processor_refuses_is_named_with_its_reason() -> Non
 
 
 @pytest.mark.parametrize("stored", [rows_of, by_path])
-@pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no image", b"\x89PNG\r\n\x1a\n\x00\x00", *map(cut_off, ("PNG", "JPEG", "GIF"))]
+)
 def test_a_broken_file_is_an_error_that_names_its_row(
     stored: Callable[[list[list[str]]], Dataset], content: bytes, tmp_path: Path
 ) -> None:

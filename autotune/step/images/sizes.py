@@ -1,4 +1,4 @@
-"""Reads the sizes of a dataset's images from the headers of their files, as a training would decode them."""
+"""Reads the sizes of a dataset's images as a training would decode them, and finds those that are broken."""
 
 from __future__ import annotations
 
@@ -131,11 +131,12 @@ def _size(stored: dict[str, Any], mode: str | None, row: int, name: str) -> Imag
     content = stored["bytes"]
     try:
         with Pillow.open(BytesIO(content) if content is not None else stored["path"]) as image:
-            # Pillow decodes a PNG to look for EXIF behind the pixels, where no common program writes it.
-            in_header = image.format != "PNG" or "exif" in image.info
-            orientation = image.getexif().get(ExifTags.Base.Orientation) if in_header else None
-            width, height = reversed(image.size) if orientation in _TURNED else image.size
-            return ImageSize(width, height, mode or image.mode)
+            size, own = image.size, image.mode
+            # A file that is cut off has a whole header. Of a JPEG, an eighth of the size shows it in half the time.
+            image.draft(own, (1, 1))
+            image.load()
+            width, height = reversed(size) if image.getexif().get(ExifTags.Base.Orientation) in _TURNED else size
+            return ImageSize(width, height, mode or own)
     except (OSError, ValueError, SyntaxError, Pillow.DecompressionBombError) as error:
         path = stored["path"] or "its image"
         raise InputError(
