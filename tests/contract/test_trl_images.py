@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 
 from tests.contract.building import config_class, trainer_class
-from tests.vision import picture, small_processor, write_small_vision_model
+from tests.vision import FAMILIES, picture, small_processor, small_vision_config, write_small_vision_model
 
 Build = Callable[..., Any]
 SIZES = ((90, 60), (20, 20))
@@ -155,6 +157,25 @@ def test_bytes_are_no_images_and_a_path_is(build: Build, tmp_path: Path) -> None
     assert trainer.data_collator([{**ROWS["sft"], "images": [str(tmp_path / "a.png")]}])["pixel_values"].shape[0] == 1
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_trains_the_tower_unless_the_modules_that_the_documentation_names_are_excluded(family: str) -> None:
+    from peft import get_peft_config, get_peft_model
+    from transformers import AutoModelForImageTextToText
+
+    text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    documented = json.loads(text.partition("```json\n")[2].partition("```")[0])
+
+    def trained(**changes: None) -> set[bool]:
+        with torch.device("meta"):
+            model = AutoModelForImageTextToText.from_config(small_vision_config(family))
+        adapted = get_peft_model(model, get_peft_config({**documented, **changes}))
+        names = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
+        return {"language_model" in name or "text_model" in name for name in names}
+
+    assert trained(exclude_modules=None) == {True, False}
+    assert trained() == {True}
+
+
 GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}
 
 
@@ -198,8 +219,6 @@ def test_which_completions_share_a_micro_batch_is_drawn(
 ) -> None:
     trainer = build(name, **GROUPS)
     trainer.model.train()
-    import torch
-
     rows = batch_of(trainer)
     monkeypatch.setattr(torch, "randperm", lambda count: torch.arange(count).flip(0))
     first = trainer._prepare_inputs(rows)["prompt_ids"].tolist()
