@@ -18,7 +18,7 @@ from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.data.profile import dataset_profile
@@ -69,7 +69,7 @@ def by_path(files: list[list[str]]) -> Dataset:
 
 def tokenised(family: str, rows: Dataset) -> Dataset:
     trainer = SimpleNamespace(train_dataset=rows, data_collator=collator_of(family))
-    return adapter("sft").tokenized(trainer, None, "rows")
+    return adapter("sft").tokenized(trainer, Rollouts(), "rows")
 
 
 def profile_of(rows: Dataset, found: Dataset) -> DatasetProfile:
