@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
 from autotune.userconfig.engine import AUTO, SIZES
-from autotune.userconfig.launch import Launching
+from autotune.userconfig.launch import ENGINES, Launching
 
 if TYPE_CHECKING:
     import transformers
 
 _PARALLEL = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
-_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
 # What launchers call the number of processes on a machine: torchrun's and accelerate's, and DeepSpeed's own
 # (deepspeed 0.19, ``launcher/launch.py``).
 _ON_A_MACHINE = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
@@ -39,21 +38,13 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
         document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
     on_each = next((os.environ[name] for name in _ON_A_MACHINE if os.environ.get(name)), args.world_size)
     machines = max(1, args.world_size // int(on_each))
-    return Launching(args.world_size, True, _ENGINES.get(kind, ""), machines, document, Path(), known=True)
+    return Launching(args.world_size, True, ENGINES.get(kind, ""), machines, document, Path(), known=True)
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     """Return DeepSpeed's document, in which transformers has filled in the numbers, with sizes that follow again."""
-    kept = {name: value for name, value in given.items() if _in_json(value)}
+    kept = {name: value for name, value in given.items() if is_json(value)}
     return {**kept, **dict.fromkeys(SIZES, AUTO)}
-
-
-def _in_json(value: object) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _fsdp(plugin: Any) -> Mapping[str, object]:

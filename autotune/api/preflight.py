@@ -213,7 +213,8 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     rows = loader.dataset
     if not hasattr(rows, "column_names") or not hasattr(rows, "to_parquet"):
         raise InputError("The trainer's rows are no datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
-    names = next((known for kind, known in _TEXTS.items() if kind in _kinds(args)), None)
+    kinds = [kind.__name__ for kind in type(args).__mro__]
+    names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
     if names is None:
         file = folder / "rows.parquet"
         rows.to_parquet(str(file))
@@ -222,10 +223,6 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     with file.open("w", encoding="utf-8") as stream:
         stream.writelines(f"{json.dumps(row)}\n" for row in _decoded(rows, names, processor))
     return file
-
-
-def _kinds(args: Any) -> list[str]:
-    return [kind.__name__ for kind in type(args).__mro__]
 
 
 def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[dict[str, object]]:

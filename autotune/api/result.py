@@ -68,8 +68,7 @@ class ProbeResult:
             # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
             own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
             plan = replace(plan, args={**plan.args, **own})
-        config: transformers.TrainingArguments = self._objects().config(plan)
-        return config
+        return self._objects().config(plan)
 
     @property
     def peft_config(self) -> peft.PeftConfig | None:
@@ -78,8 +77,7 @@ class ProbeResult:
         Raises:
             AutotuneError: nothing was found.
         """
-        config: peft.PeftConfig | None = self._objects().peft_config(self._plan())
-        return config
+        return self._objects().peft_config(self._plan())
 
     @property
     def quantization_config(self) -> transformers.BitsAndBytesConfig | None:
@@ -88,8 +86,7 @@ class ProbeResult:
         Raises:
             AutotuneError: nothing was found.
         """
-        config: transformers.BitsAndBytesConfig | None = self._objects().quantization_config(self._plan())
-        return config
+        return self._objects().quantization_config(self._plan())
 
     @property
     def model_init_kwargs(self) -> dict[str, Any]:
@@ -118,8 +115,7 @@ class ProbeResult:
             AutotuneError: nothing was found.
         """
         found = self._rows()
-        rows: datasets.Dataset = self._objects().training_dataset(**found.entry(found.split))
-        return rows
+        return self._objects().training_dataset(**found.entry(found.split))
 
     @property
     def eval_dataset(self) -> datasets.Dataset | None:
@@ -131,8 +127,7 @@ class ProbeResult:
         found = self._rows()
         if found.evaluated is None:
             return None
-        rows: datasets.Dataset = self._objects().training_dataset(**found.entry(found.evaluated))
-        return rows
+        return self._objects().training_dataset(**found.entry(found.evaluated))
 
     def to_yaml(self, path: str | Path) -> None:
         """Write the file that the trainer's ``trl`` command takes with ``--config``.

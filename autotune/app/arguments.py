@@ -11,6 +11,7 @@ from autotune.app.public import Arguments, as_json
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.workload import Init
+from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 from autotune.units import parse_duration
 
@@ -19,6 +20,18 @@ ALL = "all"
 AUTO: Literal["auto"] = "auto"
 """The word for as many GPUs as a plan finds worth it."""
 Auto = Literal["auto"]
+
+
+def time_limit(timeout: str | float | None) -> float | None:
+    """Return a time limit in seconds; None: no limit.
+
+    Raises:
+        InputError: it is no duration above 0.
+    """
+    seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+    if seconds is not None and seconds <= 0:
+        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
+    return seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,15 +291,6 @@ class CheckArguments(Arguments):
     def passes(self) -> bool | None:
         """Whether an answer that is too close to call, or unknown, passes; None: undecided."""
         return None if self.when_unsure is None else self.when_unsure == "pass"
-
-    @property
-    def timeout_seconds(self) -> float | None:
-        """Time after which a real run is ended.
-
-        Raises:
-            InputError: it is no duration.
-        """
-        return parse_duration(self.timeout) if isinstance(self.timeout, str) else self.timeout
 
     @property
     def settings(self) -> dict[str, object]:

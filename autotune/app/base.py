@@ -84,7 +84,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
             held,
             tuple(sorted(own)),
             dict(_entries(base, plan, own, trainer)),
-            _kept(plan, own, trainer),
+            documents_of(plan, (item for item in trainer.techniques if item.name not in own)),
         ),
         batch,
         coverage,
@@ -235,11 +235,6 @@ def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: T
         for name, value in values.items():
             if f"{part}.{name}" not in chosen and value not in (None, False):
                 yield f"{part}.{name}", value
-
-
-def _kept(plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Mapping[str, Mapping[str, object]]:
-    """Return the entries of the base's engine documents that are not searched, by their path in a plan."""
-    return documents_of(plan, (item for item in trainer.techniques if item.name not in own))
 
 
 def _as_written(base: UserBase, technique: Technique) -> str:

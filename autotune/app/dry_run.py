@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.app.arguments import DryRunArguments
+from autotune.app.arguments import DryRunArguments, time_limit
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden, hidden_words, secrets_in
@@ -24,7 +24,6 @@ from autotune.core.dry_run import (
     FailedAllocation,
     Followed,
     Refused,
-    Span,
 )
 from autotune.core.events import StageStarted
 from autotune.errors import InputError
@@ -34,7 +33,7 @@ from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
 from autotune.reporting.words import short_path
-from autotune.units import format_bytes, parse_duration
+from autotune.units import format_bytes
 from autotune.userconfig.launch import default_file, started_by
 from autotune.userconfig.written import Written
 
@@ -63,14 +62,12 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
         AutotuneError: the library of the null GPUs could not be built.
     """
-    began, command, steps, timeout = time.monotonic(), tuple(asked.command), asked.steps, asked.timeout
+    began, command, steps = time.monotonic(), tuple(asked.command), asked.steps
     if not command:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     if steps < 1:
         raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
-    seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
+    seconds = time_limit(asked.timeout)
     count = asked.num_processes if asked.num_processes is not None else _started(command)
     if not 1 <= count <= _MOST_GPUS:
         raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
@@ -187,13 +184,8 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
         return None if total is None else total - failed.free_bytes + failed.requested_bytes, (
             failed.free_bytes - failed.requested_bytes
         )
-    fullest = fullest_of(spans)
+    fullest = max(spans, key=lambda span: span.held_bytes, default=None)
     return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
-
-
-def fullest_of(spans: Sequence[Span]) -> Span | None:
-    """Return the span in which the most was held of a GPU."""
-    return max(spans, key=lambda span: span.held_bytes, default=None)
 
 
 def _notes(ran: Ran, found: Answer, steps: int) -> Iterator[str]:

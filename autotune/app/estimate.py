@@ -25,7 +25,7 @@ from autotune.planning.vllm import assumed, engine_of
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import configuration_of, peft_words, user_plan
-from autotune.userconfig.teacher import teacher_of
+from autotune.userconfig.sources import teacher_of
 
 if TYPE_CHECKING:
     import peft

@@ -171,9 +171,14 @@ def _teacher(trainer: Trainer, name: str | Path | None, init: Init) -> ModelSour
     if name is None:
         return None
     if not trainer.has_teacher:
-        takers = ", ".join(item.name for item in trainers().values() if item.has_teacher)
-        raise InputError(f"{trainer.label} has no teacher, so it takes no --teacher.", hint=f"It is for {takers}.")
+        raise _not_for(trainer, "has no teacher", "--teacher", "has_teacher")
     return model_source(name, init, tokenizes=False)
+
+
+def _not_for(trainer: Trainer, lack: str, option: str, ability: str) -> InputError:
+    """Return the error for an option of the trainers for which a field of their specification is true."""
+    takers = ", ".join(item.name for item in trainers().values() if getattr(item, ability))
+    return InputError(f"{trainer.label} {lack}, so it takes no {option}.", hint=f"It is for {takers}.")
 
 
 def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
@@ -181,15 +186,9 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     named = {"--reward-funcs": rewards or None, "--completion-length": length, "--prompt-coverage": coverage}
     given = [option for option, value in named.items() if value is not None]
     if rewards and not trainer.scores:
-        takers = ", ".join(item.name for item in trainers().values() if item.scores)
-        raise InputError(
-            f"{trainer.label} has no reward functions, so it takes no --reward-funcs.", hint=f"It is for {takers}."
-        )
+        raise _not_for(trainer, "has no reward functions", "--reward-funcs", "scores")
     if given and not trainer.generates:
-        takers = ", ".join(item.name for item in trainers().values() if item.generates)
-        raise InputError(
-            f"{trainer.label} generates no completions, so it takes no {given[0]}.", hint=f"It is for {takers}."
-        )
+        raise _not_for(trainer, "generates no completions", given[0], "generates")
     if coverage is not None and not 0 < coverage <= 1:
         raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")
     found = Rollouts(rewards, prompt_coverage=1.0 if coverage is None else coverage)

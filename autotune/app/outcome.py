@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.app.notes import notes_on_loading
-from autotune.app.repeated import all_runs, notes_on_runs, rates_of, speed_up
+from autotune.app.repeated import notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
@@ -181,14 +181,15 @@ def _choosable(
 ) -> Choosable:
     candidate, setting = record.candidate, problem.setting
     plan = problem.trainer.plan(candidate, setting)
-    runs = all_runs(record, outcome.records)
+    # A promise of memory must hold in all of them.
+    runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
     coverage = token_coverage(candidate, setting)
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
     tokens = geometry.tokens / rows_of(plan) * geometry.rows
-    rate = mean_rate(rates) if rates else None
+    rate, length = mean_rate(rates) if rates else None, plan.args.get("max_length")
     rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.data_ranks
     return Choosable(
         number=record.number,
@@ -204,7 +205,7 @@ def _choosable(
         seconds_per_epoch=tokens / rate if rate else None,
         token_coverage=coverage,
         row_coverage=row_coverage(candidate, setting),
-        max_length=_max_length(plan.args.get("max_length"), plan.truncate_to),
+        max_length=length if isinstance(length, int) else plan.truncate_to,
         per_device_train_batch_size=rows_of(plan),
         gradient_accumulation_steps=micro_batches_of(plan),
         documents_per_step=shown.documents_per_step,
@@ -234,10 +235,6 @@ def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
         MICRO_BATCH: shown.micro_batch_seconds * micro_batches - loading,
         OPTIMIZER_STEP: shown.update_seconds,
     }
-
-
-def _max_length(in_args: object, truncate_to: int | None) -> int | None:
-    return in_args if isinstance(in_args, int) else truncate_to
 
 
 def _highest(runs: Sequence[Measurement], figure: str) -> int | None:

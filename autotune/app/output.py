@@ -92,17 +92,14 @@ class Output:
         write_text(self.directory / _RUN_FILE, text + "\n")
 
 
-def default_output(model: str, dataset: str) -> str:
-    """Return the name of the directory for a model and a dataset: ``autotune-<model>-<dataset>``."""
+def default_output(model: str, dataset: str, base: str | Path | None = None) -> str:
+    """Return the name of a directory: ``autotune-<model>-<dataset>``, or ``autotune-<base>`` without its ending."""
+    if base is not None:
+        return f"autotune-{_slug(Path(base).stem)}"
     model_path, dataset_path = Path(model), Path(dataset)
     model_name = model_path.parent.name if model_path.name == "config.json" else model_path.name
     dataset_name = dataset_path.stem if dataset_path.suffix else dataset_path.name
     return f"autotune-{_slug(model_name)}-{_slug(dataset_name)}"
-
-
-def output_of_base(file: str) -> str:
-    """Return the name of the directory for a configuration to start from: ``autotune-<file>``, without its ending."""
-    return f"autotune-{_slug(Path(file).stem)}"
 
 
 def open_output(directory: str | Path) -> Output:

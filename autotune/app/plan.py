@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.host import host_text
+from autotune.app.host import host_notes
 from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_what_offloads
@@ -23,7 +23,6 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
-from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
 from autotune.emit.planned import server_text
@@ -176,7 +175,12 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
             f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
         )
     yield from notes_on_vllm(problem)
-    yield from _notes_on(gpu)
+    if gpu is not None:
+        if gpu.speeds is None:
+            yield (
+                f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
+            )
+        yield from notes_on_gpu(gpu)
     if cache.failure:
         yield f"Traces are not cached: {cache.failure}."
     hardware = planned.hardware
@@ -185,10 +189,9 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
 
 def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:
     """Yield the host memory of the best estimate; on a CPU it is the device memory."""
-    for memory in (estimate.memory for estimate in best):
-        if memory is not None and planned.gpu is not None:
-            text = host_text(memory, planned.hardware.launch, planned.host_bytes)
-            yield from [] if text is None else [f"The best candidate: {text[0].lower()}{text[1:]}"]
+    for estimate in best if planned.gpu is not None else ():
+        for text in host_notes(estimate.memory, planned.hardware.launch, planned.host_bytes):
+            yield f"The best candidate: {text[0].lower()}{text[1:]}"
 
 
 def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
@@ -197,11 +200,3 @@ def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
     elif split is not None:
         gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
         yield f"{gpus} in a vLLM server, which takes {server_text(split)}."
-
-
-def _notes_on(gpu: Gpu | None) -> Iterator[str]:
-    if gpu is None:
-        return
-    if gpu.speeds is None:
-        yield f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
-    yield from notes_on_gpu(gpu)

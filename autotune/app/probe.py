@@ -14,12 +14,12 @@ from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
-from autotune.app.output import Output, default_output, open_output, output_of_base
-from autotune.app.problem import global_batch_of, problem_of
+from autotune.app.output import Output, default_output, open_output
+from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
-from autotune.app.workload import WorkloadReader
+from autotune.app.workload import WorkloadReader, fixed_peft
 from autotune.core.events import StageStarted, WorkloadReady, ignore
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
@@ -36,8 +36,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import Wanted, handed_over
 from autotune.userconfig.launch import started_by
-from autotune.userconfig.sources import Sources
-from autotune.userconfig.teacher import teacher_of
+from autotune.userconfig.sources import Sources, teacher_of
 from autotune.userconfig.written import written
 
 
@@ -52,7 +51,8 @@ def probe(asked: ProbeArguments) -> Result:
         processes = started_by(config) or 1
     machine, (own, *further) = divided(asked.device, processes, asked.workers)
     batch = global_batch_of(options, machine)
-    out = open_output(asked.output if asked.output is not None else _default_output(asked))
+    name = default_output(str(asked.model), str(asked.dataset), asked.base)
+    out = open_output(name if asked.output is None else asked.output)
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
     hardware = machine.hardware
     with (
@@ -69,9 +69,16 @@ def probe(asked: ProbeArguments) -> Result:
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        workload = reader.read_checked(
-            options, named.model, named.dataset, machine, named.evaluation, attention or None
+        workload = reader.read(
+            options.trainer.name,
+            named.model,
+            named.dataset,
+            named.evaluation,
+            options.rollouts,
+            fixed_peft(options),
+            options.teacher,
         )
+        workload = reader.check_attention(workload, machine, attentions(options, machine, attention or None))
         start = start_of(base, options, workload, machine) if base is not None else None
         if start is None:
             problem = problem_of(options, workload, machine, batch)
@@ -166,12 +173,6 @@ def _of_base(options: Options, base: UserBase, init: Init) -> Options:
     if teacher is None and options.trainer.has_teacher:
         teacher = teacher_of(base.config, init)
     return replace(options, rollouts=replace(options.rollouts, rewards=rewards), teacher=teacher)
-
-
-def _default_output(asked: ProbeArguments) -> str:
-    if asked.base is not None:
-        return output_of_base(str(asked.base))
-    return default_output(str(asked.model), str(asked.dataset))
 
 
 def _handed_over(

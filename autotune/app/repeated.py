@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
@@ -38,11 +38,6 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     alternating = runs_beside(winner) if winner is not None and winner.number != record.number else ()
     rates = tuple(run.tokens_per_second for run in alternating if run.ok and run.tokens_per_second)
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
-
-
-def all_runs(record: Record, records: Iterable[Record]) -> tuple[Measurement, ...]:
-    """Return every run of a record's candidate: a promise of memory must hold in all of them."""
-    return (record.measurement, *runs_after(record, records))
 
 
 def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:

@@ -14,6 +14,7 @@ from autotune.core.result import SCHEMA, Result, Timelines
 from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
+from autotune.userconfig.bundle import decoded
 
 PAGE = "report.html"
 _FILES = {"html": PAGE, "markdown": "report.md"}
@@ -103,16 +104,10 @@ def read_result(file: Path) -> Result:
         )
     try:
         # Earlier versions wrote what is secret, too.
-        return decode(Result, hidden_values(document)).with_moments(_timelines(file.with_name(TIMELINE)))
+        found = decode(Result, hidden_values(document))
     except DecodeError as error:
         raise InputError(
             f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
         ) from error
-
-
-def _timelines(file: Path) -> Timelines:
-    """Return the timelines in a file, or none: a page can do without them."""
-    try:
-        return decode(Timelines, read_json(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, DecodeError):
-        return Timelines(None, None)
+    # A page can do without them.
+    return found.with_moments(decoded(Timelines, file.with_name(TIMELINE)) or Timelines(None, None))

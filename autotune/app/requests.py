@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.gpu import Gpu
-from autotune.core.machine import Machine
+from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Schedule
+from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -23,14 +24,27 @@ def probe_request(
 ) -> ProbeRequest:
     """Return the request that measures a candidate of a problem."""
     setting = problem.setting
-    evaluation = setting.workload.evaluation
+    plan, kind = problem.trainer.plan(candidate, setting), setting.machine.hardware.kind
+    return request_of(plan, setting.workload, kind, schedule, limit_bytes, seed)
+
+
+def request_of(
+    plan: TrainingPlan,
+    workload: Workload,
+    device: DeviceKind,
+    schedule: Schedule,
+    limit_bytes: int | None,
+    seed: int = ProbeRequest.seed,
+) -> ProbeRequest:
+    """Return the request that measures a plan on the rows of a workload."""
+    evaluation = workload.evaluation
     return ProbeRequest(
-        plan=problem.trainer.plan(candidate, setting),
-        model=setting.workload.model_source,
-        device=setting.machine.hardware.kind,
-        tokenized_directory=setting.workload.dataset.tokenized_directory,
+        plan=plan,
+        model=workload.model_source,
+        device=device,
+        tokenized_directory=workload.dataset.tokenized_directory,
         # Where rows have images, the pixels of all micro-batches of a step are on the device together.
-        schedule=replace(schedule, whole_steps=schedule.whole_steps or setting.workload.has_images),
+        schedule=replace(schedule, whole_steps=schedule.whole_steps or workload.has_images),
         limit_bytes=limit_bytes,
         seed=seed,
         evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.options import Options
-from autotune.app.problem import attentions
 from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
@@ -72,27 +71,6 @@ class WorkloadReader:
             teacher_source=teacher,
             teacher=reply.teacher,
         )
-
-    def read_checked(
-        self,
-        options: Options,
-        model: ModelSource,
-        dataset: DatasetSource,
-        machine: Machine,
-        evaluation: DatasetSource | None = None,
-        own_attention: str | None = None,
-    ) -> Workload:
-        """Return the workload with the self-test of the attention implementations that the options leave.
-
-        Args:
-            own_attention: that of the user's configuration, or None.
-
-        Raises:
-            InputError: the model, the dataset or the PEFT configuration cannot be used.
-        """
-        known = (options.rollouts, fixed_peft(options), options.teacher)
-        workload = self.read(options.trainer.name, model, dataset, evaluation, *known)
-        return self.check_attention(workload, machine, attentions(options, machine, own_attention))
 
     def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
         """Return the workload with the self-test's result for each attention implementation."""

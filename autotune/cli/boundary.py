@@ -9,10 +9,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
-from autotune.cli.parser import ParsedCommand, read_arguments
+from autotune.cli.parser import read_arguments
 from autotune.cli.programs import resume_command
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
 from autotune.errors import AutotuneError
@@ -63,13 +63,6 @@ def _open_closed_streams() -> None:
             os.set_inheritable(getattr(sys, name).fileno(), True)
 
 
-def _read_and_run(argv: Sequence[str]) -> int:
-    command: ParsedCommand = read_arguments(argv[1:])
-    code = command.run(command.arguments)
-    sys.stdout.flush()
-    return code
-
-
 def _guarded(argv: Sequence[str]) -> int:
     # Read before parsing, since parsing can fail too.
     debug = "--debug" in argv
@@ -80,7 +73,10 @@ def _guarded(argv: Sequence[str]) -> int:
         _print(hidden(message, known), hidden(traceback.format_exc(), known) if trace else "")
 
     try:
-        return _read_and_run(argv)
+        command = read_arguments(argv[1:])
+        code = command.run(command.arguments)
+        sys.stdout.flush()
+        return code
     except AutotuneError as error:
         show(str(error))
         return error.exit_code
@@ -152,9 +148,7 @@ class Signals:
                 signal.signal(number, self._interrupt)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)  # type: ignore[arg-type]
 

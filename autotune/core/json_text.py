@@ -29,6 +29,15 @@ def read_json(text: str | bytes) -> Any:
     return value
 
 
+def is_json(value: object) -> bool:
+    """Return whether JSON has a value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _opened(text: str | bytes) -> int:
     return text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
 

@@ -11,7 +11,6 @@ from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.plan import TrainingPlan
-from autotune.core.result import Result
 from autotune.core.verdict import Finding, Severity
 from autotune.emit.bundle import PLAN, RESULT
 
@@ -20,11 +19,6 @@ DOCUMENTS = (RESULT, PLAN)
 """The files that identify a bundle: of a study, and of a plan."""
 # Fields that TRL's and transformers' classes fill in from other defaults (__post_init__).
 _FILLED_IN = frozenset({"bf16", "gradient_checkpointing_kwargs", "pad_to_multiple_of", "steps_per_generation"})
-
-
-def result_in(folder: Path) -> Result | None:
-    """Return the result of the study that wrote a folder, or None if no study did."""
-    return _decoded(Result, folder / RESULT)
 
 
 def trainer_in(folder: Path) -> str | None:
@@ -36,7 +30,7 @@ def trainer_in(folder: Path) -> str | None:
 
 def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:
     """Yield a finding if ``autotune plan`` wrote the configuration."""
-    known = _decoded(PlannedBundle, folder / PLAN)
+    known = decoded(PlannedBundle, folder / PLAN)
     if known is not None and trains_like(known.plan, plan, config):
         yield Finding(
             Severity.NOTE,
@@ -57,7 +51,8 @@ def trains_like(known: TrainingPlan, plan: TrainingPlan, config: Configuration) 
     )
 
 
-def _decoded(kind: type[_Document], file: Path) -> _Document | None:
+def decoded(kind: type[_Document], file: Path) -> _Document | None:
+    """Return the document in a file, or None if it is not there or is another."""
     try:
         return decode(kind, _read(file))
     except DecodeError:

@@ -53,7 +53,8 @@ def _nearest(
     omitted = {path: value for path, value in default.items() if path.startswith("model.")}
     own = {path: plan.entry(path) for path in technique.writes}
     further = technique.spellings(own, candidate, setting)
-    for spelling in (*_numbers(technique, plan), *further, technique.default(setting), *listed, *_spellings(technique)):
+    every = (option.choice for option in technique.options)
+    for spelling in (*_numbers(technique, plan), *further, technique.default(setting), *listed, *every):
         try:
             choice = technique.parse(spelling, setting)
         except InputError:
@@ -69,10 +70,6 @@ def _nearest(
     # A choice without entries agrees with everything; another one's switch may be on.
     switched = not agreed and any(plan.entry(path) not in (None, False) for path in technique.writes)
     return choice, whole and not switched
-
-
-def _spellings(technique: Technique) -> tuple[Choice, ...]:
-    return tuple(option.choice for option in technique.options)
 
 
 def _numbers(technique: Technique, plan: TrainingPlan) -> tuple[Choice, ...]:

@@ -247,9 +247,10 @@ def _changed_keys(
 
 def _differing(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
     """Return the paths, such as ``args.FIELD``, of what a configuration has otherwise than a plan."""
+    engines = {name: read.plan.args.get(name) for name in ENGINE_FIELDS}
     differing = [
         f"{part}.{name}"
-        for part, values in (("args", {**read.config.values, **_engines(read)}), ("model", read.model.values))
+        for part, values in (("args", {**read.config.values, **engines}), ("model", read.model.values))
         for name, value in getattr(plan, part).items()
         if name not in _OF_PROBES and not _agrees(value, values.get(name))
     ]
@@ -262,7 +263,3 @@ def _agrees(value: object, read: object) -> bool:
         # TRL adds keys to those of gradient checkpointing.
         return all(read.get(name) == item for name, item in value.items())
     return value == read or (read is None and value in (False, None, {})) or [value] == read
-
-
-def _engines(read: UserBase) -> Mapping[str, object]:
-    return {name: read.plan.args.get(name) for name in ENGINE_FIELDS}

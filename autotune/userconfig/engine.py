@@ -12,6 +12,7 @@ from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import at, mapping, put
+from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
@@ -37,7 +38,7 @@ _REFUSED_WITH_FILE = frozenset({
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 })  # fmt: skip
-_PRECISION, _NAMED = "mixed_precision", "deepspeed_config_file"
+_NAMED = "deepspeed_config_file"
 # Words for accelerate about DeepSpeed on which no step depends.
 _OF_LAUNCHERS = frozenset({
     "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
@@ -133,7 +134,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
     refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
-    refused += [_PRECISION] if document.get(_PRECISION) is not None and not started.precise else []
+    refused += [PRECISION] if document.get(PRECISION) is not None and not started.precise else []
     if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(_NAMED)):
         named = "deepspeed" if own else _NAMED
         raise InputError(
@@ -150,8 +151,8 @@ def check_documents(started: Launching, config: Configuration) -> None:
 
 def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:
     """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
-    if given.get("deepspeed_config_file"):
-        return _document(given["deepspeed_config_file"], folder)
+    if given.get(_NAMED):
+        return _document(given[_NAMED], folder)
     zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
     zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
     if given.get("zero3_save_16bit_model"):

@@ -8,7 +8,6 @@ A field that a new release adds is of the last kind.
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.configuration import Configuration, configured
+from autotune.core.json_text import is_json
+from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION, TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
@@ -25,7 +26,6 @@ from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
-from autotune.userconfig.teacher import without_script
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
@@ -72,6 +72,9 @@ _LOADING_WITHOUT_EFFECT = frozenset({
     "token", "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
+# What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then
+# takes PyTorch's default type (transformers 5.23, `_get_dtype`).
+_TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
 
 
@@ -151,6 +154,8 @@ def trainer_of(config: Configuration) -> Trainer:
 def configuration_of(config: object) -> Configuration:
     """Return the values of a configuration object, under the name of the class of TRL that it is derived from.
 
+    A teacher gets the type and attention that the class loads it with; ``trl distillation`` takes the trained model's.
+
     Raises:
         InputError: it is no configuration.
     """
@@ -159,7 +164,11 @@ def configuration_of(config: object) -> Configuration:
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(f"A {names[0]} is no configuration that autotune knows.")
     kind = next((name for name in names if name in known), names[0])
-    return without_script(configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value))
+    found = configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
+    if TEACHER_LOADING not in found.values:
+        return found
+    loading = {**_TEACHER_ALONE, **mapping(found.values[TEACHER_LOADING])}
+    return dataclasses.replace(found, values={**found.values, TEACHER_LOADING: loading})
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -192,12 +201,10 @@ def _json(name: str, value: object) -> object:
     Raises:
         InputError: it has none like it.
     """
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    if not is_json(value):
         raise InputError(
             f"{name}={value!r} cannot be handed to the process that traces.", hint="Give words and numbers only."
-        ) from error
+        )
     return value
 
 

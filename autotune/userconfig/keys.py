@@ -1,12 +1,15 @@
-"""Finds the keys of a configuration file for entries of a plan, under the file's own names."""
+"""Finds the keys of a configuration file for entries of a plan, and which of them the trainer's own file can set."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from autotune.core.nested import Key, mapping
+from autotune.core.configuration import Configuration
+from autotune.core.nested import Key, at, mapping, put
 from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.launch import Launching
 
 PARTS = ("args", "model", "env")
 """Parts of a plan that a configuration file has keys for."""
@@ -18,6 +21,10 @@ _NEWER = {
 }
 _OLDER_VARIABLES = {ALLOCATOR_VARIABLE: OLD_ALLOCATOR_VARIABLE}
 _OLDER_KWARGS = {"dtype": "torch_dtype"}
+_DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
+_STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
+# ``distributed_type`` of accelerate's documents that leave the engine to the trainer's own fields.
+_WITHOUT_ENGINE = frozenset({"NO", "MULTI_GPU", "MULTI_CPU"})
 
 
 def of_engine(path: str) -> bool:
@@ -59,3 +66,71 @@ def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
     if first == "fsdp_config" and inner and f"fsdp_{inner[0]}" in mapping(values.get(first)):
         inner[0] = f"fsdp_{inner[0]}"
     return ((first, *inner),)
+
+
+@dataclass(frozen=True)
+class Writable:
+    """The entries of a plan that the trainer's own file can set.
+
+    Attributes:
+        values: the keys of the file and their values; empty without a file.
+        fixed: the fields of engines that are written elsewhere, or where a change would have no effect.
+    """
+
+    values: Mapping[str, object]
+    fixed: frozenset[str]
+
+    def allows(self, entries: Mapping[str, object]) -> bool:
+        """Return whether the file can set these entries, by their path in a plan, so that they mean what they do there.
+
+        An engine in the file stays: its document may have keys that belong to no technique, which would be lost.
+        """
+        if _STAGE in entries and entries[_STAGE] is None and self.values.get(_DEEPSPEED):
+            return False
+        heads = [path.split(".")[:2] for path in entries]
+        return all(head[0] in PARTS and not (head[0] == "args" and head[1] in self.fixed) for head in heads)
+
+    def keys(self, entries: Mapping[str, object]) -> Mapping[Key, object]:
+        """Return the keys to write for entries of a plan, with their values; None drops a key.
+
+        Of a mapping that the file has, only the keys that change are written, and any other mapping is written whole.
+        """
+        found: dict[Key, object] = {}
+        for key, value in ((key, value) for path, value in entries.items() for key in keys_of(self.values, path)):
+            outer = self.values.get(key[0])
+            if len(key) == 1 or key[0] == "env" or isinstance(outer, Mapping):
+                if value is not None or not self.values or at(self.values, key):
+                    found[key] = value
+            elif value is not None:
+                whole = found.setdefault(key[:1], {})
+                assert isinstance(whole, dict)
+                put(whole, key[1:], value)
+        return found
+
+
+def writable(values: Mapping[str, object], config: Configuration, started: Launching, *, on_cpu: bool) -> Writable:
+    """Return the entries that the trainer's own file can set.
+
+    An engine that accelerate's document names is not the trainer's to change: transformers reads no ``fsdp_config``
+    without ``fsdp``, and accelerate refuses ``deepspeed`` together with its own keys of DeepSpeed.
+
+    Args:
+        values: the keys of the file; empty without one.
+        config: the values as read by TRL's parser.
+        started: the launch of the processes.
+        on_cpu: whether it trains on a CPU, where transformers fills in DeepSpeed's document before there is a group.
+    """
+    # accelerate takes an object for it, and a file has mappings.
+    fixed = {_GROUPS}
+    if config.values.get(_DEEPSPEED):
+        fixed |= {_FSDP, _FSDP_CONFIG}
+        fixed |= set() if isinstance(values.get(_DEEPSPEED), Mapping) else {_DEEPSPEED}
+    elif config.values.get(_FSDP):
+        fixed |= {_DEEPSPEED, _FSDP}
+        inline = values.get(_FSDP) is True and isinstance(values.get(_FSDP_CONFIG, {}), Mapping)
+        fixed |= set() if inline else {_FSDP_CONFIG}
+    elif str(started.document.get("distributed_type", "NO")) not in _WITHOUT_ENGINE or started.document.get(_GROUPS):
+        fixed |= set(ENGINE_FIELDS)
+    elif on_cpu:
+        fixed |= {_DEEPSPEED}
+    return Writable(values, frozenset(fixed))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration, ReadCommand
+from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of
 from autotune.inspection.paths import is_file
@@ -21,7 +22,6 @@ COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys for the number of processes to start."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
 """Keys of a file that name the one which ``accelerate launch`` reads."""
-_PRECISION = "mixed_precision"
 NO_PRECISION = "no"
 """Default of accelerate's ``mixed_precision``."""
 _DEFAULT_FILE = Path("accelerate", "default_config.yaml")
@@ -29,8 +29,8 @@ _DEFAULT_FILE = Path("accelerate", "default_config.yaml")
 # another (accelerate 1.15, ``commands/launch.py``, ``_validate_launch_command`` and ``launch_command``).
 _ALONE = "NO"
 _DISTRIBUTED = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
-# ``distributed_type`` of an accelerate configuration by the engine that it names; others are plain data parallelism.
-_ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
+"""Engines by accelerate's ``distributed_type``; others are plain data parallelism."""
 # Words of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -70,11 +70,6 @@ class Launching:
     precision: str = NO_PRECISION
     ignored: object = None
 
-    @property
-    def alone(self) -> bool:
-        """Whether a single process trains, without sharding."""
-        return self.processes == 1 and not self.engine
-
 
 ALONE = Launching()
 """A single process, of which nothing else is known."""
@@ -104,7 +99,7 @@ def launching(
     if given.get("multi_gpu"):
         document = {**document, "distributed_type": "MULTI_GPU"}
     kind = str(document.get("distributed_type", _ALONE))
-    engine = _ENGINES.get(kind, "")
+    engine = ENGINES.get(kind, "")
     values: Mapping[str, object] = config.values if config is not None else {}
     if values.get("deepspeed") or given.get("use_deepspeed"):
         engine = "DeepSpeed"
@@ -115,10 +110,10 @@ def launching(
     flags = tuple(
         sorted(name for name, value in given.items() if name.startswith(_FLAGS) and value not in (None, False))
     )
-    words = given.get(_PRECISION)
+    words = given.get(PRECISION)
     return Launching(
         started.processes, by_launcher is not None, engine, started.machines, document, folder, known=True, flags=flags,
-        default=default, precise=bool(words), precision=str(words or document.get(_PRECISION) or NO_PRECISION),
+        default=default, precise=bool(words), precision=str(words or document.get(PRECISION) or NO_PRECISION),
         ignored=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
 
@@ -165,7 +160,8 @@ def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
     No other launcher reads them, and TRL's scripts drop them (trl 1.16, ``scripts/utils.py``).
     """
     if written.command.launcher == TRL:
-        return {**_own(written), **(options_of(written.command.words) if read is None else read.launch)}
+        own = {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
+        return {**own, **(options_of(written.command.words) if read is None else read.launch)}
     return options_of(written.command.launch) if written.command.launcher == ACCELERATE else {}
 
 
@@ -211,11 +207,6 @@ def _by_accelerate(given: Mapping[str, object], document: Mapping[str, object]) 
             hint="num_processes counts those of all machines together.",
         )
     return Started(processes, machines)
-
-
-def _own(written: Written) -> Mapping[str, object]:
-    """Return the keys of the file that ``trl`` hands on."""
-    return {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
 
 
 def _document(name: str) -> tuple[Mapping[str, object], Path]:

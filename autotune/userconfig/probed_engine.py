@@ -11,11 +11,11 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.base import Technique
 from autotune.userconfig.engine import AUTO, engine_args, fsdp_named, with_precision
+from autotune.userconfig.groups import FIELD
 from autotune.userconfig.launch import Launching
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
-_PARALLELISM = "parallelism_config"
 _KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 _OFFLOADED = frozenset({"none", "cpu"})
 _STAGES = frozenset({1, 2, 3})
@@ -53,13 +53,13 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     if overruled:
         why = "bf16 and fp16 are false, and accelerate overrules them by it"
         raise _refused(place, f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
-    groups = dict(mapping(found.pop(_PARALLELISM, None)))
+    groups = dict(mapping(found.pop(FIELD, None)))
     if "cp_comm_strategy" in groups:
         why = "context parallelism is searched with accelerate's default"
         raise _refused(place, f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
     # All processes sharding together is what FSDP2 does anyway.
     if groups != {"dp_shard_size": started.processes} and groups:
-        found[_PARALLELISM] = groups
+        found[FIELD] = groups
     if DEEPSPEED in found:
         found[DEEPSPEED] = _deepspeed(mapping(found[DEEPSPEED]), place)
     if mapping(found.get(FSDP)).get("activation_checkpointing"):

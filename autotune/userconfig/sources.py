@@ -1,4 +1,4 @@
-"""Finds the model and the rows that a configuration names, in the terms in which a workload is read."""
+"""Finds the models and the rows that a configuration names, in the terms in which a workload is read."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 from autotune.confidential import MASK, hidden_values
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.plan import NO_EVALUATION
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file, local_path
+from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.fields import reading_of
 
 _HINT = "Name a dataset with --dataset."
@@ -83,6 +84,22 @@ def sources(
         evaluation and replace(evaluation, reading=reading),
         rows.streams,
     )
+
+
+def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
+    """Return the teacher that a configuration names.
+
+    Args:
+        init: how its weights are initialised.
+
+    Raises:
+        InputError: it names none, and TRL ends without one; or it cannot be used.
+    """
+    named = config.values.get(TEACHER)
+    if not isinstance(named, str):
+        raise InputError("The configuration names no teacher.", hint=f"Write {TEACHER}.")
+    revision = str(config.values.get(TEACHER_REVISION) or "main")
+    return replace(model_source(named, init, tokenizes=False), revision=revision)
 
 
 def _rows(read: ReadCommand, dataset: str | Path | None) -> Loaded:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.problem import global_batch_of
+from autotune.app.problem import attentions, global_batch_of
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
@@ -55,7 +55,8 @@ def record(folder: Path, output: Path, rounds: int) -> None:
     threads = machine.hardware.threads
     with JobServer("cpu", threads=threads) as server:
         reader = WorkloadReader(server, folder, ignore)
-        workload = reader.read_checked(wanted, model_source(str(model), "random"), dataset_source(str(data)), machine)
+        workload = reader.read(wanted.trainer.name, model_source(str(model), "random"), dataset_source(str(data)))
+        workload = reader.check_attention(workload, machine, attentions(wanted, machine))
         table = Table(
             placeless(workload),
             machine,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.app.host import host_text, lacks_host_memory
+from autotune.app.host import host_notes, lacks_host_memory
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import Launch
 from autotune.units import GIB
@@ -11,20 +11,18 @@ MEMORY = MemoryEstimate(GIB, GIB, 0, {}, 16 * GIB, None, 0.1, machine_bytes=128 
 
 
 def test_the_need_of_a_machine_is_that_of_all_its_processes() -> None:
-    said = host_text(MEMORY, Launch(16, 2), None)
-    assert said is not None
-    assert said.startswith("It needs up to 128 GiB of host memory per machine, for the 8 processes on it together:")
+    (text,) = host_notes(MEMORY, Launch(16, 2), None)
+    assert text.startswith("It needs up to 128 GiB of host memory per machine, for the 8 processes on it together:")
 
 
 def test_it_is_held_against_the_machine_where_that_is_known() -> None:
-    said = host_text(MEMORY, Launch(8), 96 * GIB)
-    assert said is not None
-    assert "; this machine has 96.00 GiB: " in said
+    (text,) = host_notes(MEMORY, Launch(8), 96 * GIB)
+    assert "; this machine has 96.00 GiB: " in text
     assert lacks_host_memory(MEMORY, 96 * GIB)
     assert not lacks_host_memory(MEMORY, 256 * GIB)
     assert not lacks_host_memory(MEMORY, None)
 
 
 def test_nothing_is_said_of_one_process_on_a_machine_that_has_enough() -> None:
-    assert host_text(MEMORY, Launch(), 256 * GIB) is None
-    assert host_text(MEMORY, Launch(), 96 * GIB) is not None
+    assert not list(host_notes(MEMORY, Launch(), 256 * GIB))
+    assert list(host_notes(MEMORY, Launch(), 96 * GIB))

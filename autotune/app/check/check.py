@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.arguments import CheckArguments
+from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import LASTING, key_of, within
 from autotune.app.check.task import Task
@@ -28,7 +28,7 @@ from autotune.userconfig.engine import check_documents, with_precision, without_
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, of_ranks
 from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
-from autotune.userconfig.reading import plan_of, read
+from autotune.userconfig.reading import read
 from autotune.userconfig.written import Written, written
 
 
@@ -166,7 +166,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     planned = _of_each(task.planned, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, planned=planned, budget_bytes=budget_bytes)
-    return _fitted(task, known, config, started, found, tracer, cache)
+    return Fitting(task, known, config, started, found, tracer, cache).verdict()
 
 
 def _read(
@@ -178,26 +178,6 @@ def _read(
     found = problems(task.written, known)
     config = known.configurations.get(task.trainer.config_class)
     return known, None if fatal(found) else config, found
-
-
-def _fitted(
-    task: Task,
-    known: ReadCommand,
-    config: Configuration,
-    started: Launching,
-    found: tuple[Finding, ...],
-    tracer: ServerTracer,
-    cache: Cache,
-) -> Verdict:
-    """Return whether a configuration fits, of which the keys have been judged."""
-    try:
-        user = plan_of(task.written, known, without_engine(config) if started.known else config)
-        return Fitting(task, known, config, started, user, found, tracer, cache).verdict()
-    except UnreadError as error:
-        return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
-    except InputError as error:
-        # What was found in the keys is worth telling even if the rest cannot be found out.
-        return task.wrong((*found, of_error(task.written, error)))
 
 
 def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
@@ -224,7 +204,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
-        return _fitted(task, known, found, launched, (), tracer, user_cache())
+        return Fitting(task, known, found, launched, (), tracer, user_cache()).verdict()
 
 
 def _check_options(asked: CheckArguments) -> None:
@@ -245,6 +225,4 @@ def _check_options(asked: CheckArguments) -> None:
     }
     for option in (name for name, given in of_fit.items() if given and not asked.fits):
         raise InputError(f"{option} has no effect with --no-fit, which only reads.", hint="Leave out one of the two.")
-    seconds = asked.timeout_seconds
-    if seconds is not None and seconds <= 0:
-        raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
+    time_limit(asked.timeout)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotune.app.arguments import SearchArguments
-from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced, with_shape
+from autotune.app.arguments import SearchArguments, time_limit
+from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced
 from autotune.app.check.remedy import Remedies
-from autotune.app.check.silent import of_rows, silent_findings
+from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
-from autotune.app.host import host_text
+from autotune.app.host import host_notes
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
@@ -25,7 +25,7 @@ from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -35,21 +35,20 @@ from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
 from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
-from autotune.techniques.packing import CUTTING, SEPARATING
-from autotune.trainers import Trainer
+from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import number
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import AsCandidate, as_candidate
-from autotune.userconfig.engine import engine_args, loading_text
+from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
+from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
-from autotune.userconfig.problems import finding, mentioned, of_building
+from autotune.userconfig.problems import finding, mentioned, of_building, of_error
+from autotune.userconfig.reading import plan_of
 from autotune.userconfig.rewards import rewards_of
-from autotune.userconfig.sources import Sources, sources
-from autotune.userconfig.teacher import teacher_of
-from autotune.userconfig.writable import writable
+from autotune.userconfig.sources import Sources, sources, teacher_of
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
@@ -65,10 +64,15 @@ class Fitting:
     read: ReadCommand
     config: Configuration
     launching: Launching
-    user: UserPlan
     found: tuple[Finding, ...]
     tracer: ServerTracer
     cache: Cache
+
+    @cached_property
+    def user(self) -> UserPlan:
+        """The training plan of the configuration, without what shards it."""
+        config = without_engine(self.config) if self.launching.known else self.config
+        return plan_of(self.task.written, self.read, config)
 
     @cached_property
     def planned(self) -> Machine:
@@ -79,12 +83,17 @@ class Fitting:
         return replace(machine, hardware=hardware)
 
     def verdict(self) -> Verdict:
-        """Return the verdict.
+        """Return whether the configuration fits, or why that is not known or the training cannot run."""
+        try:
+            return self._verdict()
+        except UnreadError as error:
+            return self.task.verdict(Outcome.UNKNOWN, self.found, reason=error.message)
+        except InputError as error:
+            # What was found in the keys is worth reporting even if the rest cannot be found out.
+            return self.task.wrong((*self.found, of_error(self.task.written, error)))
 
-        Raises:
-            InputError: the model or the data cannot be used.
-        """
-        task, trainer, planned = self.task, self.task.trainer, self.planned
+    def _verdict(self) -> Verdict:
+        task, trainer, planned, user = self.task, self.task.trainer, self.planned, self.user
         named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
@@ -97,7 +106,9 @@ class Fitting:
             # A trace has no rows that a function could read; those that it calls hold nothing of the device.
             plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
-        setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, _everything(trainer))
+        # The user has decided, so every technique is allowed.
+        allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
+        setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
@@ -110,14 +121,15 @@ class Fitting:
             silent += planned_findings(self.config, plan, task.written.file.path.parent)
         found = (*self.found, *self._placed(silent))
         found = (*found, *of_building(task.written, built, found, here=task.asked.gpu is None))
-        found += tuple(Finding(Severity.NOTE, f"Assumed: {assumption}.") for assumption in self.user.assumptions)
+        found += tuple(Finding(Severity.NOTE, f"Assumed: {assumption}.") for assumption in user.assumptions)
         if rewards is not None and (sentence := rewards.sentence(probed=task.asked.probe)):
             found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
         answer, remedy = None, None
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), built_plan.rewards, steps, workload)
-            found = (*found, *_about_host(answer, plan, planned))
+            memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
+            found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
         verdict = task.wrong(found)
         if answer is not None:
@@ -192,9 +204,7 @@ class Fitting:
         plan, trainer, tracer, listener = self.user.plan, self.task.trainer, self.tracer, self.task.asked.listener
         attention = str(plan.model.get("attn_implementation") or "sdpa")
         technique = next(item for item in trainer.techniques if item.name == "attention")
-        packs = bool(plan.args.get("padding_free")) or (
-            bool(plan.args.get("packing")) and plan.args.get("packing_strategy", CUTTING) in SEPARATING
-        )
+        packs = bool(plan.args.get("padding_free")) or strategy_of(plan) in SEPARATING
         here = planned_machine(CPU)
         wanted = (attention,) if packs and technique.unavailable(attention, here) is None else ()
         workload = planned_workload(
@@ -220,21 +230,13 @@ class Fitting:
             self.task.asked.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
-                found = probed(
-                    replace(self._explicit(sized.plan), rewards=rewards),
-                    workload,
-                    planned,
-                    budget_bytes,
-                    server,
-                    self.tracer.new_folder(),
-                    self.task.asked.timeout_seconds,
-                )
-            return with_shape(found, sized.geometry)
+                run = replace(sized, plan=replace(self._explicit(sized.plan), rewards=rewards))
+                folder, seconds = self.tracer.new_folder(), time_limit(self.task.asked.timeout)
+                return probed(run, workload, planned, budget_bytes, server, folder, seconds)
         if file is not None:
-            folder = file.path.parent
-            known = studied(self.config, sized.plan, folder, workload, planned, budget_bytes)
+            known = studied(self.config, sized, file.path.parent, workload, planned, budget_bytes)
             if known is not None:
-                return with_shape(known, sized.geometry)
+                return known
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
@@ -264,18 +266,6 @@ class Fitting:
             key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, line=line, file=self.task.written.place)
-
-
-def _everything(trainer: Trainer) -> frozenset[str]:
-    """Return all names of ``--allow``: the user has decided."""
-    return frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
-
-
-def _about_host(answer: Answer, plan: TrainingPlan, planned: Machine) -> Iterator[Finding]:
-    memory = answer.need.memory if answer.need is not None else None
-    if memory is not None and planned.gpu is not None:
-        text = host_text(memory, plan.launch, planned.host_bytes)
-        yield from [] if text is None else [Finding(Severity.NOTE, text)]
 
 
 def _short(error: Exception) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.core.verdict import Finding, Fixed, Severity
+from autotune.core.verdict import Fixed, Severity
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.inspection.yaml_file import parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
+from autotune.userconfig.problems import finding
 from autotune.userconfig.written import written
 
 
@@ -33,15 +34,13 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
         old = legacy_of(text.trainer, key, value)
         if old is None:
             continue
-        if old.write is not None:
-            clash = next((name for name in old.write if name in file.values and name != key), None)
-            if clash is None:
-                replaced = legacy_of(text.trainer, key, own.values[key])
-                edits.append(Edit((key,), replaced.write if replaced is not None else old.write))
-                continue
-            left.append(_finding(text.place, file.line(key), key, f"{old.sentence()} The file has {clash} already."))
-        elif old.by_hand:
-            left.append(_finding(text.place, file.line(key), key, old.sentence()))
+        clash = next((name for name in old.write or () if name in file.values and name != key), None)
+        if old.write is not None and clash is None:
+            replaced = legacy_of(text.trainer, key, own.values[key])
+            edits.append(Edit((key,), replaced.write if replaced is not None else old.write))
+        elif old.write is not None or old.by_hand:
+            why = f" The file has {clash} already." if clash is not None else ""
+            left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
         elif not old.accepted or old.no_effect:
             edits.append(Edit((key,), None))
     after = edited(own, edits)
@@ -53,7 +52,3 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     write_text(place, after)
     diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
     return Fixed(str(place), diff, tuple(left))
-
-
-def _finding(file: str, line: int | None, key: str, message: str) -> Finding:
-    return Finding(Severity.SILENT, message, key, file, line)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.host import lacks_host_memory
+from autotune.app.requests import request_of
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
 from autotune.core.effort import EFFORTS
@@ -14,16 +15,17 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import ProbeRequest
-from autotune.core.status import ProbeStatus
+from autotune.core.result import Choosable, Result
+from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.verdict import Need, Outcome, Source, judged
 from autotune.core.workload import Workload
+from autotune.emit.bundle import RESULT
 from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
 from autotune.units import MIB, format_duration
-from autotune.userconfig.bundle import result_in, trains_like
+from autotune.userconfig.bundle import decoded, trains_like
 
 CPU_PROCESS_BYTES = 160 * MIB
 """Memory of a process on a CPU outside its tensors: allocations of libraries, and what C's allocator keeps. Real runs
@@ -91,51 +93,34 @@ def needs_more(need: Need, budget_bytes: int) -> bool:
 
 
 def probed(
-    plan: TrainingPlan,
+    sized: Sized,
     workload: Workload,
     planned: Machine,
     budget_bytes: int,
     server: JobServer,
     folder: Path,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float | None,
 ) -> Answer:
     """Return the need in a real run of a plan's worst micro-batches, on this machine's device and within the budget.
 
     Args:
         timeout_seconds: time after which it is ended, from the start of its process; None: never.
     """
-    hardware = planned.hardware
-    evaluation = workload.evaluation
-    effort = EFFORTS["quick"]
-    request = ProbeRequest(
-        plan=_on_device(plan, hardware.kind == "cpu"),
-        model=workload.model_source,
-        device=hardware.kind,
-        tokenized_directory=workload.dataset.tokenized_directory,
-        schedule=effort.confirmation,
-        limit_bytes=budget_bytes,
-        evaluation_directory=evaluation.tokenized_directory if evaluation is not None else None,
-    )
-    measured = probe(server, request, folder, timeout_seconds)
+    kind = planned.hardware.kind
+    plan, schedule = _on_device(sized.plan, kind == "cpu"), EFFORTS["quick"].confirmation
+    measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
         limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
         return Answer(Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits")
-    out_of_memory = (ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_MEMORY)
-    if not measured.ok and measured.status not in out_of_memory:
+    if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return Answer(Outcome.CANNOT_RUN, None, measured.reason)
     held_bytes = _held(measured)
     if held_bytes is None:
         return Answer(Outcome.DOES_NOT_FIT, None, measured.reason)
-    need = Need(
-        Source.PROBED,
-        held_bytes,
-        held_bytes,
-        held_bytes,
-        measured.worst_rows or 0,
-        (measured.worst_tokens or 0) // max(1, measured.worst_rows or 1),
-        phase=_largest(measured.peaks) if measured.ok else _phase(measured),
-        tokens_per_second=measured.tokens_per_second,
-    )
+    need = _measured(Source.PROBED, held_bytes, sized.geometry, measured)
+    ended = measured.out_of_memory
+    if not measured.ok:
+        need = replace(need, phase=ended.phase if ended is not None else "")
     return Answer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
 
 
@@ -157,27 +142,38 @@ def _held(measured: Measurement) -> int | None:
     ended = measured.out_of_memory
     if ended is not None:
         return (ended.held_bytes or 0) + (ended.requested_bytes or 0) or None
-    found = (measured.device_bytes, measured.reserved_bytes, measured.peak_bytes)
+    return _highest(measured)
+
+
+def _highest(figures: Measurement | Choosable) -> int | None:
+    found = (figures.device_bytes, figures.reserved_bytes, figures.peak_bytes)
     return max((size for size in found if size is not None), default=None)
 
 
-def _phase(measured: Measurement) -> str:
-    return measured.out_of_memory.phase if measured.out_of_memory is not None else ""
-
-
-def _largest(peaks: Mapping[str, int]) -> str:
-    return max(peaks, key=lambda name: peaks[name], default="")
+def _measured(source: Source, held_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
+    """Return a need without an error, in the phase with the highest peak, at the largest micro-batch of the plan."""
+    worst, peaks = geometry.worst, figures.peaks
+    return Need(
+        source,
+        held_bytes,
+        held_bytes,
+        held_bytes,
+        worst.rows,
+        round(worst.tokens),
+        phase=max(peaks, key=lambda name: peaks[name], default=""),
+        tokens_per_second=figures.tokens_per_second,
+    )
 
 
 def studied(
-    config: Configuration, plan: TrainingPlan, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
+    config: Configuration, sized: Sized, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
 ) -> Answer | None:
     """Return the need measured by the study whose bundle has the configuration; None if it measured another plan.
 
     Args:
         folder: the configuration's.
     """
-    result = result_in(folder)
+    result = decoded(Result, folder / RESULT)
     if result is None or result.recommended is None or not result.confirmed:
         return None
     hardware, known = planned.hardware, result.hardware
@@ -186,34 +182,13 @@ def studied(
     rows = lengths if cut is None else lengths.cut_to(cut)
     same = (
         (known.kind, known.name, known.processes) == (hardware.kind, hardware.name, hardware.processes),
-        result.trainer == plan.trainer,
+        result.trainer == sized.plan.trainer,
         result.workload.models_fingerprint == workload.models_fingerprint,
         rows == workload.dataset.lengths,
         dict(result.environment) == environment(planned),
-        trains_like(result.recommended.plan, plan, config),
+        trains_like(result.recommended.plan, sized.plan, config),
     )
     if not all(same):
         return None
-    chosen = result.recommended
-    held_bytes = max(
-        size for size in (chosen.device_bytes, chosen.reserved_bytes, chosen.peak_bytes, 0) if size is not None
-    )
-    need = Need(
-        Source.STUDIED,
-        held_bytes,
-        held_bytes,
-        held_bytes,
-        chosen.per_device_train_batch_size,
-        chosen.max_length or 0,
-        phase=_largest(chosen.peaks),
-        tokens_per_second=chosen.tokens_per_second,
-    )
+    need = _measured(Source.STUDIED, _highest(result.recommended) or 0, sized.geometry, result.recommended)
     return Answer(judged(need, budget_bytes), need)
-
-
-def with_shape(answer: Answer, geometry: BatchGeometry) -> Answer:
-    """Return an answer whose need names the largest micro-batch that the plan makes."""
-    if answer.need is None:
-        return answer
-    worst = geometry.worst
-    return replace(answer, need=replace(answer.need, rows=worst.rows, tokens=round(worst.tokens)))

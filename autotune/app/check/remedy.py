@@ -17,8 +17,7 @@ from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import AsCandidate
-from autotune.userconfig.keys import PARTS
-from autotune.userconfig.writable import Writable
+from autotune.userconfig.keys import PARTS, Writable
 
 # Techniques that a change may involve before it is no longer small.
 _MOST_TECHNIQUES = 3
@@ -38,31 +37,22 @@ class Changed:
     memory: MemoryEstimate
 
 
+@dataclass(frozen=True)
 class Remedies:
     """Finds changes of one plan that keep the training the same.
 
-    Args:
+    Attributes:
         known: the plan in the words of techniques.
         writable: entries that the user's file can set.
     """
 
-    def __init__(
-        self,
-        plan: TrainingPlan,
-        known: AsCandidate,
-        trainer: Trainer,
-        setting: Setting,
-        file: SpaceFile,
-        tracer: PlanTracer,
-        writable: Writable,
-    ) -> None:
-        self._plan = plan
-        self._known = known
-        self._trainer = trainer
-        self._setting = setting
-        self._file = file
-        self._tracer = tracer
-        self._writable = writable
+    plan: TrainingPlan
+    known: AsCandidate
+    trainer: Trainer
+    setting: Setting
+    file: SpaceFile
+    tracer: PlanTracer
+    writable: Writable
 
     def smallest(self, budget_bytes: int, extra_bytes: int, *, heavy: bool = False) -> Changed | None:
         """Return the change of the fewest techniques whose need fits by more than its error; None if there is none.
@@ -76,7 +66,7 @@ class Remedies:
             heavy: whether the weights alone exceed the budget, so that a change that leaves them where they are has
                 not to be traced to know that it does not fit.
         """
-        candidate, entries = self._trainer.normal(self._known.candidate, self._setting), dict[str, object]()
+        candidate, entries = self.trainer.normal(self.known.candidate, self.setting), dict[str, object]()
         for already in range(_MOST_TECHNIQUES):
             tried = [
                 (other, {**entries, **changed}, memory)
@@ -89,7 +79,7 @@ class Remedies:
                     continue
                 near = self._memory(changed, budget_bytes)
                 if near is not None and near.most_bytes + extra_bytes <= budget_bytes:
-                    return Changed(self._writable.keys(changed), near)
+                    return Changed(self.writable.keys(changed), near)
             if not tried:
                 return None
             candidate, entries, _ = min(tried, key=lambda item: item[2].device_bytes)
@@ -97,32 +87,32 @@ class Remedies:
 
     def _changes(self, candidate: Candidate) -> Iterator[tuple[Technique, Candidate, Mapping[str, object]]]:
         """Yield candidates that differ in one technique and train the same, with the plan's entries that change."""
-        own, seen = self._trainer.plan(candidate, self._setting), {candidate}
-        for technique in self._trainer.techniques:
+        own, seen = self.trainer.plan(candidate, self.setting), {candidate}
+        for technique in self.trainer.techniques:
             name = technique.name
-            if name not in self._known.exact or not technique.matters(self._setting):
+            if name not in self.known.exact or not technique.matters(self.setting):
                 continue
-            for spelling in self._file.choices.get(name, ()):
-                choice = technique.parse(spelling, self._setting)
-                other = self._trainer.normal(candidate.but(**{name: choice}), self._setting)
+            for spelling in self.file.choices.get(name, ()):
+                choice = technique.parse(spelling, self.setting)
+                other = self.trainer.normal(candidate.but(**{name: choice}), self.setting)
                 if other in seen or not self._same_training(technique, candidate, other):
                     continue
                 seen.add(other)
-                if impossible(technique, choice, self._setting) or self._newly_illegal(candidate, other):
+                if impossible(technique, choice, self.setting) or self._newly_illegal(candidate, other):
                     continue
-                changed = self._mattering(self._difference(own, self._trainer.plan(other, self._setting)))
-                if changed and self._writable.allows(changed):
+                changed = self._mattering(self._difference(own, self.trainer.plan(other, self.setting)))
+                if changed and self.writable.allows(changed):
                     yield technique, other, changed
 
     def _same_training(self, technique: Technique, candidate: Candidate, other: Candidate) -> bool:
         """Whether both train the same. A choice is exact compared with TRL's default, not with every other choice."""
-        name, setting = technique.name, self._setting
+        name, setting = technique.name, self.setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
-        return effects == {Effect.EXACT} and (from_default or not how_changes(technique, self._trainer.name))
+        return effects == {Effect.EXACT} and (from_default or not how_changes(technique, self.trainer.name))
 
     def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
-        whole = frozenset(path for item in self._trainer.techniques for path in item.writes)
+        whole = frozenset(path for item in self.trainer.techniques for path in item.writes)
         old, new = (
             {path: value for part in PARTS for path, value in _leaves(getattr(plan, part), part, whole)}
             for plan in (before, after)
@@ -133,21 +123,21 @@ class Remedies:
         return found
 
     def _mattering(self, entries: Mapping[str, object]) -> dict[str, object]:
-        idle = {path for item in self._trainer.techniques if not item.matters(self._setting) for path in item.writes}
+        idle = {path for item in self.trainer.techniques if not item.matters(self.setting) for path in item.writes}
         return {path: value for path, value in entries.items() if path not in idle}
 
     def _newly_illegal(self, candidate: Candidate, other: Candidate) -> bool:
-        after = self._trainer.illegal(other, self._setting)
-        return after is not None and after != self._trainer.illegal(candidate, self._setting)
+        after = self.trainer.illegal(other, self.setting)
+        return after is not None and after != self.trainer.illegal(candidate, self.setting)
 
     def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
         """Return the memory with a change, with a budget as a check against it traces it; None if it cannot be."""
-        plan = _with(self._plan, entries)
-        sized = Sized(plan, whole_geometry(self._trainer, plan, self._setting.workload))
+        plan = _with(self.plan, entries)
+        sized = Sized(plan, whole_geometry(self.trainer, plan, self.setting.workload))
         try:
             if budget_bytes is not None:
-                return memory_near(self._tracer, sized, budget_bytes)
-            return self._tracer.memory(sized)
+                return memory_near(self.tracer, sized, budget_bytes)
+            return self.tracer.memory(sized)
         except (UntraceableError, VllmError):
             return None
 

@@ -35,7 +35,7 @@ def silent_findings(
         known: the plan in the words of techniques.
         given: the keys that the user wrote.
     """
-    yield _note(_step(plan, geometry, trainer, setting.workload))
+    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if not facts(max_length.TECHNIQUE, trainer.name).changes:
             yield from _rows(plan, profile, whose)
@@ -100,7 +100,7 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
     documents, length = profile.documents, number(plan, "max_length")
     if length is None or length >= documents.longest:
         return
-    strategy = str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
+    strategy = strategy_of(plan)
     dropped = documents.rows_dropped(length) if strategy == NONE else 0
     cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
     if strategy not in (NONE, CUTTING):
@@ -117,8 +117,13 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
         yield Finding(Severity.SILENT, f"{message}, and keeps {format_share(kept)} of the tokens.", "max_length")
 
 
+def strategy_of(plan: TrainingPlan) -> str:
+    """Return how a plan packs rows, in the words of TRL's ``packing_strategy``, or ``none``."""
+    return str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
+
+
 def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
-    strategy = str(plan.args.get("packing_strategy", CUTTING)) if plan.args.get("packing") else NONE
+    strategy = strategy_of(plan)
     if strategy not in (*SEPARATING, NONE):
         yield Finding(Severity.SILENT, f"With packing_strategy={strategy}, documents see their neighbours.", "packing")
     if strategy not in SEPARATING and not plan.args.get("padding_free"):
@@ -146,22 +151,20 @@ def _weights(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Findin
         message = (
             "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of that."
         )
-        yield _note(message)
+        yield Finding(Severity.NOTE, message)
 
 
 def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
     most = setting.workload.model.max_positions
-    longest = geometry.worst.tokens if geometry.worst.rows > 1 else min(geometry.worst.tokens, _longest(setting))
+    longest = geometry.worst.tokens
+    if geometry.worst.rows == 1:
+        longest = min(longest, max(profile.lengths.longest for profile in setting.workload.profiles))
     if most is not None and longest > most:
         yield Finding(
             Severity.SILENT,
             f"Rows have up to {longest:,.0f} tokens, and the model was made for {most:,} positions.",
             "max_length",
         )
-
-
-def _longest(setting: Setting) -> int:
-    return max(profile.lengths.longest for profile in setting.workload.profiles)
 
 
 def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
@@ -183,7 +186,3 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCand
     spoilt = trainer.unintended(known.candidate, setting)
     if spoilt:
         yield Finding(Severity.SILENT, f"{spoilt[:1].upper()}{spoilt[1:]}.")
-
-
-def _note(message: str) -> Finding:
-    return Finding(Severity.NOTE, message)

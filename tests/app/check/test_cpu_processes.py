@@ -52,7 +52,7 @@ def test_the_limit_of_a_real_run_is_the_share_of_each_process(
 ) -> None:
     limits: list[int] = []
 
-    def probed(_plan: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> Answer:
+    def probed(_sized: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> Answer:
         limits.append(limit_bytes)
         return Answer(Outcome.UNKNOWN, None, "it was not run")
 

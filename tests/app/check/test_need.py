@@ -9,10 +9,12 @@ import pytest
 
 from autotune.app.check.need import probed
 from autotune.app.planned import planned_machine
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Outcome
+from autotune.planning.single import Sized
 from tests.settings import workload
 
 ENDED: list[Any] = [
@@ -32,8 +34,9 @@ def test_a_run_that_was_ended_for_memory_does_not_fit_whatever_is_known_of_its_n
 ) -> None:
     measured = Measurement(status=status, reason="memory ran out", out_of_memory=ended)
     monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
-    plan = TrainingPlan("sft", {})
+    worst = Shape(1, 16)
+    sized = Sized(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1, 1))
     server: Any = None
-    answer = probed(plan, workload(), planned_machine("cpu"), 1, server, tmp_path)
+    answer = probed(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
     assert (answer.outcome, answer.reason) == (Outcome.DOES_NOT_FIT, "memory ran out")
     assert (answer.need.bytes if answer.need is not None else None) == bytes_needed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.app.arguments import CheckArguments
+from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check import check
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
@@ -24,7 +24,7 @@ def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Wri
 
 def test_the_time_is_a_duration_as_of_the_command_probe() -> None:
     words = read_arguments(["check", "c.yaml", "--probe", "--timeout", "1m30s"]).arguments
-    assert CheckArguments("config.yaml", timeout=words.timeout, probe=words.probe).timeout_seconds == 90
+    assert time_limit(CheckArguments("config.yaml", timeout=words.timeout, probe=words.probe).timeout) == 90
 
 
 @pytest.mark.parametrize(

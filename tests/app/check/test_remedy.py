@@ -25,8 +25,8 @@ from autotune.trainers import find_trainer
 from autotune.units import GIB
 from autotune.userconfig.candidate import as_candidate
 from autotune.userconfig.engine import engine_args
+from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching, _document
-from autotune.userconfig.writable import writable
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model
@@ -107,7 +107,7 @@ class File:
     def changes(self) -> list[Mapping[str, object]]:
         """What the first change may be, entries of a plan by their path."""
         remedies = self.remedies
-        return [entries for _, _, entries in remedies._changes(remedies._known.candidate)]
+        return [entries for _, _, entries in remedies._changes(remedies.known.candidate)]
 
     @property
     def frees_weights(self) -> bool:
