@@ -75,16 +75,15 @@ class Ahead:
 
     Attributes:
         predictor: predictions from the traces; None if nothing was traced.
+        evaluator: of the problem to search: with last resorts, if nothing is predicted to fit without.
         failure: why nothing was traced; empty otherwise.
         spent_seconds: time that tracing took.
-        problem: what to search: with last resorts, if nothing is predicted to fit without; None: as it was.
     """
 
     predictor: PlannedPredictor | None = None
     evaluator: Evaluator | None = None
     failure: str = ""
     spent_seconds: float = 0.0
-    problem: TrainerProblem | None = None
 
     def left_of(self, options: Options) -> Options:
         """Return the options with the time that tracing took subtracted from their time limit."""
@@ -108,17 +107,15 @@ class Ahead:
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the predictions for the user, in sentences; called when the search has ended."""
-        notes = list(self.predictor.notes()) if self.predictor else []
-        notes += notes_on_offloading(self.problem) if self.problem is not None else []
-        untraceable = self.evaluator.untraceable if self.evaluator else {}
+        if self.predictor is None or self.evaluator is None:
+            return (f"Nothing was predicted, and the search went on without: {self.failure}",) if self.failure else ()
+        notes = [*self.predictor.notes(), *notes_on_offloading(self.evaluator.problem)]
+        untraceable, times = self.evaluator.untraceable, self.evaluator.traces.times
         if untraceable:
             reason = next(iter(untraceable.values()))
             notes.append(f"{len(untraceable)} candidates could not be traced and were not predicted: {reason}")
-        times = self.evaluator.traces.times if self.evaluator else None
         if times is not None and times.failure:
             notes.append(f"Some predicted times follow from the device's peak speeds: {times.failure}")
-        if self.failure:
-            notes.append(f"Nothing was predicted, and the search went on without: {self.failure}")
         return tuple(notes)
 
 
@@ -164,7 +161,7 @@ def traced_ahead(
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
     spent_seconds = time.monotonic() - started
     listener(Noted(note_on_traced(len(known), over, spent_seconds)))
-    return Ahead(predictor, evaluator, spent_seconds=spent_seconds, problem=evaluator.problem)
+    return Ahead(predictor, evaluator, spent_seconds=spent_seconds)
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:

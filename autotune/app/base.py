@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.app.options import Options
-from autotune.app.problem import fixed_ranks_per_row
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch, TrainingPlan
@@ -71,7 +70,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         here = replace(setting, global_batch_size=batch, allowed=options.allowed)
         candidate = known.candidate
         if CONTEXT_PARALLEL in options.wishes.fixed:
-            here = replace(here, ranks_per_row=fixed_ranks_per_row(options))
+            here = replace(here, ranks_per_row=options.ranks_per_row)
             candidate = candidate.but(**{CONTEXT_PARALLEL: here.ranks_per_row})
         choices[_ROWS] = _rows(trainer, candidate, here)
     coverage = options.token_coverage

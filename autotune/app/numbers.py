@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.app.options import Options
-from autotune.app.problem import fixed_ranks_per_row
 from autotune.core.rent import Offer
 from autotune.errors import InputError
 
@@ -21,7 +20,7 @@ def possible(batch: int, options: Options, machines: int | None) -> Sequence[int
     Raises:
         InputError: there is none.
     """
-    shared = fixed_ranks_per_row(options)
+    shared = options.ranks_per_row
     found = [number for number in NUMBERS if number % shared == 0 and batch % (number // shared) == 0]
     found = [number for number in found if machines is None or (machines > 0 and number % machines == 0)]
     if found:

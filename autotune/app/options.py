@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
+from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
 from autotune.space import SpaceFile, Wishes, default_file, load
-from autotune.techniques import find
+from autotune.techniques import find, peft_config
+from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
 from autotune.units import parse_duration
 
@@ -50,6 +52,16 @@ class Options:
     effort: Effort = EFFORTS["normal"]
     timeout_seconds: float | None = None
     seed: int = 0
+
+    @property
+    def ranks_per_row(self) -> int:
+        """How many processes share a row where the user fixed it, else 1."""
+        return int(self.wishes.fixed.get(CONTEXT_PARALLEL, 1))
+
+    @property
+    def peft(self) -> Choice:
+        """The PEFT configuration that the user fixed, or ``none``."""
+        return self.wishes.fixed.get(peft_config.TECHNIQUE.name, peft_config.NONE)
 
 
 def checked_options(asked: SearchArguments, init: Init = "random") -> Options:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
-from autotune.app.workload import WorkloadReader, fixed_peft
+from autotune.app.workload import WorkloadReader
 from autotune.core.codec import encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
@@ -162,7 +162,7 @@ def planned_workload(
     states += [state_of(place) for source in read for place in source.places]
     name, wanted = options.trainer.name, attentions(options, here) if checked is None else checked
     asked = name, model, dataset, evaluation, options.rollouts, options.teacher
-    adapter, cache = fixed_peft(options), cache if all(state is not None for state in states) else None
+    adapter, cache = options.peft, cache if all(state is not None for state in states) else None
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, source_digest())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.app.options import Options
 from autotune.app.servers import longest_sequence
-from autotune.app.workload import WorkloadReader, fixed_peft
+from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.estimate import Estimate, MemoryEstimate
 from autotune.core.machine import Machine
@@ -138,6 +138,6 @@ class PlanWriter:
             workload.dataset_source,
             workload.evaluation_source,
             workload.rollouts,
-            fixed_peft(self.options),
+            self.options.peft,
         )
         return replace(workload, dataset=again.dataset, evaluation=again.evaluation)

@@ -19,7 +19,7 @@ from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
-from autotune.app.workload import WorkloadReader, fixed_peft
+from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
@@ -69,26 +69,17 @@ def probe(asked: ProbeArguments) -> Result:
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        workload = reader.read(
-            options.trainer.name,
-            named.model,
-            named.dataset,
-            named.evaluation,
-            options.rollouts,
-            fixed_peft(options),
-            options.teacher,
-        )
+        known = (options.rollouts, options.peft, options.teacher)
+        workload = reader.read(options.trainer.name, named.model, named.dataset, named.evaluation, *known)
         workload = reader.check_attention(workload, machine, attentions(options, machine, attention or None))
         start = start_of(base, options, workload, machine) if base is not None else None
-        if start is None:
-            problem = problem_of(options, workload, machine, batch)
-        else:
-            problem = problem_of(options, workload, machine, start.batch, start.base, start.token_coverage)
+        held = (batch, None, None) if start is None else (start.batch, start.base, start.token_coverage)
+        problem = problem_of(options, workload, machine, *held)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
         traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
         with traced as ahead:
-            problem = ahead.problem or problem
+            problem = ahead.evaluator.problem if ahead.evaluator is not None else problem
             # A further worker is sent the run, and a listener is of this process.
             quiet, left = replace(asked, listener=ignore), ahead.left_of(options)
             run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)

@@ -21,7 +21,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     Raises:
         InputError: the number is not divisible among the processes.
     """
-    processes, shared = machine.hardware.processes, fixed_ranks_per_row(options)
+    processes, shared = machine.hardware.processes, options.ranks_per_row
     ranks = max(1, processes // shared)
     asked = options.global_batch_size
     if asked is None:
@@ -34,16 +34,6 @@ def global_batch_of(options: Options, machine: Machine) -> int:
             hint=f"Take a multiple of {ranks}.",
         )
     return asked
-
-
-def fixed_ranks_per_row(options: Options) -> int:
-    """Return how many processes share a row where the user fixed it, else 1.
-
-    Raises:
-        InputError: what was fixed is no choice.
-    """
-    fixed = options.wishes.fixed.get(CONTEXT_PARALLEL)
-    return 1 if fixed is None else int(find(CONTEXT_PARALLEL, options.trainer.techniques).parse(fixed))
 
 
 def attentions(options: Options, machine: Machine, own: str | None = None) -> tuple[str, ...]:
@@ -76,7 +66,7 @@ def problem_of(
         InputError: what was fixed is not possible here.
     """
     coverage = options.token_coverage if token_coverage is None else token_coverage
-    shared = fixed_ranks_per_row(options)
+    shared = options.ranks_per_row
     if base is not None and CONTEXT_PARALLEL not in options.wishes.fixed:
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
     # One process that the user's own configuration gives to DeepSpeed may keep it.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.options import Options
 from autotune.core.candidate import Choice
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
@@ -79,8 +78,3 @@ class WorkloadReader:
         request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, wanted)
         reply = check_packing(self.server, request, self.directory / "check_packing")
         return replace(workload, packing_checks={check.attention: check for check in reply.checks})
-
-
-def fixed_peft(options: Options) -> Choice:
-    """Return the PEFT configuration that the user fixed, or ``none``."""
-    return options.wishes.fixed.get(peft_config.TECHNIQUE.name, peft_config.NONE)

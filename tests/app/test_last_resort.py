@@ -145,16 +145,16 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     tracer = OffloadingTracer()
     ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE)
-    assert ahead.problem is not None
-    assert set(ahead.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
+    assert ahead.evaluator is not None
+    assert set(ahead.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
     assert ahead.predictor is not None
-    for recipe in ahead.problem.recipes[:3]:
+    for recipe in ahead.evaluator.problem.recipes[:3]:
         prediction = ahead.predictor.predict(recipe)
         assert prediction is not None
         assert prediction.need_bytes <= TIGHT
     # Sharding among one process is nothing.
-    alone = ahead.problem.baseline.but(sharding="zero2", offload="none")
-    assert "does nothing without offload" in str(ahead.problem.illegal(alone))
+    alone = ahead.evaluator.problem.baseline.but(sharding="zero2", offload="none")
+    assert "does nothing without offload" in str(ahead.evaluator.problem.illegal(alone))
     assert any("offload" in note for note in ahead.notes())
 
 
@@ -164,8 +164,8 @@ def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Pa
     tracer = PagingTracer()
     ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE)
     assert not tracer.sharded
-    assert ahead.problem is not None
-    assert ahead.problem.choices["sharding"] == ("ddp",)
+    assert ahead.evaluator is not None
+    assert ahead.evaluator.problem.choices["sharding"] == ("ddp",)
 
 
 def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: Path) -> None:

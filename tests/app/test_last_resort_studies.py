@@ -64,8 +64,8 @@ def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
 
     cut_short, resumed = (ahead(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
     for found in (cut_short, resumed):
-        assert found.problem is not None
-        assert found.problem.choices == here().choices
+        assert found.evaluator is not None
+        assert found.evaluator.problem.choices == here().choices
         assert not any("offload" in note for note in found.notes())
     study = storage_of(searched(here()))
     assert study.fingerprint["choices of offload"] == "none, optimizer, parameters, both"
