@@ -9,7 +9,7 @@ everywhere; ``tests/trainers`` checks every trainer against this contract.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -25,7 +25,7 @@ from autotune.core.workload import Workload
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
-from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
+from autotune.trainers.geometry import longest_of, micro_batches_of, number, padded, rows_of, widths
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,6 +193,10 @@ class Trainer(ABC):
     def drawn(self, plan: TrainingPlan) -> int:
         """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
         return rows_of(plan)
+
+    def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
+        return widths(documents, longest_of(plan), number(plan, "pad_to_multiple_of") or 1, self.drawn(plan))
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""

@@ -179,6 +179,30 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     )
 
 
+def longest_of(plan: TrainingPlan) -> int | None:
+    """Return the tokens to which sequences are cut, or None."""
+    return plan.truncate_to or number(plan, "max_length")
+
+
+def widths(
+    documents: Documents, length: int | None, multiple: int, together: int
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the widths that micro-batches of any documents can have, and those without padding, ascending.
+
+    Args:
+        length: tokens to which sequences are cut, or None.
+        together: documents that are padded together.
+    """
+    counts: dict[int, int] = {}
+    for some, sequences in documents.kept(length):
+        width = sequences.max(axis=1)
+        whole = (sequences.min(axis=1) == width) & (width % multiple == 0)
+        for tokens, count in zip(width[whole].tolist(), some[whole].tolist(), strict=True):
+            counts[tokens] = counts.get(tokens, 0) + count
+    every = sorted({rounded_up(width, multiple) for width in documents.by_width(length)})
+    return every, sorted(tokens for tokens, count in counts.items() if count >= together)
+
+
 def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest: int) -> tuple[Typical, ...]:
     """Return sizes that stand for micro-batches of random rows, each padded to the widest of its rows.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -112,10 +112,13 @@ class UnpairedPreference(FusedHead):
         """
         return self._geometry(plan, documents, rows, 1)
 
+    def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
+        """Return those of the blocks of an epoch: rows keep their order, and each micro-batch is a block."""
+        epoch = _epoch_of(plan, documents, rows_of(plan))
+        return epoch.widths, epoch.unpadded
+
     def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
-        exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
-        length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
-        epoch = _epoch(documents, rows, length, multiple, exchanged)
+        epoch = _epoch_of(plan, documents, rows)
         shapes = [
             Shape(rows, block.tokens, beside=block.beside, filled=share_of(epoch.most_held, rows * block.tokens))
             for block in epoch.worst
@@ -210,6 +213,8 @@ class _Epoch:
         worst: those of which each may need the most memory.
         most_held: tokens of the fullest block, without padding, which need not be one of the worst.
         sizes: those that stand for whole blocks.
+        widths: of whole blocks, ascending.
+        unpadded: those of blocks without padding.
     """
 
     rows: int
@@ -217,6 +222,14 @@ class _Epoch:
     worst: tuple[Block, ...]
     most_held: int
     sizes: tuple[Typical, ...]
+    widths: tuple[int, ...]
+    unpadded: tuple[int, ...]
+
+
+def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
+    exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
+    length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+    return _epoch(documents, rows, length, multiple, exchanged)
 
 
 @lru_cache(_REMEMBERED)
@@ -249,6 +262,8 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
             for each in typical
             for beside, held in (each.beside,)
         ),
+        widths=tuple(np.unique(found.tokens[whole]).tolist()),
+        unpadded=tuple(np.unique(found.tokens[whole & ~found.padded.astype(bool)]).tolist()),
     )
 
 

@@ -142,8 +142,8 @@ def test_code_that_is_compiled_twice_is_compiled_for_the_worst_micro_batch_and_t
     given = StepSize(2, micro_batches), collation, Schedule(whole_steps=whole)
     batches = plan_batches(rows, *given, seed=0, packed_from=None, compiled=True)
     widths = rows.lengths[batches.order].max(axis=(1, 2)).tolist()
-    # The two rows of 6 need no padding; blocks are not asked for that.
-    before = [9, 7] if blocks else [9, 8, 6]
+    # The two rows of 6 need no padding, of blocks and of others.
+    before = [9, 7, 6] if blocks else [9, 8, 6]
     assert widths[: len(before)] == before
     assert [widths[place] for place in batches.worst] == [9]
     assert batches.worst[0] >= len(before)

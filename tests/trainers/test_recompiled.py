@@ -47,3 +47,11 @@ def test_a_pair_needs_no_padding_only_if_both_of_its_sequences_are_as_long() -> 
     plan = TrainingPlan("dpo", args={"per_device_train_batch_size": 2}, model=FLEX)
     found = compiled_again(find_trainer("dpo"), plan, PADDED, documents)
     assert (found.narrower, found.unpadded) == pytest.approx((0.8, 0.6))
+
+
+@pytest.mark.parametrize(("lengths", "shares"), [([400, 300, 300, 500], (0.8, 0)), ([300, 300, 400, 500], (0.6, 0.6))])
+def test_blocks_have_the_widths_that_their_order_gives_them(lengths: list[int], shares: tuple[float, float]) -> None:
+    documents = Documents.of_rows([(101, length) for length in lengths], ordered=True)
+    plan = TrainingPlan("kto", args={"per_device_train_batch_size": 2}, model=FLEX)
+    found = compiled_again(find_trainer("kto"), plan, PADDED, documents)
+    assert (found.narrower, found.unpadded) == pytest.approx(shares)

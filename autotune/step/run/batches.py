@@ -237,13 +237,14 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
 def recompiled(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
     """Return the rows of the widest micro-batch that is narrower than the worst, and of the widest without padding.
 
-    Either is left out where there is none, the second also where micro-batches are blocks of rows.
+    Either is left out where there is none.
     """
     if collation.blocks:
         every = block_rows(len(sizes.widest), rows)
-        widths = collation.tokens(sizes, every)
-        below = np.flatnonzero(widths < widths.max())
-        return (every[below[widths[below].argmax()]],) if len(below) else ()
+        widths = collation.rounded(sizes.widest[every].max(axis=1))
+        whole = (sizes.lengths[every] == widths[:, None, None]).all(axis=(1, 2))
+        kinds = np.flatnonzero(widths < widths.max()), np.flatnonzero(whole & ~whole[widths.argmax()])
+        return tuple(every[kind[widths[kind].argmax()]] for kind in kinds if len(kind))
     widths = collation.rounded(sizes.widest)
     below = np.flatnonzero(widths < widths.max())
     below, found = below[np.argsort(-sizes.widest[below], kind="stable")], []
