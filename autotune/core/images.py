@@ -24,14 +24,14 @@ class ImageProfile:
         elements: numbers that the model's vision tower gets of each row (``pixel_values``).
         rows: for each row of the dataset, in its order: tokens of its longest and of its shortest sequence, tokens that
             the loss counts, and elements. None in documents.
-        apart: whether rows name the files of their images, which may change while the dataset does not.
+        by_path: whether rows name the files of their images, which may change while the dataset does not.
     """
 
     in_row: LengthDistribution
     pixels: LengthDistribution
     elements: LengthDistribution
     rows: Table | None = None
-    apart: bool = False
+    by_path: bool = False
 
     @property
     def distributions(self) -> tuple[LengthDistribution, ...]:

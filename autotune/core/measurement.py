@@ -19,8 +19,8 @@ class Schedule:
 
     Attributes:
         whole_steps: whether optimizer steps have all the micro-batches of the plan, instead of at most two.
-        worst_again: whether the largest micro-batch, with which every probe begins, runs again once gradients and
-            optimizer state exist, and others that may need the most. A run for its time alone does without.
+        timing_only: whether the run is for its time alone: it begins with the largest micro-batch, which it does not
+            repeat once gradients and optimizer state exist, and does not evaluate.
         worst_last: whether the last step ends with the largest micro-batch again, in memory that the others have
             fragmented.
         warmup_micro_batches: fewest typical micro-batches before timing starts.
@@ -31,7 +31,6 @@ class Schedule:
         max_seconds: timing ends after this many seconds once ``min_micro_batches`` are done.
         target_error: timing ends when the relative standard errors of the time of a step and of the token rate are both
             at or below this.
-        evaluates: whether it evaluates after the steps if the plan does.
         saves: whether it saves a checkpoint at the end, though to no disk. That copies weights and state to the host.
         rate_to_beat: tokens per second of all processes together, such as those of the best candidate so far: timing
             ends early once the rate is almost certainly below. None: it does not.
@@ -40,7 +39,7 @@ class Schedule:
     """
 
     whole_steps: bool = False
-    worst_again: bool = True
+    timing_only: bool = False
     worst_last: bool = False
     warmup_micro_batches: int = 2
     min_micro_batches: int = 6
@@ -48,7 +47,6 @@ class Schedule:
     min_seconds: float = 0.0
     max_seconds: float = 10.0
     target_error: float = 0.03
-    evaluates: bool = True
     saves: bool = False
     rate_to_beat: float | None = None
     latest_seconds: float | None = None

@@ -147,7 +147,7 @@ class Verdict:
         environment: versions of the software that the verdict holds for.
         settings: the options of the check.
         from_cache: whether an earlier check of the same files and versions gave this answer.
-        lasting: whether it holds until one of these changes; False where rows name the files of their images.
+        cacheable: whether it holds until one of these changes; False where rows name the files of their images.
         passes: for ``TOO_CLOSE`` and ``UNKNOWN``: what ``--when-unsure`` turns it into; None: unchanged.
         wall_seconds: time that the check took.
     """
@@ -170,7 +170,7 @@ class Verdict:
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     from_cache: bool = False
-    lasting: bool = True
+    cacheable: bool = True
     passes: bool | None = None
     wall_seconds: float = 0.0
 

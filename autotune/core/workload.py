@@ -274,7 +274,7 @@ class Workload:
     @property
     def names_images(self) -> bool:
         """Whether rows name the files of their images."""
-        return any(profile.images is not None and profile.images.apart for profile in self.profiles)
+        return any(profile.images is not None and profile.images.by_path for profile in self.profiles)
 
     @property
     def documents(self) -> tuple[Documents, ...]:

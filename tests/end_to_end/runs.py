@@ -44,6 +44,14 @@ def autotune(*words: str | Path, folder: Path, root: Path = ROOT, timeout: float
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
+def train_with_trl(trainer: str, folder: Path) -> None:
+    """Run two steps of TRL's own command by the configuration in the folder's bundle; it has to end well."""
+    line = [str(Path(sys.executable).with_name("trl")), trainer, "--config", "bundle/config.yaml"]
+    more = ["--max_steps", "2", "--report_to", "none"]
+    done = subprocess.run([*line, *more], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def start(*words: str | Path, folder: Path) -> subprocess.Popen[str]:
     """Start ``autotune`` in a folder and in a process group of its own."""
     line, environment = command(*words)

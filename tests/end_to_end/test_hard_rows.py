@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.runs import autotune
+from tests.end_to_end.runs import autotune, train_with_trl
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
@@ -60,7 +58,4 @@ def test_a_recommendation_is_confirmed_and_trains_unchanged(
     ended = autotune("probe", small_model_directory, "rows.jsonl", *words, *more, folder=tmp_path, timeout=600)
     assert ended.code == 0, ended.err
     assert (ended.document["status"], ended.document["confirmed"]) == ("found", True)
-    trl = str(Path(sys.executable).with_name("trl"))
-    line = [trl, trainer, "--config", "bundle/config.yaml", "--max_steps", "2", "--report_to", "none"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    train_with_trl(trainer, tmp_path)

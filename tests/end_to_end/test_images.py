@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 from datasets import Dataset
 
 from autotune.trainers import trainers
-from tests.end_to_end.runs import autotune
+from tests.end_to_end.runs import autotune, train_with_trl
 from tests.step.test_images_tokenised import of_answers, of_pairs, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
 
@@ -46,7 +44,4 @@ def test_a_recommendation_is_confirmed_and_trains_unchanged(trainer: str, tmp_pa
     ended = autotune("probe", model, "rows.parquet", *words, *fixed, *more, folder=tmp_path, timeout=600)
     assert ended.code == 0, ended.err
     assert (ended.document["status"], ended.document["confirmed"]) == ("found", True)
-    trl = str(Path(sys.executable).with_name("trl"))
-    line = [trl, trainer, "--config", "bundle/config.yaml", "--max_steps", "2", "--report_to", "none"]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    train_with_trl(trainer, tmp_path)

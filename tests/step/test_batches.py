@@ -124,7 +124,7 @@ def test_each_kind_of_worst_micro_batch_comes_where_gradients_and_optimizer_stat
 @pytest.mark.parametrize("micro_batches", [1, 2, 64])
 def test_a_run_for_its_time_alone_begins_with_the_worst_micro_batch_and_does_not_repeat_it(micro_batches: int) -> None:
     rows = sizes([8] * 5 + [4] * 5)
-    schedule = Schedule(worst_again=False, min_micro_batches=2, max_micro_batches=6)
+    schedule = Schedule(timing_only=True, min_micro_batches=2, max_micro_batches=6)
     batches = plan_batches(rows, StepSize(2, micro_batches), PADDED, schedule, seed=0, packed_from=None)
     assert sorted(rows.tokens[batches.order[0]].tolist()) == [4, 8]
     assert (batches.worst, batches.worst_steps, batches.is_worst.sum()) == ((), 1, 1)

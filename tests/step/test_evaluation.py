@@ -194,7 +194,7 @@ def test_a_probe_evaluates_and_the_confirming_run_saves(
     assert (saving.status, set(saving.peaks)) == (ProbeStatus.OK, {phase.name for phase in program.phases})
     assert not list((tmp_path / "saving").rglob("*.safetensors"))
 
-    brief = probed(job_server, replace(request, schedule=replace(BRIEF, evaluates=False)), tmp_path / "brief")
+    brief = probed(job_server, replace(request, schedule=replace(BRIEF, timing_only=True)), tmp_path / "brief")
     assert (brief.evaluation_seconds, EVALUATE in brief.peaks) == (None, False)
 
 

@@ -171,6 +171,17 @@ def test_lora_on_a_single_kind_of_projection_names_it_as_peft_reads_a_string() -
     assert not re.fullmatch(targets, "transformer.h.0.mlp.c_fc")
 
 
+@pytest.mark.parametrize(
+    ("version", "every", "of_adapters"), [("5.15.1", False, True), ("5.16.0", True, True), ("5.23.0", True, False)]
+)
+def test_ways_to_checkpoint_follow_the_release_of_transformers(version: str, every: bool, of_adapters: bool) -> None:
+    here = setting(allowed=frozenset({"lora"}))
+    here = replace(here, machine=replace(here.machine, packages={**here.machine.packages, "transformers": version}))
+    assert (SFT.illegal(candidate(here, gradient_checkpointing="every_2"), here) is None) is every
+    adapted = candidate(here, lora="r16", gradient_checkpointing="selective")
+    assert (SFT.illegal(adapted, here) is None) is of_adapters
+
+
 def test_selective_checkpointing_of_adapters_is_refused() -> None:
     here = setting(allowed=frozenset({"lora"}))
     assert "adapters" in str(SFT.illegal(candidate(here, lora="r16", gradient_checkpointing="selective"), here))

@@ -64,7 +64,7 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     else:
         with ServerTracer(planned.hardware.cores if planned is not None else 1, asked.listener) as own:
             found = _checked(task, own, cache)
-    if key is not None and found.lasting and found.outcome in LASTING:
+    if key is not None and found.cacheable and found.outcome in LASTING:
         cache.put(key, encode(found))
     return found
 

@@ -142,7 +142,7 @@ class Fitting:
             documents_per_step=geometry.documents,
             processes=self.launching.processes,
             remedy=remedy,
-            lasting=not workload.names_images,
+            cacheable=not workload.names_images,
         )
 
     def _remedy(

@@ -162,7 +162,7 @@ def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: C
         pixels=_distribution([size for images in pixels for size in images]),
         elements=_distribution(elements),
         rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
-        apart=names_files(rows),
+        by_path=names_files(rows),
     )
 
 

@@ -145,7 +145,7 @@ def plan_batches(
     population, in_step = len(sizes.tokens), max(1, micro_batches // uses)
     worst = worst_order(sizes, drawn_at_once, collation)
     room = _after_others(in_step)
-    again = worst if schedule.worst_again else ()
+    again = () if schedule.timing_only else worst
     ends = [again[start : start + room] for start in range(0, len(again), room)]
     begins = [worst[0], *(recompiled(sizes, drawn_at_once, collation) if compiled else ())]
     begun = -(-len(begins) // in_step)

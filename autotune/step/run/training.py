@@ -57,7 +57,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
         step.micro_batches, batches.mean_collated, generations, known.run_share(trainer), tokens
     )
     trainer.train()
-    if trainer.eval_dataset is not None and request.schedule.evaluates:
+    if trainer.eval_dataset is not None and not request.schedule.timing_only:
         progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed, ranks)
     if request.schedule.saves:
         save(trainer, progress)
