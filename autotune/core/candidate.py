@@ -50,3 +50,35 @@ class Candidate(Mapping[str, Choice]):
     def differences(self, other: Candidate) -> dict[str, Choice]:
         """Return this candidate's choices for the knobs on which it differs from ``other``."""
         return {knob: choice for knob, choice in self.items() if other.get(knob) != choice}
+
+
+class Watched(Candidate):
+    """A candidate that notes which of its choices are read.
+
+    Attributes:
+        read: the knobs that were read.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self, candidate: Candidate) -> None:
+        super().__init__(candidate)
+        self.read: set[str] = set()
+
+    def __getitem__(self, knob: str) -> Choice:
+        self.read.add(knob)
+        return super().__getitem__(knob)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read.update(self._choices)
+        return super().__iter__()
+
+    def items(self) -> ItemsView[str, Choice]:
+        """Return the knobs with their choices."""
+        self.read.update(self._choices)
+        return super().items()
+
+    def but(self, **changes: Choice) -> Candidate:
+        """Return this candidate with some choices replaced, whose reads are not noted."""
+        self.read.update(self._choices)
+        return super().but(**changes)

@@ -44,11 +44,9 @@ def _opened(text: str | bytes) -> int:
 
 def _depth(value: Any) -> int:
     """Return the depth of a value, or one that is too deep, whichever is less."""
-    depth, level = 0, [value]
-    while depth <= MAX_DEPTH:
-        level = [each for each in level if isinstance(each, (dict, list))]
-        if not level:
-            break
+    depth, level = 0, [value] if isinstance(value, (dict, list)) else []
+    while level and depth <= MAX_DEPTH:
         depth += 1
-        level = [item for each in level for item in (each.values() if isinstance(each, dict) else each)]
+        items = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [item for each in items for item in each if isinstance(item, (dict, list))]
     return depth

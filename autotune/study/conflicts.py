@@ -17,8 +17,8 @@ _MOST_OPEN = 24
 def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:
     """Return the legal candidates with a choice that differ from ``here`` in the fewest other knobs.
 
-    A further change is followed if it makes the candidate legal, or removes the reason why it is not: so the rules
-    themselves name the knobs in conflict.
+    A further change of a knob in conflict is followed if it makes the candidate legal, or removes the reason why it is
+    not.
 
     Args:
         here: a candidate in its normal form.
@@ -50,8 +50,10 @@ def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) 
 
 
 def _neighbours(problem: Problem, candidate: Candidate, held: str) -> Iterator[Candidate]:
+    """Yield the illegal candidate with one other choice of a knob in conflict; ``held`` keeps its choice."""
+    in_conflict = problem.in_conflict(candidate)
     for knob, choices in problem.choices.items():
-        if knob != held:
+        if knob != held and knob in in_conflict:
             for choice in choices:
                 if choice != candidate[knob]:
                     yield problem.normal(candidate.but(**{knob: choice}))

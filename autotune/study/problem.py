@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -50,6 +50,9 @@ class Problem(Protocol):
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, in words, or None when it may."""
+
+    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+        """Return the knobs of which one has to change before that reason can go; called for illegal candidates."""
 
 
 class Purpose(StrEnum):

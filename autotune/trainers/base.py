@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Watched
 from autotune.core.documents import Document, Documents
 from autotune.core.heaviest import Loads
 from autotune.core.images import ImageProfile
@@ -314,24 +314,36 @@ class Trainer(ABC):
         reason = self.illegal_choice(candidate, setting, candidate)
         return reason or self.illegal_together(candidate, setting)
 
+    def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
+        """Return the knobs that the rule reads by which a candidate is illegal; all, if it is legal."""
+        watched = Watched(candidate)
+        for technique in self.techniques:
+            watched.read.clear()
+            if technique.name in candidate and self._illegal_choice(technique, watched, setting):
+                return watched.read
+        watched.read.clear()
+        return watched.read if self.illegal_together(watched, setting) else candidate
+
     def illegal_choice(self, candidate: Candidate, setting: Setting, knobs: Collection[str]) -> str | None:
         """Return why one of the choices of some knobs may not be tried in a candidate, or None."""
-        for technique in self.techniques:
-            if technique.name not in knobs:
-                continue
-            choice = candidate[technique.name]
-            reason = impossible(technique, choice, setting)
-            if reason:
-                return f"{technique.name}={choice}: {reason}"
-            conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
-            if conflict:
-                return conflict
-            changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-            if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
-                return (
-                    f"{technique.name}={choice} changes training here ({how_changes(technique, self.name)}) "
-                    f"and was not allowed (--allow {technique.name})"
-                )
+        looked_at = (technique for technique in self.techniques if technique.name in knobs)
+        reasons = (self._illegal_choice(technique, candidate, setting) for technique in looked_at)
+        return next(filter(None, reasons), None)
+
+    def _illegal_choice(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+        choice = candidate[technique.name]
+        reason = impossible(technique, choice, setting)
+        if reason:
+            return f"{technique.name}={choice}: {reason}"
+        conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
+        if conflict:
+            return conflict
+        changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
+        if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
+            return (
+                f"{technique.name}={choice} changes training here ({how_changes(technique, self.name)}) "
+                f"and was not allowed (--allow {technique.name})"
+            )
         return None
 
     def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate, Choice
@@ -24,6 +24,7 @@ class TrainerProblem:
     wishes: Wishes
     # A search asks for the same candidates again and again.
     _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _conflicts: dict[Candidate, Collection[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _normals: dict[Candidate, Candidate] = field(default_factory=dict, init=False, repr=False, compare=False)
     _identities: dict[Candidate, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -81,6 +82,12 @@ class TrainerProblem:
         if candidate not in self._reasons:
             self._reasons[candidate] = self.trainer.illegal(candidate, self.setting)
         return self._reasons[candidate]
+
+    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+        """Return the knobs that the rule reads by which a candidate is illegal."""
+        if candidate not in self._conflicts:
+            self._conflicts[candidate] = self.trainer.in_conflict(candidate, self.setting)
+        return self._conflicts[candidate]
 
 
 def require_legal(problem: TrainerProblem) -> None:

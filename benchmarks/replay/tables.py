@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,6 +59,10 @@ class RecordedProblem(TrainerProblem):
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate may not be tried."""
         return super().illegal(candidate) if candidate in self.recorded else "it was not recorded"
+
+    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+        """Return all knobs: which of them to change for a recorded candidate is not known."""
+        return candidate
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.core.candidate import Candidate, Choice
@@ -80,6 +80,10 @@ class TableProblem:
             f"{knob} {choice} is forbidden" for knob, choice in self.forbidden.items() if candidate[knob] == choice
         ]
         return wrong[0] if wrong else None
+
+    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+        """Any knob."""
+        return candidate
 
     def everything(self) -> list[Candidate]:
         """Every candidate in its normal form, illegal ones included."""

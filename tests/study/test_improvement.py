@@ -196,6 +196,20 @@ def test_rules_name_the_knobs_that_have_to_be_changed_too() -> None:
             assert changed <= candidate.differences(here.baseline).keys() - {knob}
 
 
+def test_only_the_knobs_that_the_forbidding_rule_reads_are_in_conflict() -> None:
+    here = problem(setting(machine=GPU, of=workload(), allowed=frozenset({"lora", "quantization"})))
+    legal = next(recipe for recipe in here.recipes if here.illegal(recipe) is None)
+    illegal = here.normal(legal.but(quantization="4bit-nf4"))
+    assert here.illegal(illegal)
+    conflict = here.in_conflict(illegal)
+    assert set(conflict) == {"quantization", "lora", "peft_config"}
+    singles = ((knob, choice) for knob, choices in here.choices.items() for choice in choices if knob not in conflict)
+    others = [here.normal(illegal.but(**{knob: choice})) for knob, choice in singles]
+    kept = [each for each in others if {knob: each[knob] for knob in conflict}.items() <= illegal.items()]
+    assert len(kept) > 10
+    assert all(map(here.illegal, kept))
+
+
 def test_the_nearest_legal_candidates_are_those_of_brute_force(table: Table) -> None:
     here = table.problem()
     legal = legal_candidates(here)
