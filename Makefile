@@ -12,6 +12,10 @@ BIN := .venv/bin
 READY := .venv/ready
 LOWEST_BIN := .venv-lowest/bin
 LOWEST_READY := .venv-lowest/ready
+# `make test-newest WITH='trl[vllm]'` installs that as well.
+WITH ?=
+NEWEST_BIN := .venv-newest/bin
+NEWEST_READY := .venv-newest/ready
 # `make test-trl TRL=1.16.0` names a release of TRL; without one, the newest is tested.
 TRL ?=
 TRL_BIN := .venv-trl/bin
@@ -40,7 +44,7 @@ PROBE_OUTPUT := autotune-small
 # `tests/conftest.py`: the longest first, so that both end at about the same time.
 TWO_WORKERS := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: probe test test-more test-wheel test-lowest test-trl test-cuda test-cuda-brief test-nvidia \
+.PHONY: probe test test-more test-wheel test-lowest test-newest test-trl test-cuda test-cuda-brief test-nvidia \
 	can-test-cuda can-test-nvidia lint docs site gpu gpu-null clean
 
 probe: $(READY) $(SMALL)/data.jsonl
@@ -58,6 +62,10 @@ test-wheel:
 
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python -m pytest -m 'not slow and not nightly' $(TWO_WORKERS)
+
+# What pip takes where nothing is pinned.
+test-newest: $(NEWEST_READY)
+	$(NEWEST_BIN)/python -m pytest -m 'not slow and not nightly' $(TWO_WORKERS)
 
 # What autotune says of TRL, held to another release: pip replaces the pinned TRL, and what it needs along with it.
 test-trl: $(TRL_READY)
@@ -114,7 +122,7 @@ gpu-null: $(CUDA_READY)
 	$(call on_null_gpu,$(CUDA_BIN)/python -m benchmarks.gpu.suite --minutes $(NULL_GPU_MINUTES))
 
 clean:
-	rm -rf .venv .venv-lowest .venv-trl .venv-cuda .venv-nvidia .venv-docs site examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv .venv-lowest .venv-newest .venv-trl .venv-cuda .venv-nvidia .venv-docs site examples/build autotune-small dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 	$(BIN)/python examples/small_workload.py $(SMALL)
@@ -123,7 +131,7 @@ $(SMALL)/data.jsonl: examples/small_workload.py | $(READY)
 define install
 $(1) -m venv $(2)
 $(2)/bin/python -m pip install --quiet --constraint $(3) torch
-$(2)/bin/python -m pip install --quiet --constraint $(3) --editable '.[$(EXTRAS)]'
+$(2)/bin/python -m pip install --quiet --constraint $(3) --editable '.[$(EXTRAS)]' $(4)
 touch $(2)/ready
 endef
 
@@ -175,3 +183,7 @@ $(NVIDIA_READY): $(CUDA_READY)
 $(LOWEST_READY): pyproject.toml constraints-lowest.txt
 	@test -n "$(LOWEST_PYTHON)" || { echo 'Python 3.11 is needed: make LOWEST_PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(call install,$(LOWEST_PYTHON),.venv-lowest,constraints-lowest.txt)
+
+$(NEWEST_READY): pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'Python 3.11 or newer is needed: make PYTHON=/path/to/python' >&2; exit 1; }
+	$(call install,$(PYTHON),.venv-newest,/dev/null,$(if $(WITH),'$(WITH)'))
