@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Effect, Equipped, Option
+from autotune.techniques.base import OFF, ON, Effect, Equipped, Fails, Option
 from autotune.techniques.trace_impact import TraceImpact
+from autotune.techniques.versions import installed
 from autotune.techniques.vllm import NAME as VLLM
 
 
@@ -45,9 +46,15 @@ class ContinuousBatching(Equipped):
         return super().unsuitable(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``)."""
-        if choice == ON and candidate.get(VLLM, OFF) != OFF:
+        """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``), and under
+        autocast, where a forward pass of transformers 5.24 returns the cache in pages and accelerate tries to cast it.
+        """
+        if choice != ON:
+            return None
+        if candidate.get(VLLM, OFF) != OFF:
             return f"vllm={candidate[VLLM]} generates the completions, and continuous batching does not run"
+        if candidate["precision"] != "float32" and installed(setting.machine, "transformers", ">=5.24"):
+            return Fails(f"continuous batching fails with precision={candidate['precision']} from transformers 5.24 on")
         return None
 
 

@@ -14,6 +14,7 @@ from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import KeyValueCache, Workload
 from autotune.techniques import find
+from autotune.techniques.base import Fails
 from autotune.trainers import trainers
 from tests.settings import CPU, GPU, contaminates, problem, separates, setting, workload
 
@@ -360,6 +361,12 @@ def test_what_vllm_generates_is_neither_batched_by_transformers_nor_asleep_besid
     start = Candidate({item.name: item.default(here) for item in grpo.techniques})
     sleeping = start.but(vllm="colocate-sleep", allocator="expandable_segments")
     assert "sleep mode" in str(find("allocator", grpo.techniques).conflict("expandable_segments", sleeping, here))
+    newer = replace(here, machine=replace(GPU, packages={"transformers": "5.24.0"}))
+    failing = find("continuous_batching", grpo.techniques).conflict("on", start, newer)
+    assert isinstance(failing, Fails)
+    assert "from transformers 5.24 on" in failing
+    assert find("continuous_batching", grpo.techniques).conflict("on", start.but(precision="float32"), newer) is None
+    assert find("continuous_batching", grpo.techniques).conflict("on", start, here) is None
     both = start.but(vllm="colocate", continuous_batching="on")
     assert "does not run" in str(find("continuous_batching", grpo.techniques).conflict("on", both, here))
 
