@@ -21,6 +21,8 @@ from tests.settings import GPU, problem, setting, workload
 from tests.study.replayed import LIMIT_BYTES, STATE_BYTES, TableProblem, peak_bytes, tokens_per_second
 
 ORDERS = range(10)
+BY_DAY = ORDERS[:3]
+"""The orders of knobs in which a whole space of an 8B shape is searched in every run of the tests."""
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +107,13 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
     ("name", "budget"),
     [*product(["8b_full", "8b_dpo"], [1.5, 1.0, 0.8, 0.5, 0.25]), ("8b_lora", 1.0), ("8b_lora", 0.5)],
 )
+@pytest.mark.parametrize("orders", [BY_DAY, pytest.param(ORDERS, marks=pytest.mark.nightly)], ids=["few", "all"])
 def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
-    name: str, budget: float
+    name: str, budget: float, orders: Sequence[int]
 ) -> None:
     recorded = read_table(RECORDED / f"{name}.json.gz")
     here = recorded.replayed()
-    for seed in ORDERS:
+    for seed in orders:
         runner = RecordedRunner(recorded, round(budget * recorded.limit_bytes))
         search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
         assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
