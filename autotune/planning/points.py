@@ -10,9 +10,9 @@ from autotune.core.gpu import Gpu
 from autotune.core.images import ChosenRows
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
-from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.setting import Setting
 from autotune.core.timeline import Occurrence, Section
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit

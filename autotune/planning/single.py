@@ -10,8 +10,8 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import EVALUATE
-from autotune.core.protocol import TraceRequest
 from autotune.core.setting import Setting
+from autotune.core.traced import TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
 from autotune.planning.extrapolation.memory import memory_estimate

@@ -31,12 +31,9 @@ from autotune.core.protocol import (
     RanksReply,
     ReadCommandRequest,
     SpeedsRequest,
-    TraceReplies,
-    TraceReply,
-    TraceRequest,
-    TraceRequests,
 )
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
+from autotune.core.traced import TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.server import JobExit, JobServer

@@ -15,7 +15,7 @@ from threading import Lock
 from types import TracebackType
 
 from autotune.core.events import Listener, StageStarted, Tracing, ignore
-from autotune.core.protocol import TRACED_FILE, TraceReply, TraceRequest
+from autotune.core.traced import TRACED_FILE, TraceReply, TraceRequest
 from autotune.errors import JobLostError
 from autotune.probing.jobs import trace_all
 from autotune.probing.scratch import ScratchFolder

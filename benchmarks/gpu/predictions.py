@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.protocol import TraceReply
+from autotune.core.traced import TraceReply
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import TRACED_ERROR
 from autotune.planning.tracing.cache import Cache

@@ -17,8 +17,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
-from autotune.core.protocol import ProbeRequest, TraceRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import GLOBAL_BATCH
+from autotune.core.traced import TraceRequest
 from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine

@@ -17,7 +17,8 @@ from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.protocol import ProbeRequest, TraceReply, TraceRequest
+from autotune.core.protocol import ProbeRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source

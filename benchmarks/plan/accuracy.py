@@ -23,7 +23,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator

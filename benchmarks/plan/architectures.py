@@ -28,7 +28,7 @@ from autotune.core.batch_geometry import Shape
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import TraceRequest
+from autotune.core.traced import TraceRequest
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

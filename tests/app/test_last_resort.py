@@ -11,8 +11,8 @@ from autotune.app.offload import notes_on_offloading, notes_on_untried, with_wha
 from autotune.app.problem import with_last_resorts
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import TraceRequest
 from autotune.core.status import ProbeStatus
+from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

@@ -19,8 +19,9 @@ from autotune.app.problem import with_last_resorts
 from autotune.app.search import Run, run_search, storage_of
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
-from autotune.core.protocol import ProbeRequest, TraceRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
+from autotune.core.traced import TraceRequest
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import Traced

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.core.events import Event, StageStarted, Tracing, ignore
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, JobLostError
 from autotune.probing import JobServer, trace_all

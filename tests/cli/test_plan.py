@@ -22,7 +22,7 @@ from autotune.cli.boundary import run
 from autotune.core.codec import decode
 from autotune.core.estimate import Origin, Plan
 from autotune.core.gpu import Gpu
-from autotune.core.protocol import TraceRequest
+from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
 from autotune.reporting.page import html

@@ -11,8 +11,8 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
-from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part
+from autotune.core.traced import TraceReply
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import TraceReply
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import TracedOperator, TracedPeak
+from autotune.core.traced import TracedOperator, TracedPeak, TraceReply
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.operators import OperatorTimes, form_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP
-from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.timeline import Section
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.points import traced_points, with_shares_of
 from autotune.techniques.traits import between_layers, impact_in

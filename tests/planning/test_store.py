@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.tracing.cache import Cache

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.protocol import TraceReply, TraceRequest, TraceRequests
+from autotune.core.traced import TraceReply, TraceRequest, TraceRequests
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers.prompts import GENERATION, NO_REWARD

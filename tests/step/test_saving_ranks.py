@@ -14,8 +14,9 @@ import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.core.protocol import Job, PrepareRequest, ProbeReply, ProbeRequest, TraceRequest
+from autotune.core.protocol import Job, PrepareRequest, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
+from autotune.core.traced import TraceRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.probing import JobServer, prepare, probe, trace
 from autotune.step.job import JobContext, JobType

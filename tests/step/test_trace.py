@@ -14,8 +14,8 @@ import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
-from autotune.core.protocol import TraceReply, TraceRequest, TraceRequests
 from autotune.core.timeline import Occurrence, Part
+from autotune.core.traced import TraceReply, TraceRequest, TraceRequests
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu

@@ -14,8 +14,8 @@ from autotune.core.achieved import AchievedRates
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
-from autotune.core.protocol import TraceReply, TraceRequest
 from autotune.core.timeline import Occurrence, Part, Section
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace, trace_all

@@ -14,9 +14,9 @@ import pytest
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.measurement import Schedule
 from autotune.core.program import MICRO_BATCH, Repeat
-from autotune.core.protocol import TraceRequests
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
+from autotune.core.traced import TraceRequests
 from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe

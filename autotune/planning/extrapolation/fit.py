@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import TypeVar
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.protocol import TraceReply
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import Replayed
+from autotune.core.traced import Replayed, TraceReply
 from autotune.planning.extrapolation.depth import layer_weights
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels

@@ -12,10 +12,9 @@ from typing import Any
 
 from autotune.core.codec import encode
 from autotune.core.machine import DeviceKind
-from autotune.core.protocol import TraceReply
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Section
-from autotune.core.traced import TracedOperator, tensors_in
+from autotune.core.traced import TracedOperator, TraceReply, tensors_in
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import Traced

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.gpu import Gpu
-from autotune.core.protocol import TraceReply, TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.planning.tracing.cache import Cache, checked_key, fingerprint
 from autotune.planning.tracing.operators import OperatorTimes

@@ -11,8 +11,8 @@ from autotune.core.protocol import (
     ProbeRequest,
     ReadCommandRequest,
     SpeedsRequest,
-    TraceRequests,
 )
+from autotune.core.traced import TraceRequests
 from autotune.step.job import JobType
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing

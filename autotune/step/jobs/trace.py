@@ -22,16 +22,19 @@ import datasets.fingerprint
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
-from autotune.core.protocol import (
+from autotune.core.step_time import Pace, StepTime
+from autotune.core.timeline import Occurrence, Section
+from autotune.core.traced import (
     TRACED_FILE,
+    GpuFigures,
+    Replayed,
+    TracedOperator,
+    TracedPeak,
     TraceReplies,
     TraceReply,
     TraceRequest,
     TraceRequests,
 )
-from autotune.core.step_time import Pace, StepTime
-from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TracedPeak
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers

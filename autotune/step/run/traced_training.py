@@ -53,7 +53,7 @@ compiled code cannot be traced."""
 
 @dataclass(frozen=True)
 class TracedRows:
-    """The rows that a trace trains on, by their parts; see :class:`autotune.core.protocol.TraceRequest`.
+    """The rows that a trace trains on, by their parts; see :class:`autotune.core.traced.TraceRequest`.
 
     Attributes:
         once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
