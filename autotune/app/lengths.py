@@ -25,4 +25,5 @@ def lengths(asked: LengthsArguments) -> LengthReport:
     source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset)
     inspect_machine("cpu")
     with ScratchFolder() as folder, JobServer("cpu") as server:
-        return length_report(WorkloadReader(server, folder, asked.listener).read(name, source, rows))
+        reader = WorkloadReader(server, folder, asked.listener, image_limits=True)
+        return length_report(reader.read(name, source, rows))

@@ -22,12 +22,14 @@ class WorkloadReader:
     Attributes:
         directory: directory of the jobs' folders and the tokenised rows.
         most_seconds: time after which reading and tokenising is ended; None: never.
+        image_limits: whether the processor is asked about smaller limits of its images.
     """
 
     server: JobServer
     directory: Path
     listener: Listener
     most_seconds: float | None = None
+    image_limits: bool = False
 
     def read(
         self,
@@ -54,7 +56,16 @@ class WorkloadReader:
         tokenized, evaluation_rows = (str(self.directory / name) for name in ("tokenized", "evaluation"))
         rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
         request = PrepareRequest(
-            model, dataset, trainer, tokenized, evaluation, evaluation_rows, rollouts, adapter, teacher
+            model,
+            dataset,
+            trainer,
+            tokenized,
+            evaluation,
+            evaluation_rows,
+            rollouts,
+            adapter,
+            teacher,
+            image_limits=self.image_limits,
         )
         reply = prepare(self.server, request, self.directory / "prepare", self.most_seconds)
         return Workload(

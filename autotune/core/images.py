@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class ImageLimit:
+    """The images of a dataset under one limit of the model's processor.
+
+    Attributes:
+        setting: field of the image processor with its value, such as ``size.longest_edge=50176``.
+        tokens: tokens of the images in each row, with those that the processor puts around and between them.
+        elements: numbers that the vision tower gets of each row (``pixel_values``).
+    """
+
+    setting: str
+    tokens: LengthDistribution
+    elements: LengthDistribution
+
+
+@dataclass(frozen=True)
 class ImageProfile:
     """The images of a dataset.
 
@@ -25,6 +40,7 @@ class ImageProfile:
         rows: for each row of the dataset, in its order: tokens of its longest and of its shortest sequence, tokens that
             the loss counts, and elements. None in documents.
         by_path: whether rows name the files of their images, which may change while the dataset does not.
+        limits: the processor's limit, and smaller ones that would change something; empty if they were not asked for.
     """
 
     in_row: LengthDistribution
@@ -32,6 +48,7 @@ class ImageProfile:
     elements: LengthDistribution
     rows: Table | None = None
     by_path: bool = False
+    limits: tuple[ImageLimit, ...] = ()
 
     @property
     def distributions(self) -> tuple[LengthDistribution, ...]:

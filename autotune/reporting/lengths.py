@@ -10,6 +10,20 @@ from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section,
 from autotune.reporting.words import share_text
 from autotune.trainers import find_trainer
 
+_LIMITED_QUANTILES = (0.5, 0.95, 1.0)
+_OF_LIMITED = (
+    "Tokens of a row's images, and numbers in its pixel_values, as the image processor makes them now and would make "
+    "them with smaller images:"
+)
+LIMITED = (
+    "Smaller images need less memory and time, and show the model less: they change training, and autotune never "
+    "chooses them."
+)
+_WHERE_LIMITED = (
+    "TRL has no option for them. In a local copy of the model, set the field in preprocessor_config.json, or under "
+    "image_processor in processor_config.json if that has it; leave out max_pixels, which overrides "
+    "size.longest_edge. Then give that copy to autotune and to trl."
+)
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
 
@@ -32,6 +46,7 @@ def lengths_report(report: LengthReport) -> Document:
             Section("Histogram", (histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
             Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
+            *((_limited(dataset.images),) if dataset.images is not None and dataset.images.limits else ()),
             *((Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),) if has_limit else ()),
         ),
     )
@@ -45,6 +60,24 @@ def _images(images: ImageProfile) -> Section:
     ]
     titles = ("share", "images in a row", "pixels of an image", "pixel_values of a row")
     return Section("Images", (_table(titles, rows),))
+
+
+def _limited(images: ImageProfile) -> Section:
+    """Return the images under smaller limits of the processor, with where a user would set one."""
+    present, *_ = images.limits
+    rows = [
+        (
+            f"{limit.setting}{', now' if limit is present else ''}",
+            *(f"{limit.tokens.quantile(share):,}" for share in _LIMITED_QUANTILES),
+            share_text(limit.tokens.tokens / present.tokens.tokens),
+            f"{limit.elements.quantile(1.0):,}",
+            share_text(limit.elements.tokens / present.elements.tokens),
+        )
+        for limit in images.limits
+    ]
+    titles = ("image processor", "median", "95 %", "most", "of all", "most numbers", "of all")
+    parts = (Paragraph(_OF_LIMITED), _table(titles, rows), Paragraph(LIMITED), Paragraph(_WHERE_LIMITED))
+    return Section("Smaller images", parts)
 
 
 def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", cut: int | None = None) -> Table:

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from autotune.core.documents import Documents
-from autotune.core.images import ImageProfile
+from autotune.core.images import ImageLimit, ImageProfile
 from autotune.core.length_report import LengthReport, length_report
 from autotune.core.lengths import LengthDistribution
-from autotune.reporting.lengths import lengths_report
+from autotune.reporting.lengths import LIMITED, lengths_report
 from autotune.reporting.terminal import show
 from tests.reporting.examples import a_workload
 
@@ -75,6 +75,28 @@ def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]
     assert ["median", "1", "5,400", "3,072"] in lines
     assert ["most", "3", "9,000", "9,216"] in lines
+
+
+def test_smaller_images_are_offered_by_name_with_where_to_set_them() -> None:
+    counts = LengthDistribution({1: 100})
+    limits = tuple(
+        ImageLimit(f"size.longest_edge={edge}", LengthDistribution(tokens), LengthDistribution(elements))
+        for edge, tokens, elements in ((4096, {64: 90, 128: 10}, {768: 90, 1536: 10}), (1024, {32: 100}, {384: 100}))
+    )
+    images = ImageProfile(counts, counts, counts)
+    report = report_of(CUT)
+
+    def of(limits: tuple[ImageLimit, ...]) -> LengthReport:
+        dataset = replace(report.workload.dataset, images=replace(images, limits=limits))
+        return replace(report, workload=replace(report.workload, dataset=dataset))
+
+    text = shown(of(limits))
+    lines = [line.split() for line in text.splitlines()]
+    assert ["size.longest_edge=4096,", "now", "64", "128", "128", "100.0", "%", "1,536", "100.0", "%"] in lines
+    # 3,200 of 7,040 tokens, and 38,400 of 84,480 numbers.
+    assert ["size.longest_edge=1024", "32", "32", "32", "45.5", "%", "384", "45.5", "%"] in lines
+    assert LIMITED in " ".join(text.split())
+    assert "longest_edge" not in shown(of(()))
 
 
 @pytest.mark.parametrize("documents", [CUT, WHOLE, BOTH])

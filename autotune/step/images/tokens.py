@@ -120,7 +120,7 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
                 ) from error
             for known, values in found.items():
                 tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
-            tokens[IMAGE_ELEMENTS].append([_numbers(pixels)])
+            tokens[IMAGE_ELEMENTS].append([numbers(pixels)])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
     if not any(tokens[IMAGE_PIXELS]):
         raise InputError(
@@ -131,10 +131,10 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
     return rows
 
 
-def _numbers(arrays: Any) -> int:
+def numbers(arrays: Any) -> int:
     """Return how many numbers an array, or a list of arrays at any depth, has; 0 for None."""
     if isinstance(arrays, (list, tuple)):
-        return sum(map(_numbers, arrays))
+        return sum(map(numbers, arrays))
     return 0 if arrays is None else prod(arrays.shape)
 
 

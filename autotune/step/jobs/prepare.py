@@ -15,6 +15,7 @@ from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import covered, save_rows, tokenized
+from autotune.step.images.limits import image_limits
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.peft import check_peft
@@ -46,6 +47,9 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
                 hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
         save_rows(rows, asked.tokenized_directory)
+        if asked.image_limits and profile.images is not None:
+            limits = image_limits(loaded.rows, processor, asked.dataset.name)
+            profile = replace(profile, images=replace(profile.images, limits=limits))
         return replace(profile, dropped=dropped)
 
     teacher = _teacher(request, config, context.folder) if request.teacher is not None else None

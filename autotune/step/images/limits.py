@@ -1,0 +1,103 @@
+"""Asks a processor what smaller limits of its images would leave of their tokens and pixels; nothing is trained so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import copy
+from typing import Any
+
+from datasets import Dataset
+
+from autotune.core.images import ImageLimit
+from autotune.core.lengths import LengthDistribution
+from autotune.step.images.sizes import ImageSize, image_sizes
+from autotune.step.images.tokens import blank, numbers
+
+_SIZE, _EDGE, _SPLITTING = "size", "longest_edge", "do_image_splitting"
+"""Fields of image processors. The limit is an area in those of Qwen's models, and a length in those of Idefics 3 and
+SmolVLM, which may also cut images into tiles. Those without the first give each image the same number of tokens, or
+choose among given sizes (Gemma 3, LLaVA-NeXT)."""
+_SHOWN = 3
+"""Smaller limits that are shown, each half of the one before, as long as each changes something."""
+
+_Images = tuple[ImageSize, ...]
+
+
+def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, ...]:
+    """Return the images of rows under the processor's limit and under smaller ones that change them.
+
+    Returns:
+        The present limit first; nothing if the processor has none, or if no smaller one changes anything.
+
+    Raises:
+        InputError: an image cannot be read.
+    """
+    own = _size_of(processor)
+    if own.get(_EDGE) is None:
+        return ()
+    counts = Counter(image_sizes(rows, name))
+    largest = Counter([max(counts, key=lambda images: sum(image.pixels for image in images))])
+    present, at_largest = (_limit(processor, sizes, {_SIZE: own}) for sizes in (counts, largest))
+    limits = [present]
+    for edge in _halves(own):
+        fields = {_SIZE: {**own, _EDGE: edge}}
+        # Limits far above every image are the rule, and change nothing.
+        if len(limits) > 1 or not _same(_limit(processor, largest, fields), at_largest):
+            limits.append(_limit(processor, counts, fields))
+        if len(limits) > 1 and (len(limits) > _SHOWN + 1 or _same(limits[-1], limits[-2])):
+            limits.pop()
+            break
+    if _splits(processor):
+        limits.append(_limit(processor, counts, {_SPLITTING: False}))
+    changed = [limit for limit in limits[1:] if not _same(limit, present)]
+    return (present, *changed) if changed else ()
+
+
+def _halves(size: Mapping[str, int]) -> Iterator[int]:
+    """Yield the half of a limit, the half of that, and so on."""
+    edge = size[_EDGE] // 2
+    while edge >= max(1, size.get("shortest_edge") or 1):
+        yield edge
+        edge //= 2
+
+
+def _size_of(processor: Any) -> Mapping[str, int]:
+    size = getattr(processor.image_processor, _SIZE, None)
+    return {key: value for key, value in dict(size or {}).items() if value is not None}
+
+
+def _splits(processor: Any) -> bool:
+    return getattr(processor.image_processor, _SPLITTING, None) is True
+
+
+def _limit(processor: Any, counts: Mapping[_Images, int], fields: Mapping[str, Any]) -> ImageLimit:
+    """Return the images of rows by an image processor with other fields, as its file would have them.
+
+    Args:
+        counts: number of rows by the sizes of their images.
+    """
+    limited, own = copy(processor), processor.image_processor
+    limited.image_processor = type(own).from_dict({**own.to_dict(), **fields})
+    tokens: Counter[int] = Counter()
+    elements: Counter[int] = Counter()
+    for images, count in counts.items():
+        in_row, numbers_in_row = _processed(limited, images)
+        tokens[in_row] += count
+        elements[numbers_in_row] += count
+    (field, value), *_ = fields.items()
+    setting = f"{_SIZE}.{_EDGE}={value[_EDGE]}" if field == _SIZE else f"{field}={str(value).lower()}"
+    return ImageLimit(setting, LengthDistribution(dict(tokens)), LengthDistribution(dict(elements)))
+
+
+def _processed(processor: Any, images: _Images) -> tuple[int, int]:
+    """Return the tokens that a row's images become, and the numbers in ``pixel_values``."""
+    if not images:
+        return 0, 0
+    text = processor.image_token * len(images)
+    made = processor(images=[[blank(size) for size in images]], text=[text], add_special_tokens=False)
+    return len(made["attention_mask"][0]), numbers(made["pixel_values"])
+
+
+def _same(one: ImageLimit, other: ImageLimit) -> bool:
+    return one.tokens == other.tokens and one.elements == other.elements
