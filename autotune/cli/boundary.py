@@ -27,6 +27,10 @@ _OF_FILES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("written", "Free some space.")),
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
 }
+_NO_MEMORY = (
+    "This process ran out of memory, or of what its limits allow. Free some, raise the limit, or use a smaller "
+    "dataset; a search goes on with --resume."
+)
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 
@@ -84,16 +88,27 @@ def _guarded(argv: Sequence[str]) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _leave_quietly(debug)
-    except MemoryError:
-        show("The memory of this machine ran out. Free some, or use a smaller dataset.")
-        return USAGE
     except Exception as error:  # noqa: BLE001 - the process ends here after any error
+        if _lacks_memory(error):
+            show(_NO_MEMORY)
+            return USAGE
         if isinstance(error, OSError) and error.errno in _OF_FILES:
             what, hint = _OF_FILES[error.errno]
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
             return USAGE
         show("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error comes from a lack of memory, of this machine or under a limit (ulimit, a control group)."""
+    while error is not None:
+        # The interpreter's own for a thread whose stack does not fit.
+        thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+        if thread or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _print(message: str, trace: str) -> None:

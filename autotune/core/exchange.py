@@ -7,6 +7,7 @@ where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use th
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from autotune.core.files import written_atomically
 from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, VERSION, Failure, InputProblem
 
 R = TypeVar("R")
+
+_REPLY_BYTES = 65_536
+"""More than a reply of a probe has (1 to 8 kB), and than what a job that failed to write one has left behind."""
 
 
 class ExchangeError(ValueError):
@@ -82,6 +86,17 @@ def write_reply(folder: Path, reply: object) -> None:
     kinds: dict[type, str] = {InputProblem: "input_problem", Failure: "failure"}
     kind = kinds.get(type(reply), "reply")
     write_document(folder / REPLY_FILE, {"version": VERSION, "kind": kind, "body": encode(reply)})
+
+
+def check_reply_fits(folder: Path) -> None:
+    """Check that a job can have written a reply into its folder.
+
+    Raises:
+        FileNotFoundError: the folder is gone.
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_REPLY_BYTES))
 
 
 def read_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:

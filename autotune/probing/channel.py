@@ -20,6 +20,8 @@ _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
 _CLOSING_SECONDS = 10.0
 _SHOWN_BYTES = 4000
+# Longest wait at once: of the time for which this process was stopped meanwhile, no more counts into a time limit.
+_WAIT_SECONDS = 1.0
 # Variables by which torchrun, accelerate and DeepSpeed pass a process its rank in a group, and its engine
 # (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI and of what starts its
 # processes, by which accelerate takes a process on a CPU for one of a group (``state.py``).
@@ -80,14 +82,22 @@ class Channel(ABC):
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next event, or None when none came in time.
 
+        A scheduler that suspends a job stops all of its processes: that time does not count.
+
         Raises:
             ChannelClosed: the server has ended.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        left = timeout_seconds
         while b"\n" not in self._unread:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._readable.select(left):
-                return None
+            wait_seconds = None if left is None else min(left, _WAIT_SECONDS)
+            began = time.monotonic()
+            readable = self._readable.select(wait_seconds)
+            if left is not None and wait_seconds is not None:
+                left -= min(wait_seconds, time.monotonic() - began) if readable else wait_seconds
+            if not readable and left is not None:
+                if left <= 0:
+                    return None
+                continue
             try:
                 received = os.read(self._events, 65536)
             except ConnectionError:

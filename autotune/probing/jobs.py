@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, ReadCommand
-from autotune.core.exchange import ExchangeError, read_reply
+from autotune.core.exchange import ExchangeError
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.measurement import Measurement, of_ranks
 from autotune.core.protocol import (
@@ -36,7 +36,7 @@ from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReplies, TraceReply, TraceRequest, TraceRequests
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
-from autotune.probing.server import JobExit, JobServer
+from autotune.probing.server import JobExit, JobServer, received_reply
 from autotune.probing.worker import Worker
 from autotune.units import format_duration
 
@@ -151,7 +151,7 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
 
     Raises:
-        InputError: the folder cannot be written, or the disk is full.
+        InputError: the folder was removed or cannot be written, or the disk is full.
         ProbeServerError: probes cannot be started at all.
     """
     kills_before = out_of_memory_kills()
@@ -163,8 +163,8 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
     try:
         if request.plan.launch.processes == 1:
-            return _replied(read_reply(folder, ProbeReply))
-        group = read_reply(folder, RanksReply)
+            return _replied(received_reply(folder, ProbeReply))
+        group = received_reply(folder, RanksReply)
     except ExchangeError as error:
         return _classified(ending, error, folder, request, kills)
     return _of_group(group, request, folder, kills) if isinstance(group, RanksReply) else _replied(group)
@@ -176,7 +176,7 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
     for rank, ended in enumerate(group.endings):
         own = folder / RANK_FOLDER.format(rank=rank)
         try:
-            found[rank] = _replied(read_reply(own, ProbeReply))
+            found[rank] = _replied(received_reply(own, ProbeReply))
         except ExchangeError as error:
             if not ended.ended_with_group:
                 ending = JobExit(0.0, ended.code, ended.signal)
@@ -203,7 +203,7 @@ def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:
 
 def _expect(expected: type[R], ending: JobExit, folder: Path) -> R:
     try:
-        reply = read_reply(folder, expected)
+        reply = received_reply(folder, expected)
     except ExchangeError as error:
         if ending.timed_out:
             message = f"A job was ended after {format_duration(ending.wall_seconds)}, which is longer than it may take."

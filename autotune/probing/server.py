@@ -10,13 +10,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.core.exchange import write_request
+from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
+from autotune.core.protocol import Failure, InputProblem
 from autotune.errors import InputError, ProbeServerError
 from autotune.inspection.cpu import cpu_variables
 from autotune.probing.channel import Channel, ChannelClosed, Started, signal_name
+
+R = TypeVar("R")
 
 # Time within which the server has to report the end of a process that it has killed.
 _KILLING_SECONDS = 10.0
@@ -253,7 +256,31 @@ def send_request(job: str, request: object, folder: Path) -> float:
     try:
         return write_request(folder, job, request)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
-        hint = "Free some space and resume." if full else "Choose another output directory."
-        raise InputError(f"{folder} {problem}.", hint=hint) from error
+        raise _unwritable(folder, error) from error
+
+
+def received_reply(folder: Path, expected: type[R]) -> R | InputProblem | Failure:
+    """Return the reply in the folder of a job that has ended.
+
+    Raises:
+        ExchangeError: it is absent or cannot be read.
+        InputError: it is, because the folder was removed or cannot be written, or the disk is full.
+    """
+    try:
+        return read_reply(folder, expected)
+    except ExchangeError:
+        try:
+            check_reply_fits(folder)
+        except FileNotFoundError as error:
+            hint = "Run the command again; a study elsewhere, of --storage, goes on with --resume."
+            raise InputError(f"{folder} was removed while a job ran in it.", hint=hint) from error
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        raise
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    problem = "is on a full disk" if full else f"cannot be written: {error.strerror}"
+    hint = "Free some space and resume." if full else "Choose another output directory."
+    return InputError(f"{folder} {problem}.", hint=hint)

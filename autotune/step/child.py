@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
 from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
-from autotune.step.job import JobContext, JobType, failure_of
+from autotune.step.job import JobContext, JobType, failure_of, lacks_space
 from autotune.step.ranks import RANK_FAILED, Start, by_fork, is_rank, run_ranks, spawned
 
 
@@ -70,6 +71,9 @@ def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> 
         reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
         reply = failure_of(error)
+        if lacks_space(error):
+            hint = f"Free some on the disks of {folder} and {tempfile.gettempdir()}, then run the command again."
+            reply = InputProblem("There is no space left on a disk that a job writes to.", hint)
     write_reply(folder, reply)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -11,6 +13,8 @@ from typing import Any
 
 from autotune.confidential import hidden
 from autotune.core.protocol import Failure
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,15 @@ class JobType:
 def failure_of(error: Exception) -> Failure:
     """Convert an error to the reply for the parent, and write it to the job's log."""
     return Failure(kind=type(error).__name__, message=hidden(str(error)), traceback=logged(error))
+
+
+def lacks_space(error: BaseException | None) -> bool:
+    """Whether an error comes from a full disk or a quota, in libraries that are not written in Python too."""
+    while error is not None:
+        if getattr(error, "errno", None) in _NO_SPACE or any(os.strerror(number) in str(error) for number in _NO_SPACE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def logged(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Linux process control: starts a process that ends with its parent, and ends a process group with its leader."""
+"""Linux process control: a process that ends with its parent, the end of a process group, stops that are noticed."""
 
 from __future__ import annotations
 
@@ -42,6 +42,21 @@ def forked(run: Callable[[], int]) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def counted_stops() -> Callable[[], int]:
+    """Return a function that returns how often this process was stopped, and continued, from now on.
+
+    A scheduler that suspends a job, such as Slurm's gang scheduling, stops each of its processes.
+    """
+    found = 0
+
+    def continued(*_: object) -> None:
+        nonlocal found
+        found += 1
+
+    signal.signal(signal.SIGCONT, continued)
+    return lambda: found
 
 
 def words_of_one_job(arguments: list[str], folder: Path) -> list[str]:

@@ -154,8 +154,8 @@ class Roster:
             try:
                 self._watch()
                 self._renew()
-            except AutotuneError:
-                # The search itself reports a storage that fails, when it next needs it.
+            except (AutotuneError, MemoryError):
+                # The search itself reports a storage that fails, or a lack of memory, when it next needs it.
                 continue
 
     def _renew(self) -> None:

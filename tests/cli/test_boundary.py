@@ -134,10 +134,25 @@ def test_a_full_disk_is_one_line(api: Callable[..., None], capsys: pytest.Captur
     assert "Traceback" not in err
 
 
-def test_memory_that_ran_out_is_one_line(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
-    api(probe=raising(MemoryError()))
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        BlockingIOError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+    ],
+    ids=repr,
+)
+def test_memory_that_ran_out_is_one_line(
+    api: Callable[..., None], error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api(probe=raising(error))
     assert run(PROBE) == 2
-    assert "memory of this machine ran out" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "ran out of memory" in err
+    assert "--resume" in err
+    assert "Traceback" not in err
 
 
 def test_a_bug_is_not_told_as_nothing_fits(api: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:

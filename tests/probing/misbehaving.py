@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -84,6 +85,10 @@ def _exit_with_3(folder: Path) -> None:
 
 def _exit_without_reply(folder: Path) -> None:
     os._exit(0)
+
+
+def _remove_its_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
 
 
 def _print_garbage(folder: Path) -> None:

@@ -1,15 +1,17 @@
-"""The environment of the processes that a search starts."""
+"""The environment of the processes that a search starts, and the wait for what they report."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 
 import pytest
 
-from autotune.probing.channel import environment_of
+from autotune.probing.channel import Channel, environment_of
 
 STATE = (
     "import accelerate; state = accelerate.PartialState(cpu=True); print(state.num_processes, state.use_distributed)"
@@ -42,3 +44,58 @@ def test_accelerate_takes_such_a_process_for_one_alone(monkeypatch: pytest.Monke
     assert alone.stdout.split() == ["1", "False"]
     assert rank.returncode != 0
     assert "MASTER_ADDR" in rank.stderr
+
+
+LIMIT_SECONDS = 100.0
+
+
+class Piped(Channel):
+    """A channel whose events a test writes, and whose wait takes as long as a test says, by a clock of its own.
+
+    Attributes:
+        waits: seconds that each of the next waits takes; afterwards there is an event.
+        now: the clock.
+    """
+
+    def __init__(self, *waits: float) -> None:
+        self.waits, self.now = list(waits), 0.0
+        self._read, self._written = os.pipe()
+        super().__init__(self._written, self._read)
+        self._readable = self  # type: ignore[assignment]
+
+    def select(self, seconds: float) -> list[object]:
+        """Wait."""
+        if self.waits:
+            self.now += self.waits.pop(0) or seconds
+            return []
+        os.write(self._written, json.dumps({"event": "exited"}).encode() + b"\n")
+        return [self]
+
+    @property
+    def pid(self) -> None:
+        """There is no process."""
+
+    def close(self) -> str:
+        """Close the pipe."""
+        os.close(self._read)
+        os.close(self._written)
+        return ""
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Piped]:
+    made = Piped()
+    monkeypatch.setattr(time, "monotonic", lambda: made.now)
+    yield made
+    made.close()
+
+
+def test_the_time_for_which_this_process_is_stopped_does_not_count_into_a_time_limit(piped: Piped) -> None:
+    piped.waits = [0.0, 3600.0, 0.0]
+    assert piped.receive(LIMIT_SECONDS) == {"event": "exited"}
+
+
+def test_a_time_limit_without_an_event_is_kept(piped: Piped) -> None:
+    piped.waits = [0.0] * 1000
+    assert piped.receive(LIMIT_SECONDS) is None
+    assert piped.now == pytest.approx(LIMIT_SECONDS)

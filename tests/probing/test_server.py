@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -166,6 +167,24 @@ def test_a_full_disk_is_told_as_such(
     monkeypatch.setattr(exchange, "write_document", full)
     with pytest.raises(InputError, match="is on a full disk"):
         probe(misbehaving_server, request("behave"), tmp_path)
+
+
+@pytest.mark.parametrize("behaviour", ["exit_without_reply", "kill_itself"])
+def test_a_reply_that_a_full_disk_has_no_room_for_is_no_measurement(
+    misbehaving_server: JobServer, tmp_path: Path, behaviour: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object, **named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(InputError, match=f"{tmp_path} is on a full disk. Free some space and resume."):
+        probe(misbehaving_server, request(behaviour), tmp_path)
+
+
+def test_a_probe_whose_folder_is_removed_is_no_measurement(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    with pytest.raises(InputError, match=f"{folder} was removed while a job ran in it"):
+        probe(misbehaving_server, request("remove_its_folder"), folder)
 
 
 def test_a_folder_that_cannot_be_made_is_told_as_such(misbehaving_server: JobServer, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ from optuna.storages import InMemoryStorage
 from autotune.core.events import Noted, ignore
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import NoPredictor
+from autotune.errors import AutotuneError
 from autotune.study import ProbeRun, Purpose, StudyStorage
 from autotune.study.clock import Clock, elapsed_seconds
 from autotune.study.problem import Sharing
@@ -101,6 +103,23 @@ def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once
     roster.does(Doing.WAITING)
     clock.now += SHARING.lease_seconds - 5.0
     assert roster.lapses == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError(), AutotuneError("The storage does not answer.")], ids=repr)
+def test_a_renewal_that_fails_does_not_end_those_after_it(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    outcomes, renewed = [error, error], threading.Event()
+
+    def watch(roster: Roster) -> None:
+        if outcomes:
+            raise outcomes.pop()
+        renewed.set()
+
+    monkeypatch.setattr(Roster, "_watch", watch)
+    study, _ = join(stack)
+    stack.enter_context(Roster(study, replace(SHARING, interval_seconds=0.01)))
+    assert renewed.wait(60)
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspension")

@@ -15,6 +15,7 @@ from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import import_engine, leave, select_device, set_single_process_environment
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
+from autotune.step.process import counted_stops
 from autotune.step.run.batches import Batches
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import METERS, Meter
@@ -43,7 +44,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     # Import the architecture's module before the meter takes its baseline.
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
-    progress = Progress(request.schedule, meter)
+    progress = Progress(request.schedule, meter, counted_stops())
     try:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,11 @@ class Progress(TrainerCallback):
     """Follows a trainer through its steps, times the typical micro-batches, and stops it when the schedule is met.
 
     A step fetches its micro-batches all at once, trains on each, and then runs the update. Time outside of fetching and
-    micro-batches counts as the update, since it is spent once per step.
+    micro-batches counts as the update, since it is spent once per step. A step in which the process was stopped for a
+    while is not timed, unless no other is left.
+
+    Args:
+        stops: returns how often the process was stopped so far.
 
     Attributes:
         phase: the current phase of the step program.
@@ -41,7 +45,7 @@ class Progress(TrainerCallback):
         finishing: whether the next step is the last, and ends with the worst micro-batches again.
     """
 
-    def __init__(self, schedule: Schedule, meter: Meter) -> None:
+    def __init__(self, schedule: Schedule, meter: Meter, stops: Callable[[], int] = lambda: 0) -> None:
         self.phase = CONSTRUCTION
         self.steps_done = 0
         self.first_step_seconds: float | None = None
@@ -58,6 +62,7 @@ class Progress(TrainerCallback):
         self.peaks: dict[str, int] = {}
         self._schedule = schedule
         self._meter = meter
+        self._stops, self._stopped = stops, stops()
         self._began_seconds = time.monotonic()
         self._fetch_seconds = 0.0
         self._began: Mark | None = None
@@ -154,10 +159,13 @@ class Progress(TrainerCallback):
         if self.finishing:
             control.should_training_stop = True
         else:
-            self._time_step(index, now, self.batches)
+            others_left = self.steps_done < self.batches.steps - self._schedule.worst_last
+            if not self._was_stopped() or not (self.timed or others_left):
+                self._time_step(index, now, self.batches)
             # Ranks time their steps differently, and all have to stop after the same one.
             if self.steps_done >= self.batches.worst_steps and agree(
-                enough(
+                not others_left
+                or enough(
                     self._schedule,
                     self.timed,
                     self.updates,
@@ -172,6 +180,11 @@ class Progress(TrainerCallback):
         self.phase = FORWARD
         self._lap(OPTIMIZER_STEP)
         return control
+
+    def _was_stopped(self) -> bool:
+        """Whether the process was stopped since the last step ended."""
+        before, self._stopped = self._stopped, self._stops()
+        return self._stopped != before
 
     def _lap(self, phase: str) -> None:
         """Record the device's peak in a phase that ends."""
