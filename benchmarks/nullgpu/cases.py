@@ -8,7 +8,7 @@ from functools import cached_property
 
 from autotune.core.candidate import Candidate, Choice
 from benchmarks.gpu.cases import Scenario
-from benchmarks.nullgpu.models import FAMILIES
+from benchmarks.nullgpu.models import FAMILIES, PICTURED_ROWS
 
 H100, A100, A100_40, RTX4090 = "H100-80GB", "A100-80GB", "A100-40GB", "RTX4090"
 _COMPLETIONS: Mapping[str, Choice] = {"max_completion_length": 32}
@@ -131,7 +131,7 @@ _PACKING: tuple[Mapping[str, Choice], ...] = (
 def cases() -> Iterator[Case]:
     """Yield every case."""
     groups = (
-        _techniques(), _families(), _rows(), _trainers(), _gpus(), _published(), _ranks(2), _ranks(8),
+        _techniques(), _families(), _rows(), _trainers(), _pictured(), _gpus(), _published(), _ranks(2), _ranks(8),
     )  # fmt: skip
     for group in groups:
         yield from group
@@ -197,6 +197,19 @@ def _trainers() -> Iterator[Case]:
             yield Case(trainer, "llama", {256: 32}, 8, choices, micro_batches=2)
     for choices in ({}, _OFF, {"liger": "on"}, _LORA):
         yield Case("online_dpo", "llama", {256: 32}, 4, choices, micro_batches=2)
+
+
+def _pictured() -> Iterator[Case]:
+    lengths = {
+        "gemma3 with images": {"sft": 41, "dpo": 44, "grpo": 38},
+        "llava_next with images": {"sft": 221, "dpo": 224, "grpo": 218},
+    }
+    for model, longest in lengths.items():
+        for trainer, choices in (
+            ("sft", {}), ("sft", _OFF), ("sft", _LORA), ("dpo", {**_LORA, **_OFF}), ("grpo", _OFF),
+        ):  # fmt: skip
+            micro_batches = 2 if trainer == "grpo" else 1
+            yield Case(trainer, model, {longest[trainer]: PICTURED_ROWS}, 4, choices, micro_batches=micro_batches)
 
 
 def _gpus() -> Iterator[Case]:

@@ -33,6 +33,9 @@ partition, if that is another one; the larger peak counts.
 What is left in most rows, 0.01 to 0.03 %, are the tensors of a batch: accelerate's loader has those of all
 micro-batches of a step on the device, and a trace has them one after another.
 
+Rows with images are of small models of two families, one to three images in a row. Qwen's processors need torchvision,
+which is not installed here, and Idefics 3 leaves out images of which all numbers are zero, as they are on a null GPU.
+
 `results.jsonl` has a hash of the sources that each trace and each run is of. Traces of the trainers that generate,
 and of KTO, changed after they were compared here.
 

@@ -32,7 +32,8 @@ from autotune.trainers.evaluation import whole_geometry
 from benchmarks.gpu.prepared import Prepared, prepared
 from benchmarks.gpu.rows import write_rows_of
 from benchmarks.nullgpu.cases import Case
-from benchmarks.nullgpu.models import MODELS
+from benchmarks.nullgpu.models import MODELS, PICTURED
+from benchmarks.nullgpu.pictured import write_pictured
 from benchmarks.nullgpu.record import Record
 from benchmarks.shapes import write_model
 
@@ -165,16 +166,24 @@ class Workloads:
         if key not in self._read:
             folder = self._folder / f"workload-{len(self._read)}"
             folder.mkdir()
-            model = write_model(self._folder / case.model, MODELS[case.model])
-            lengths = [tokens for tokens, count in case.lengths.items() for _ in range(count)]
-            vocabulary = int(MODELS[case.model]["vocab_size"])
-            rows = write_rows_of(case.trainer, folder / "rows.jsonl", lengths, vocabulary)
+            model, rows = self._written(case, folder)
             reader = WorkloadReader(self._server, folder, ignore)
             found = reader.read(case.trainer, model_source(str(model), "random"), dataset_source(str(rows)))
             if checked:
                 found = reader.check_attention(found, inspect_machine("cpu"), ("sdpa", "eager"))
+            if case.model in PICTURED and found.longest != max(case.lengths):
+                raise InputError(f"Its longest row has {found.longest} tokens.")
             self._read[key] = found
         return self._read[key]
+
+    def _written(self, case: Case, folder: Path) -> tuple[Path, Path]:
+        """Write a case's model and rows, and return their places."""
+        if case.model in PICTURED:
+            return write_pictured(case.model, case.trainer, folder)
+        lengths = [tokens for tokens, count in case.lengths.items() for _ in range(count)]
+        vocabulary = int(MODELS[case.model]["vocab_size"])
+        rows = write_rows_of(case.trainer, folder / "rows.jsonl", lengths, vocabulary)
+        return write_model(self._folder / case.model, MODELS[case.model]), rows
 
 
 def _most(replies: Sequence[Traced]) -> dict[str, Any]:
