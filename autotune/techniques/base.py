@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
@@ -240,6 +241,7 @@ def facts(technique: Technique, trainer: str) -> TrainerFacts:
 _NO_DIFFERENCE = TrainerFacts()
 
 
+@cache  # called for every combination of a space
 def option_of(technique: Technique, choice: Choice) -> Option | None:
     """Return the documented choice that represents a choice, or None."""
     exact = (option for option in technique.options if option.choice == choice)

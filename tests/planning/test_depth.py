@@ -62,6 +62,15 @@ def test_a_deeper_model_is_the_shallow_one_with_layers_inserted_in_both_passes()
     assert end[1 + len(LAYER)] - start[1 + len(LAYER)] == len(LAYER)
 
 
+@pytest.mark.parametrize("place", [1, 63, 64, 65, 130, 199])
+def test_the_place_of_an_insertion_is_found_in_a_long_trace(place: int) -> None:
+    short = [f"moment {index}" for index in range(200)]
+    long = [*short[:place], *["inserted"] * 70, *short[place:]]
+    assert from_start(short, long) == from_end(short, long) == [*range(place), *range(place + 70, 270)]
+    assert from_start(short, short) == [*range(200)]
+    assert from_start(short, long[:-1]) is None
+
+
 def test_a_model_that_does_something_else_is_not_aligned() -> None:
     other = [name.replace("head 4", "another head") for name in model(3)]
     assert from_start(model(2), other) is None

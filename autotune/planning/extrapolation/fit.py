@@ -196,6 +196,8 @@ def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
 # How many moments have to agree after an insertion for it to be accepted; tried in this order. Long matches distinguish
 # layers with similar parts; short ones are needed where two insertions are close to each other.
 _AGREEING = (48, 24, 12, 6, 3)
+# Moments that are compared at once where nothing was inserted.
+_AT_ONCE = 64
 
 
 def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
@@ -210,13 +212,15 @@ def from_start(short: Sequence[str], long: Sequence[str]) -> list[int] | None:
     position = 0
     while len(found) < len(short):
         place = len(found)
+        alike = _AT_ONCE if short[place : place + _AT_ONCE] == long[position : position + _AT_ONCE] else 1
         if position >= len(long) or short[place] != long[position]:
             after = _after_insertion(short[place:], long, position)
             if after is None:
                 return None
             position = after
-        found.append(position)
-        position += 1
+        alike = min(alike, len(short) - place)
+        found.extend(range(position, position + alike))
+        position += alike
     return found
 
 
