@@ -57,7 +57,8 @@ the imports. The training runs under no limit, and its peak is held against the 
 is limited, also counts what is allocated and never touched.
 
 Four cases ended without a recommendation at first, two because nothing fits their budgets, two at a limit of 180 s,
-beside other work on the machine. Their budgets and the limit were raised, and they are to be run again.
+beside other work on the machine. Their budgets and the limit were raised; one of them has been run again since, and
+three are to be.
 """
 
 
