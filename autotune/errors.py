@@ -69,3 +69,12 @@ class JobLostError(AutotuneError):
 
 class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""
+
+
+def causes(error: BaseException | None) -> list[BaseException]:
+    """Return an error, the one that led to it, and so on; each once, since they may lead to one another."""
+    links: list[BaseException] = []
+    while error is not None and error not in links:
+        links.append(error)
+        error = error.__cause__ or error.__context__
+    return links

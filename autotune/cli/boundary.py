@@ -15,7 +15,7 @@ from typing import NoReturn
 from autotune.cli.parser import read_arguments
 from autotune.cli.programs import resume_command
 from autotune.confidential import MASK, hidden, hidden_words, secrets_in
-from autotune.errors import AutotuneError
+from autotune.errors import AutotuneError, causes
 
 USAGE = 2
 # sysexits.h; 1 means that nothing fits.
@@ -100,15 +100,16 @@ def _guarded(argv: Sequence[str]) -> int:
         return BUG
 
 
-def _lacks_memory(error: BaseException | None) -> bool:
+def _lacks_memory(error: BaseException) -> bool:
     """Whether an error comes from a lack of memory, of this machine or under a limit (ulimit, a control group)."""
-    while error is not None:
-        # The interpreter's own for a thread whose stack does not fit.
-        thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-        if thread or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    # The interpreter's own for a thread whose stack does not fit.
+    no_thread = "can't start new thread"
+    return any(
+        isinstance(each, MemoryError)
+        or getattr(each, "errno", None) == errno.ENOMEM
+        or (isinstance(each, RuntimeError) and no_thread in str(each))
+        for each in causes(error)
+    )
 
 
 def _print(message: str, trace: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.confidential import hidden
 from autotune.core.protocol import Failure
+from autotune.errors import causes
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -50,13 +51,12 @@ def failure_of(error: Exception) -> Failure:
     return Failure(kind=type(error).__name__, message=hidden(str(error)), traceback=logged(error))
 
 
-def lacks_space(error: BaseException | None) -> bool:
+def lacks_space(error: BaseException) -> bool:
     """Whether an error comes from a full disk or a quota, in libraries that are not written in Python too."""
-    while error is not None:
-        if getattr(error, "errno", None) in _NO_SPACE or any(os.strerror(number) in str(error) for number in _NO_SPACE):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    texts = [os.strerror(number) for number in _NO_SPACE]
+    return any(
+        getattr(each, "errno", None) in _NO_SPACE or any(text in str(each) for text in texts) for each in causes(error)
+    )
 
 
 def logged(error: Exception) -> str:

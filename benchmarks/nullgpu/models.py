@@ -57,7 +57,6 @@ MODELS: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **CONFIGURATIONS, "llama-
 PICTURED: Mapping[str, str] = {"gemma3 with images": "gemma3", "llava_next with images": "llava_next"}
 """Families of vision-language models (:mod:`tests.vision`), by the names of models: small ones, on rows with images.
 
-Qwen's processors need torchvision, which is not installed beside PyTorch's CUDA build here. Idefics 3 leaves out images
-of which all numbers are zero, as they are on a null GPU.
+The page (:mod:`benchmarks.nullgpu.page`) has the reasons why others are not among them.
 """
 PICTURED_ROWS = 8

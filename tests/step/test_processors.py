@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ from tokenizers import Tokenizer
 from transformers import AutoProcessor
 
 from autotune.core.workload import ModelSource
+from autotune.errors import InputError
 from autotune.step.models.loading import load_processor
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from tests.small import write_small_model
+from tests.vision import small_processor, small_vision_config
 
 
 @pytest.fixture
@@ -70,3 +74,17 @@ def test_its_words_are_read_once_until_some_are_added(source: ModelSource) -> No
         assert first.get_vocab() == fresh
         first.add_tokens(["<new>"])
         assert first.get_vocab().keys() - fresh == {"<new>"}
+
+
+@pytest.mark.skipif(find_spec("torchvision") is not None, reason="torchvision is installed")
+def test_a_processor_without_a_package_that_it_needs_names_it(tmp_path: Path) -> None:
+    processor = small_processor("qwen2_5_vl")
+    processor.tokenizer.save_pretrained(tmp_path)
+    processor.image_processor.save_pretrained(tmp_path)
+    small_vision_config("qwen2_5_vl").save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**written, "processor_class": "Qwen2_5_VLProcessor"}), encoding="utf-8")
+    with pytest.raises(InputError, match="requires the Torchvision library") as raised:
+        load_processor(ModelSource(str(tmp_path)), AutoProcessor)
+    assert "trl[vlm]" in raised.value.hint

@@ -62,12 +62,18 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
         auto_class: transformers' class by which it does.
 
     Raises:
-        InputError: there is none, or it cannot be read.
+        InputError: there is none, it cannot be read, or a package that it needs is not installed.
     """
     if not source.tokenizer:
         return stand_in()
     try:
         return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+    except ImportError as error:
+        lacking, *_ = _first_sentence(error).split(". ")
+        raise InputError(
+            f"The tokenizer or processor of {source.name} lacks a package: {lacking}.",
+            hint="Install it; processors of images have theirs by pip install 'trl[vlm]'.",
+        ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",

@@ -11,6 +11,7 @@ import torch
 from autotune.confidential import hidden
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
+from autotune.errors import causes
 
 # Messages of PyTorch's allocators, with the requested size.
 _ALLOCATORS = (
@@ -71,7 +72,7 @@ def judge(
     at_limit = headroom_bytes is not None and headroom_bytes < max(
         _HEADROOM_BYTES, _HEADROOM_SHARE * (limit_bytes or 0)
     )
-    cause = next((link for link in _chain(error) if _is_out_of_memory(link, at_limit)), None)
+    cause = next((link for link in causes(error) if _is_out_of_memory(link, at_limit)), None)
     if cause is not None and device != "cpu" and _is_of_host(cause):
         return Judged(ProbeStatus.HOST_OUT_OF_MEMORY, _reason(cause))
     if cause is not None:
@@ -79,14 +80,6 @@ def judge(
     if isinstance(error, _REFUSALS) and not began_training:
         return Judged(ProbeStatus.UNSUPPORTED, reason)
     return Judged(ProbeStatus.CRASHED, reason)
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    links: list[BaseException] = []
-    while error is not None and error not in links:
-        links.append(error)
-        error = error.__cause__ or error.__context__
-    return links
 
 
 def _is_out_of_memory(error: BaseException, at_limit: bool) -> bool:
