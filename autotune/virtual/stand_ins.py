@@ -44,6 +44,11 @@ def _grouped_mm(
     return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=a.device)
 
 
+def _add_product(*others: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
+    # The decomposition of PyTorch 2.11 takes the type of the result for beta.
+    return out
+
+
 def _cudnn_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -66,6 +71,7 @@ def _cudnn_attention(
 
 STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
+    str(_aten.addmm.dtype_out): _add_product,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
     "bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant,
     "bitsandbytes.int8_mixed_scaled_mm.default": _int8_mixed_scaled_mm,

@@ -117,8 +117,26 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     matrices = _MATRICES.get(func.overloadpacket)
     if matrices is not None:
         return int(formula(*args[:matrices], out_val=result))
-    flops = int(formula(*args, **kwargs, out_val=result))
+    flops = int(formula(*_with_all_heads(args), **kwargs, out_val=result))
     return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
+
+
+def _with_all_heads(args: Any) -> Any:
+    """Return the arguments of attention with as many heads of keys and values as of queries, by their sizes.
+
+    Every head of queries is multiplied with its keys, which several of them may share. The formulas of PyTorch 2.11
+    refuse fewer heads of keys.
+    """
+    sizes = [value.shape for value in args if isinstance(value, torch.Tensor) and value.dim() == 4]
+    heads = {size[1] for size in sizes}
+    if len(heads) < 2:
+        return args
+    return [
+        torch.Size((value.size(0), max(heads), *value.shape[2:]))
+        if isinstance(value, torch.Tensor) and value.dim() == 4
+        else value
+        for value in args
+    ]
 
 
 def _grouped_flops(a: torch.Tensor, b: torch.Tensor) -> int:

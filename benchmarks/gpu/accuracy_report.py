@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
@@ -11,21 +13,33 @@ from benchmarks.gpu.accuracy import Outcome, Spread, groups, pairs, rank_correla
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
     "planned": "`Evaluator.estimate`, from traces of few layers at its own sizes: the error of extrapolation is added",
+    "measured operators": "the same, with the times of operators that were run once on the device, outside of any step",
 }
 """The kinds of prediction, and what each is."""
 
 _MEMORY = ("allocated", "reserved")
+# Of the other kind, memory is as planned.
+_MEMORY_KINDS = ("traced", "planned")
+_SHORT_SECONDS = 20e-6
 
 
-def page(title: str, about: Sequence[str], outcomes: Sequence[Outcome], *, timed: bool = True) -> str:
+def page(
+    title: str,
+    about: Sequence[str],
+    outcomes: Sequence[Outcome],
+    operators: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    timed: bool = True,
+) -> str:
     """Return the page.
 
     Args:
         about: sentences on how it was measured.
         outcomes: of all cases, those that were not run included.
+        operators: by call, the ``predicted`` and the measured ``seconds`` of operators; None: none were measured.
         timed: whether measured times mean something; if not, they are left out.
     """
-    times = [_times(outcomes)] if timed else []
+    times = [_times(outcomes), *([_operators(operators)] if operators else [])] if timed else []
     sections = [_all(outcomes), _fits(outcomes), *_by_group(outcomes), *times, _cases(outcomes, timed)]
     lines = [f"# {title}", "", *about, _count(outcomes), "", *(f"- **{kind}**: {what}" for kind, what in KINDS.items())]
     return "\n".join([*lines, *(line for section in sections for line in ("", *section))]) + "\n"
@@ -50,7 +64,7 @@ def _all(outcomes: Sequence[Outcome]) -> Iterator[str]:
         "prediction | figure | cases | median | 95th percentile | worst | underestimates beyond the stated error",
         (
             [kind, figure, *_spread(spread(pairs(outcomes, kind, figure)))]
-            for kind in KINDS
+            for kind in _MEMORY_KINDS
             for figure in _MEMORY
             if pairs(outcomes, kind, figure)
         ),
@@ -64,22 +78,22 @@ def _fits(outcomes: Sequence[Outcome]) -> Iterator[str]:
         outcome
         for outcome in outcomes
         if outcome.status == ProbeStatus.OUT_OF_MEMORY.value
-        or any(verdict(outcome, kind) not in ("right", None) for kind in KINDS)
+        or any(verdict(outcome, kind) not in ("right", None) for kind in _MEMORY_KINDS)
     ]
     yield "Those that ran out of memory, and those of which the contrary was predicted."
     yield ""
     yield from _table(
-        "case | limit | measured | " + " | ".join(f"{kind}: needs | verdict" for kind in KINDS),
+        "case | limit | measured | " + " | ".join(f"{kind}: needs | verdict" for kind in _MEMORY_KINDS),
         (
             [outcome.name, _gib(outcome.limit_bytes), outcome.status.replace("_", " ")]
-            + [cell for kind in KINDS for cell in (_needs(outcome, kind), verdict(outcome, kind) or "")]
+            + [cell for kind in _MEMORY_KINDS for cell in (_needs(outcome, kind), verdict(outcome, kind) or "")]
             for outcome in tight
         ),
     )
 
 
 def _by_group(outcomes: Sequence[Outcome]) -> Iterator[Iterator[str]]:
-    for kind in KINDS:
+    for kind in _MEMORY_KINDS:
         if pairs(outcomes, kind, "allocated"):
             yield _groups(outcomes, kind)
 
@@ -102,7 +116,7 @@ def _groups(outcomes: Sequence[Outcome], kind: str) -> Iterator[str]:
 def _times(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield "## Time"
     yield ""
-    yield "Predicted times are lower bounds, to rank by. Rho is Spearman's, of the tokens per second."
+    yield "Rho is Spearman's, of the tokens per second."
     yield ""
     scenarios = dict.fromkeys(outcome.scenario for outcome in outcomes)
     members = {name: [one for one in outcomes if one.scenario == name] for name in scenarios}
@@ -122,6 +136,27 @@ def _time(outcomes: Sequence[Outcome], kind: str) -> list[str]:
         ["0", "", ""]
         if found is None
         else [str(found.count), _share(found.median), "" if rho is None else f"{rho:.2f}"]
+    )
+
+
+def _operators(measured: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    """Yield the ratios of measured and predicted times of operators that are predicted to take a while."""
+    yield "## Operators"
+    yield ""
+    found: dict[str, list[float]] = {}
+    for call, times in measured.items():
+        if times["predicted"] >= _SHORT_SECONDS:
+            found.setdefault(json.loads(call)[0], []).append(times["seconds"] / times["predicted"])
+    ratios = [ratio for each in found.values() for ratio in each]
+    yield f"{len(measured)} operators ran once each outside of any step; {len(ratios)} of them are predicted to take 20"
+    yield f"µs or more. Measured times are {median(ratios):.2f} of the predicted ones in the median:"
+    yield ""
+    yield from _table(
+        "operator | calls | measured / predicted: least | median | most",
+        (
+            [f"`{name}`", str(len(each)), *(f"{of(each):.2f}" for of in (min, median, max))]
+            for name, each in sorted(found.items(), key=lambda item: -len(item[1]))
+        ),
     )
 
 
@@ -156,7 +191,8 @@ def _case(outcome: Outcome) -> list[str]:
 
 
 def _errors(outcome: Outcome, figure: str) -> str:
-    errors = [f"{pair.error:+.1%}" for kind in KINDS for pair in pairs([outcome], kind, figure)]
+    kinds = _MEMORY_KINDS if figure in _MEMORY else KINDS
+    errors = [f"{pair.error:+.1%}" for kind in kinds for pair in pairs([outcome], kind, figure)]
     return f" [{', '.join(errors)}]" if errors else ""
 
 

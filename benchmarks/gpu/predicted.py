@@ -1,11 +1,11 @@
-"""Predictions held against measurements: probes on a device, while processes beside it trace the same cases."""
+"""Predictions held against measurements: traces of cases in processes beside one another, then probes, alone."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,25 @@ from typing import Any
 from autotune.app.planned import planned_machine
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement, Schedule
+from autotune.core.protocol import OperatorsRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.probing import JobServer, probe
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import JobServer, measure_operators, probe
 from autotune.units import format_duration
 from benchmarks.gpu.accuracy import Outcome
 from benchmarks.gpu.cases import Case, Scenario
-from benchmarks.gpu.predictions import predict
+from benchmarks.gpu.predictions import OPERATORS, predict, predict_measured
 from benchmarks.gpu.prepared import Prepared, prepare
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.trace_pool import NO_TIME, TracePool
 from benchmarks.shapes import write_model
 
-# Cores that are left to the process that trains.
-_TRAINING_CORES = 4
 _LONGEST_PROBE_SECONDS = 60.0
+# Of all the time: traces come first, and operators are measured when all probes have ended.
+_TRACES_SHARE, _OPERATORS_SHARE = 0.4, 0.1
+# Of the operators of one scenario.
+_MEASURING_SECONDS = 10.0
 # A probe is not begun when it would hardly get to its first step.
 _SHORTEST_PROBE_SECONDS = 8.0
 SCHEDULE = Schedule(
@@ -43,8 +47,9 @@ def compare(
     cases: Sequence[Case],
     file: Path,
     seconds: float,
+    first: Sequence[Future[Any]] = (),
 ) -> tuple[Outcome, ...]:
-    """Measure and predict cases, in their order, for so many seconds, and return what was found.
+    """Predict and measure cases, in their order, for so many seconds, and return what was found.
 
     Each measurement and each prediction is written as soon as it is there.
 
@@ -52,12 +57,14 @@ def compare(
         device: what is measured; planned for is the same.
         shapes: configurations of the models that scenarios name.
         file: the JSON document; a page of Markdown is written beside it.
+        first: what ends before anything is measured.
 
     Raises:
         InputError: there is no such device.
         ProbeServerError: processes cannot be started.
     """
-    end_seconds = time.monotonic() + seconds
+    last_seconds = time.monotonic() + seconds
+    end_seconds = last_seconds - seconds * _OPERATORS_SHARE
     planned = planned_machine(None if device == "cuda" else device)
     known = {scenario.name: scenario for scenario in scenarios}
     unknown = [
@@ -67,8 +74,7 @@ def compare(
     record = Record(file, planned, SCHEDULE, unknown)
     with (
         tempfile.TemporaryDirectory(prefix="autotune-") as directory,
-        ThreadPoolExecutor(1) as background,
-        TracePool(max(1, planned.hardware.cores - _TRAINING_CORES), end_seconds) as pool,
+        TracePool(planned.hardware.cores, time.monotonic() + seconds * _TRACES_SHARE) as pool,
         JobServer(device, threads=planned.hardware.threads) as server,
     ):
         folder = Path(directory)
@@ -78,14 +84,28 @@ def compare(
             scenario.name: pool.submit(partial(_prepared, scenario, folder / scenario.model, planned, end_seconds))
             for scenario in scenarios
         }
-        predicting = background.submit(_predict, pool, preparing, cases, folder / "cache", record)
+        prepared = _predict(pool, preparing, cases, folder / "cache", record)
+        wait(first)
         for number, case in enumerate(cases):
             found = _measured(server, preparing[case.scenario], case, folder / f"probe-{number}", end_seconds)
             record.measured(case.name, found)
             ended = found if isinstance(found, str) else f"{found.status.value}, {format_duration(found.wall_seconds)}"
             print(f"{number + 1} of {len(cases)}: {case.name}: {ended}", flush=True)
-        predicting.result()
+        kept = Cache(folder / "measured-operators")
+        for name, where in prepared.items():
+            mine = [case for case in cases if case.scenario == name and record.is_worth_timing(case.name)]
+            if mine and time.monotonic() < last_seconds:
+                measure = partial(_operators, server, device, where.budget_bytes, folder / f"operators-{name}")
+                predict_measured(where, mine, folder / "cache" / name, measure, kept, record.told)
+        record.operators(kept.get(OPERATORS))
     return record.outcomes
+
+
+def _operators(
+    server: JobServer, device: DeviceKind, limit_bytes: int, folder: Path, calls: Sequence[str]
+) -> Mapping[str, float | None]:
+    request = OperatorsRequest(tuple(calls), device, _MEASURING_SECONDS, limit_bytes)
+    return measure_operators(server, request, folder / str(len(calls)), _LONGEST_PROBE_SECONDS).seconds
 
 
 def _prepared(
@@ -118,7 +138,7 @@ def _measured(
 
 def _predict(
     pool: TracePool, preparing: Mapping[str, Future[Prepared]], cases: Sequence[Case], folder: Path, record: Record
-) -> None:
+) -> Mapping[str, Prepared]:
     prepared = {name: future.result() for name, future in preparing.items() if future.exception() is None}
     legal = []
     for case in cases:
@@ -127,4 +147,5 @@ def _predict(
             record.described(case.name, where.candidate(case), where.limit_bytes(case), flat=where.flat(case))
             if where.problem.illegal(where.candidate(case)) is None:
                 legal.append(case)
-    predict(pool, prepared, legal, folder, lambda case, kind, found: record.predicted(case.name, kind, found))
+    predict(pool, prepared, legal, folder, record.told)
+    return prepared

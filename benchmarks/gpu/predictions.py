@@ -1,4 +1,4 @@
-"""The predictions of cases: by a trace of all layers of each, and as planned, from traces of few layers."""
+"""The predictions of cases: by a trace of all layers, as planned, and as planned with operators measured once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ from pathlib import Path
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.traced import TraceReply
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.memory import TRACED_ERROR
-from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.cache import Cache, fingerprint
+from autotune.planning.tracing.operators import Measure, OperatorTimes
+from autotune.planning.tracing.store import Tracer
+from autotune.probing.tracing import Traced, Untraceable
 from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.prepared import Prepared
-from benchmarks.gpu.trace_pool import TracePool
+from benchmarks.gpu.trace_pool import NO_TIME, TracePool
 
 Told = Callable[[Case, str, Prediction | str], None]
 """Is told of a case, a kind of prediction, and the prediction or why there is none."""
 
 
+OPERATORS = fingerprint("operators")
+"""The key under which a cache keeps the measured times of operators."""
+
+
 def predict(pool: TracePool, prepared: Mapping[str, Prepared], cases: Sequence[Case], folder: Path, tell: Told) -> None:
-    """Predict cases and tell of each prediction as soon as it is there.
+    """Predict cases from peak speeds and tell of each prediction as soon as it is there.
 
     Args:
         prepared: scenarios by name; cases of others are passed over.
@@ -69,12 +76,38 @@ def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
 
 
 def _plan(pool: TracePool, where: Prepared, cases: Sequence[Case], folder: Path, tell: Told) -> None:
+    # Nothing is measured yet; but the traces, which are kept, have their operators.
+    times = OperatorTimes(where.planned.hardware.kind, lambda _: {}, Cache(folder / OPERATORS), OPERATORS)
+    _tell_planned(pool.trace_all, where, cases, folder, times, "planned", tell)
+
+
+def predict_measured(
+    where: Prepared, cases: Sequence[Case], folder: Path, measure: Measure, kept: Cache, tell: Told
+) -> None:
+    """Predict planned cases of a scenario once more, with the times of operators on the device.
+
+    Args:
+        folder: the cache that :func:`predict` left: nothing is traced anew.
+        measure: measures operators.
+        kept: has the times of operators that were measured, under :data:`OPERATORS`, and gets those of others.
+    """
+    times = OperatorTimes(where.planned.hardware.kind, measure, kept, OPERATORS)
+    _tell_planned(_not_traced, where, cases, folder, times, "measured operators", tell)
+
+
+def _not_traced(requests: Sequence[TraceRequest]) -> list[Traced]:
+    return [Untraceable(NO_TIME) for _ in requests]
+
+
+def _tell_planned(
+    tracer: Tracer, where: Prepared, cases: Sequence[Case], folder: Path, times: OperatorTimes, kind: str, tell: Told
+) -> None:
     problem = where.problem
-    traces = traces_of(problem.setting.workload, problem.setting.machine, pool.trace_all, Cache(folder))
+    traces = traces_of(problem.setting.workload, problem.setting.machine, tracer, Cache(folder), times=times)
     candidates: dict[Case, Candidate] = {case: where.candidate(case) for case in cases}
     evaluator = Evaluator(problem, where.planned.gpu, where.budget_bytes, traces)
     for case, estimate in zip(candidates, evaluator.run([*candidates.values()]), strict=True):
-        tell(case, "planned", _planned(where, case, estimate))
+        tell(case, kind, _planned(where, case, estimate))
 
 
 def _planned(where: Prepared, case: Case, estimate: Estimate) -> Prediction | str:

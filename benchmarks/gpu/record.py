@@ -5,9 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
@@ -17,6 +18,7 @@ from autotune.inspection.machine import environment
 from autotune.units import format_bytes
 from benchmarks.gpu.accuracy import Outcome, Prediction
 from benchmarks.gpu.accuracy_report import page
+from benchmarks.gpu.cases import Case
 
 
 class Record:
@@ -34,6 +36,7 @@ class Record:
         self._schedule = schedule
         self._date = dt.datetime.now(tz=dt.UTC).date().isoformat()
         self._outcomes = {outcome.name: outcome for outcome in cases}
+        self._operators: Mapping[str, Any] | None = None
         self._lock = threading.Lock()
         file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -65,8 +68,29 @@ class Record:
             else:
                 self._put(replace(known, predictions={**known.predictions, kind: found}))
 
+    def told(self, case: Case, kind: str, found: Prediction | str) -> None:
+        """Add a prediction of a case; see :meth:`predicted`."""
+        self.predicted(case.name, kind, found)
+
+    def is_worth_timing(self, name: str) -> bool:
+        """Whether a case ran to its end and was planned, so that a predicted time has something to be held against."""
+        found = self._outcomes[name]
+        return found.measured is not None and found.measured.ok and "planned" in found.predictions
+
+    def operators(self, times: Mapping[str, Any] | None) -> None:
+        """Write the times of operators that were measured, by call, beside the document."""
+        if times:
+            file = self._file.with_name(f"{self._file.stem}-operators.json")
+            _replace(file, json.dumps(times, indent=0) + "\n")
+            with self._lock:
+                self._operators = times
+                self._write()
+
     def _put(self, outcome: Outcome) -> None:
         self._outcomes[outcome.name] = outcome
+        self._write()
+
+    def _write(self) -> None:
         hardware, versions = self._machine.hardware, environment(self._machine)
         document = {
             "device": hardware.name,
@@ -89,7 +113,8 @@ class Record:
             about.append("It is a null GPU, whose kernels do nothing: measured times mean nothing, and are left out.")
         title = f"Predicted against measured: {'null ' * hardware.is_null}{hardware.name}, {self._date}"
         _replace(self._file, json.dumps(document, indent=1) + "\n")
-        _replace(self._file.with_suffix(".md"), page(title, about, self.outcomes, timed=not hardware.is_null))
+        text = page(title, about, self.outcomes, self._operators, timed=not hardware.is_null)
+        _replace(self._file.with_suffix(".md"), text)
 
 
 def _replace(file: Path, text: str) -> None:

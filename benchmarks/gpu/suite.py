@@ -2,6 +2,7 @@
 
 python -m benchmarks.gpu.suite [--minutes 9] [--parts tests predicted searches] [--results DIRECTORY]
 
+Tests run while predictions are traced, for nothing of that is timed; probes and searches then run alone.
 Needs no network and no weights: configurations and tokenizers are made on the spot, and rows are random tokens. Writes
 ``results/<device>-<date>.json`` with the tests and every trial of the searches, good or bad, and
 ``<device>-<date>-predicted.json`` and ``.md`` with every case that was predicted and measured. All are written as soon
@@ -16,13 +17,16 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import json
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,11 +45,13 @@ ROOT = Path(__file__).resolve().parents[2]
 NO_TIMES = "This is a null GPU, whose kernels do nothing: all times and speeds in this document mean nothing."
 PARTS = ("tests", "predicted", "searches")
 # Of all the time.
-_TESTS_SHARE = 0.45
+_TESTS_SHARE = 0.25
 # Of what the tests leave, where searches follow.
 _PREDICTED_SHARE = 0.6
 # What the end of the last process and the last writing may take.
 _ENDING_SECONDS = 20
+# Of pytest: a test of the suite mostly waits for a process that starts.
+_WORKERS = ("--numprocesses", str(min(8, max(1, (os.cpu_count() or 1) // 2))), "--dist", "worksteal")
 _ROWS = 512
 # Median and spread of a log-normal that instruction datasets roughly follow: most rows are short, a few very long.
 _MEDIAN_TOKENS, _SIGMA, _LONGEST_TOKENS = 350, 0.9, 4096
@@ -98,14 +104,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         document["note"] = NO_TIMES
         print(NO_TIMES, flush=True)
     good = True
-    if "tests" in asked.parts:
-        document["tests"] = tests = run_tests((end - time.monotonic()) * _TESTS_SHARE)
-        good = write(asked.results / f"{stem}.json", document) and tests["passed"]
-        print(f"tests: {tests['summary']}", flush=True)
-    if "predicted" in asked.parts:
-        share = _PREDICTED_SHARE if "searches" in asked.parts else 1.0
-        seconds = (end - time.monotonic()) * share
-        good = run_predicted("cuda", asked.results / f"{stem}-predicted.json", seconds) and good
+    with ThreadPoolExecutor(1) as beside:
+        seconds = end - time.monotonic()
+        tests = beside.submit(run_tests, seconds * _TESTS_SHARE) if "tests" in asked.parts else None
+        if "predicted" in asked.parts:
+            share = _PREDICTED_SHARE if "searches" in asked.parts else 1.0
+            file = asked.results / f"{stem}-predicted.json"
+            good = run_predicted("cuda", file, seconds * share, [tests] if tests is not None else [])
+    if tests is not None:
+        document["tests"] = tests.result()
+        good = write(asked.results / f"{stem}.json", document) and tests.result()["passed"] and good
+        print(f"tests: {tests.result()['summary']}", flush=True)
     if "searches" in asked.parts:
         document["searches"] = []
         for found in run_searches("cuda", end):
@@ -123,19 +132,32 @@ def write(file: Path, document: Mapping[str, Any]) -> bool:
 
 def run_tests(seconds: float) -> dict[str, Any]:
     """Run the GPU-marked tests for so many seconds at the most; return whether they passed, and pytest's own words."""
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--no-header", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "summary": f"not finished in {format_duration(seconds)}", "tail": ""}
-    lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["pytest said nothing"]
-    return {"passed": done.returncode == 0, "summary": lines[-1], "tail": "\n".join(lines[-40:])}
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--no-header", "-p", "no:cacheprovider", *_WORKERS]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        try:
+            said, _ = running.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            # Its workers too, which would go on beside what is timed next.
+            os.killpg(running.pid, signal.SIGKILL)
+            said, _ = running.communicate()
+            summary = f"not finished in {format_duration(seconds)}"
+            return {"passed": False, "summary": summary, "tail": _tail(said.splitlines())}
+    lines = said.strip().splitlines() or ["pytest said nothing"]
+    return {"passed": running.returncode == 0, "summary": lines[-1], "tail": _tail(lines)}
 
 
-def run_predicted(device: DeviceKind, file: Path, seconds: float) -> bool:
-    """Hold predictions against measurements, and return whether anything was measured."""
+def _tail(lines: Sequence[str]) -> str:
+    return "\n".join(lines[-80:])
+
+
+def run_predicted(device: DeviceKind, file: Path, seconds: float, first: Sequence[Future[Any]] = ()) -> bool:
+    """Hold predictions against measurements, and return whether anything was measured.
+
+    Args:
+        first: what ends before anything is measured.
+    """
     try:
-        outcomes = compare(device, CONFIGURATIONS, SCENARIOS, CASES, file, seconds)
+        outcomes = compare(device, CONFIGURATIONS, SCENARIOS, CASES, file, seconds, first)
     except AutotuneError as error:
         print(f"predicted: {error}", flush=True)
         return False

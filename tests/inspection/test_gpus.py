@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autotune.core.gpu import Gpu
@@ -14,6 +16,7 @@ PROMISED = {
     "T4", "V100-16GB", "V100-32GB", "RTX3090", "RTX4090", "RTX5090", "A10", "L4", "L40S", "A100-40GB", "A100-80GB",
     "H100-PCIe", "H100-SXM", "H200", "B200", "MI300X",
 }  # fmt: skip
+ROOT = Path(__file__).parents[2]
 EVERY = pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
 
 
@@ -33,7 +36,8 @@ def test_no_name_means_two_gpus() -> None:
 def test_every_row_says_where_its_figures_come_from(gpu: Gpu) -> None:
     assert gpu.memory_source.startswith("https://")
     assert gpu.speeds is None or gpu.speeds.source.startswith("https://")
-    assert gpu.context_source.startswith("https://") or gpu.context_bytes == UNMEASURED_CONTEXT_BYTES
+    named = gpu.context_source.startswith("https://") or (ROOT / gpu.context_source).is_file()
+    assert named if gpu.context_source else gpu.context_bytes == UNMEASURED_CONTEXT_BYTES
 
 
 def test_memory_is_what_can_be_allocated_and_not_what_is_printed_on_the_box() -> None:

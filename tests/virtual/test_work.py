@@ -92,6 +92,13 @@ def test_the_backward_pass_of_attention_is_five_products() -> None:
     assert (work.kind, work.flops) == (Kind.ATTENTION, 5 * (2 * 128 * 128 * 64) * 2 * 4 // 2)
 
 
+def test_heads_that_share_keys_are_multiplied_as_often_as_others() -> None:
+    q, k, v = device(2, 4, 128, 64), device(2, 2, 128, 64), device(2, 2, 128, 64)
+    flash = aten._scaled_dot_product_flash_attention.default
+    args = (q, k, v, 0.0, True)
+    assert operator_work(flash, args, {}, (q,), device_type=q.device.type).flops == 2 * 2 * 128 * 128 * 64 * 2 * 4 // 2
+
+
 def test_an_elementwise_operator_reads_its_inputs_and_writes_its_output() -> None:
     work = run(aten.add.Tensor, device(8, 16), device(8, 16))
     assert (work.kind, work.flops) == (Kind.ELEMENTWISE, 8 * 16)
