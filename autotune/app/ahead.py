@@ -167,6 +167,8 @@ def traced_ahead(
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
     """Return how many candidates were traced and how many of them are predicted not to fit, as a sentence."""
     spent = format_duration(spent_seconds)
+    if not count:
+        return f"No candidate was traced to its end in {spent}."
     if count == 1:
         return f"Traced 1 candidate in {spent}: it is predicted {'not ' if over else ''}to fit."
     verb = "is" if over == 1 else "are"

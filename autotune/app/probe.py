@@ -30,6 +30,7 @@ from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing import JobServer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
@@ -71,7 +72,8 @@ def probe(asked: ProbeArguments) -> Result:
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
         known = (options.rollouts, options.peft, options.teacher)
         workload = reader.read(options.trainer.name, named.model, named.dataset, named.evaluation, *known)
-        workload = reader.check_attention(workload, machine, attentions(options, machine, attention or None))
+        wanted = attentions(options, machine, attention or None)
+        workload = reader.check_attention(workload, machine, wanted, user_cache())
         start = start_of(base, options, workload, machine) if base is not None else None
         held = (batch, None, None) if start is None else (start.batch, start.base, start.token_coverage)
         problem = problem_of(options, workload, machine, *held)

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.core.candidate import Choice
+from autotune.core.codec import encode
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
+from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts, Workload
+from autotune.inspection.machine import environment
+from autotune.planning.tracing.cache import Cache, fingerprint, source_digest
 from autotune.probing import JobServer, check_packing, prepare
 from autotune.techniques import peft_config
 
@@ -82,10 +85,27 @@ class WorkloadReader:
             teacher=reply.teacher,
         )
 
-    def check_attention(self, workload: Workload, machine: Machine, attentions: Iterable[str]) -> Workload:
-        """Return the workload with the self-test's result for each attention implementation."""
-        wanted = tuple(attentions)
-        self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(wanted)}"))
-        request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, wanted)
-        reply = check_packing(self.server, request, self.directory / "check_packing")
-        return replace(workload, packing_checks={check.attention: check for check in reply.checks})
+    def check_attention(
+        self, workload: Workload, machine: Machine, attentions: Iterable[str], cache: Cache | None = None
+    ) -> Workload:
+        """Return the workload with the self-test's result for each attention implementation.
+
+        Args:
+            cache: has the results of earlier runs, and gets those of this one. None: all are tested.
+        """
+        identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
+        keys = {each: fingerprint("packing", each, *identity, source_digest()) for each in attentions}
+        kept = {each: cache.decoded(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
+        checks = {each: found for each, found in kept.items() if found is not None}
+        missing = tuple(each for each in keys if each not in checks)
+        if missing:
+            self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(missing)}"))
+            request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, missing)
+            found = check_packing(self.server, request, self.directory / "check_packing").checks
+            checks |= {check.attention: check for check in found}
+        # What does not run may lack memory that the next run has.
+        lasting = [each for each in missing if checks[each].supported]
+        if cache is not None:
+            for each in lasting:
+                cache.put(keys[each], encode(checks[each]))
+        return replace(workload, packing_checks=checks)

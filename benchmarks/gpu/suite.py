@@ -20,16 +20,18 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import autotune
 from autotune.core.codec import encode
@@ -133,12 +135,14 @@ def write(file: Path, document: Mapping[str, Any]) -> bool:
 def run_tests(seconds: float) -> dict[str, Any]:
     """Run the GPU-marked tests for so many seconds at the most; return whether they passed, and pytest's own words."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--no-header", "-p", "no:cacheprovider", *_WORKERS]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         try:
             said, _ = running.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            # Its workers too, which would go on beside what is timed next.
-            os.killpg(running.pid, signal.SIGKILL)
+            # All that it started, which would go on beside what is timed next.
+            for process in [*psutil.Process(running.pid).children(recursive=True), psutil.Process(running.pid)]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             said, _ = running.communicate()
             summary = f"not finished in {format_duration(seconds)}"
             return {"passed": False, "summary": summary, "tail": _tail(said.splitlines())}

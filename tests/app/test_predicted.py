@@ -243,7 +243,7 @@ def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_pa
         (1, 0, "Traced 1 candidate in 30 s: it is predicted to fit."),
         (20, 1, "Traced 20 candidates in 30 s: 1 of them is predicted not to fit."),
         (1_200, 1_100, "Traced 1,200 candidates in 30 s: 1,100 of them are predicted not to fit."),
-        (0, 0, "Traced 0 candidates in 30 s: 0 of them are predicted not to fit."),
+        (0, 0, "No candidate was traced to its end in 30 s."),
     ],
 )
 def test_the_note_on_what_was_traced_agrees_in_number(traced: int, over: int, sentence: str) -> None:

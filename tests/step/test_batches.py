@@ -121,6 +121,28 @@ def test_each_kind_of_worst_micro_batch_comes_where_gradients_and_optimizer_stat
     assert batches.timed[batches.worst_steps * in_step + 2 :].all()
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_rehearsed_step_runs_just_before_it_is_timed(micro_batches: int, whole: bool) -> None:
+    rows, schedule = sizes([*range(1, 60)]), Schedule(whole_steps=whole, min_micro_batches=4, max_micro_batches=12)
+    given = StepSize(2, micro_batches), PADDED, schedule
+    plain = plan_batches(rows, *given, seed=0, packed_from=None)
+    found = plan_batches(rows, *given, seed=0, packed_from=None, rehearsed=True)
+    steps = found.order.reshape(found.steps, -1).tolist()
+    timed = [any(step) for step in found.timed.reshape(found.steps, -1).tolist()]
+    assert sum(timed) >= 2
+    assert all(steps[at] == steps[at - 1] and not timed[at - 1] for at in range(found.steps) if timed[at])
+    assert found.timed.sum() >= schedule.max_micro_batches
+    assert (found.worst, found.worst_steps) == (plain.worst, plain.worst_steps)
+
+
+def test_micro_batches_of_one_size_are_not_rehearsed() -> None:
+    rows, given = sizes([7] * 20), (StepSize(2, 2), PADDED, Schedule(max_micro_batches=8))
+    plain, found = (plan_batches(rows, *given, seed=0, packed_from=None, rehearsed=one) for one in (False, True))
+    assert found.order.tolist() == plain.order.tolist()
+    assert found.timed.tolist() == plain.timed.tolist()
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2, 64])
 def test_a_run_for_its_time_alone_begins_with_the_worst_micro_batch_and_does_not_repeat_it(micro_batches: int) -> None:
     rows = sizes([8] * 5 + [4] * 5)

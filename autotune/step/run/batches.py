@@ -111,6 +111,7 @@ def plan_batches(
     packed_from: int | None,
     *,
     compiled: bool = False,
+    rehearsed: bool = False,
 ) -> Batches:
     """Choose the batches of a probe.
 
@@ -133,6 +134,9 @@ def plan_batches(
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
         compiled: whether code is compiled for the first micro-batch, and again for others: those of
             :func:`autotune.trainers.recompiled.compiled_again` come before the worst one then.
+        rehearsed: whether each timed step runs once before, without being timed, where rows differ in width. A GPU's
+            kernels are compiled, loaded and planned for a size when it first runs (Triton, cuBLAS, cuDNN's attention):
+            a whole training pays that once for each size, and the few micro-batches of a probe each would.
 
     Raises:
         ValueError: the trainer has dropped every row.
@@ -176,6 +180,12 @@ def plan_batches(
     share = step.rows / drawn_at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
     tokens = sizes.tokens[chosen].sum(axis=1) * share
+    run, timed = np.arange(len(chosen)), ~is_worst & warm
+    # All ranks have to run as many steps, so the rows of this one's do not decide.
+    if rehearsed and np.ptp(collation.rounded(sizes.widest)):
+        run, rehearsal = _twice(len(chosen), in_step, worst_steps * in_step + (0 if whole else warmup))
+        timed = timed[run] & ~rehearsal
+    chosen, is_worst, collated, tokens = chosen[run], is_worst[run], collated[run], tokens[run]
     return Batches(
         population=population * step.drawn.uses * step.rows // drawn_at_once,
         rows=step.rows,
@@ -185,13 +195,22 @@ def plan_batches(
         worst_steps=worst_steps * in_step * uses // micro_batches,
         uses=min(uses, micro_batches),
         is_worst=np.repeat(is_worst, uses),
-        timed=np.repeat(~is_worst & warm, uses),
+        timed=np.repeat(timed, uses),
         tokens=np.repeat(tokens.astype(np.int64), uses),
         collated=np.repeat(collated.astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
+
+
+def _twice(count: int, in_step: int, start: int) -> tuple[Counts, Flags]:
+    """Return the places of micro-batches, those of each step from ``start`` on twice, and which are not to be timed:
+    the first of two, and all before."""
+    later = np.arange(start, count).reshape(-1, 1, in_step).repeat(2, axis=1)
+    first = np.zeros(later.shape, dtype=bool)
+    first[:, 0] = True
+    return np.concatenate([np.arange(start), later.ravel()]), np.concatenate([np.ones(start, bool), first.ravel()])
 
 
 def _of_draws(schedule: Schedule, uses: int) -> Schedule:

@@ -46,7 +46,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     seed = request.seed + trainer.args.process_index * ranks // request.plan.launch.processes
     drawn_from = known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from
     compiled = request.plan.model.get("attn_implementation") == FLEX
-    batches = plan_batches(*drawn_from, compiled=compiled)
+    # What is generated is of another size each time.
+    rehearsed = request.device == "cuda" and not known.generating
+    batches = plan_batches(*drawn_from, compiled=compiled, rehearsed=rehearsed)
     trainer.train_dataset = known.arranged(trainer, dealt(batches.order, ranks), dealt(batches.is_worst, ranks))
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
