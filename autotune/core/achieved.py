@@ -21,6 +21,7 @@ class AchievedRates:
         attention_tokens: length of row at which attention reaches half of its share.
         pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: of the bandwidth, operators that
             memory bounds, by how they pass over their tensors.
+        copies: of PCIe, copies between the device and pinned memory of the host.
         links: of NVLink or PCIe, by the number of GPUs that a collective joins in a machine, ascending.
         sustained: time of an operator within a training over its time alone on the device.
         source: source of the figures.
@@ -41,6 +42,7 @@ class AchievedRates:
     gather: float = 1.0
     dequantize: float = 1.0
     optimizer: float = 1.0
+    copies: float = 1.0
     links: tuple[tuple[int, float], ...] = ()
     sustained: float = 1.0
     source: str = ""

@@ -31,7 +31,7 @@ class StepTime:
     Attributes:
         seconds: time from the first launch until device, copies and host are done.
         matmul_seconds, attention_seconds, elementwise_seconds: time of the device, by kind of operator.
-        copy_seconds: time of the two copy engines together.
+        copy_seconds: time of copies between the device and the host.
         launch_seconds: time of the host.
         flops: floating-point operations of matrix products and attention.
         communication_seconds: time of the links to other ranks.
@@ -53,5 +53,5 @@ class StepTime:
 
     @property
     def busiest_seconds(self) -> float:
-        """How long the busiest of device, copy engines, links and host works; copies have two engines."""
-        return max(self.device_seconds, self.copy_seconds / 2, self.launch_seconds, self.communication_seconds)
+        """How long the busiest of device, copies, links and host works."""
+        return max(self.device_seconds, self.copy_seconds, self.launch_seconds, self.communication_seconds)

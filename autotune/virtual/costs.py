@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,6 +39,9 @@ class Access(StrEnum):
     DEQUANTIZE = "dequantize"
     OPTIMIZER = "optimizer"
 
+
+_HELD = 5
+"""Copies to the host whose sources are kept until they are done."""
 
 ALONE = Launch()
 """The launch of a process that shares its training with no other."""
@@ -86,7 +90,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     if work.kind is Kind.COMMUNICATION:
         return sending_seconds(work.bytes_written, work.collective, speeds, launch)
     if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
-        return work.bytes_written / speeds.pcie
+        return work.bytes_written / (speeds.pcie * speeds.achieved.copies)
     if work.kind in (Kind.NOTHING, Kind.SYNCHRONIZE):
         return 0.0
     achieved = speeds.achieved
@@ -109,9 +113,11 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
     therefore bound by launches where operators are short, and by the device where they are long. Asynchronous copies
-    overlap with that, one in each direction at a time, and start when their source has been computed. No operator waits
-    for their result, so the overlap is the best possible. The same holds for communication that an engine starts
-    asynchronously or on a stream of its own; what it runs on the default stream overlaps with copies only. That all
+    overlap with that, one at a time, and start when their source has been computed. As ``OffloadActivations`` of
+    trl/models/activation_offloading.py has it, they are on one stream for both directions, and the device waits for a
+    copy to it, which it reads next, and for a copy to the host when five others follow it. So a pass is no faster than
+    its copies. No operator waits for communication that an engine starts asynchronously or on a stream of its own,
+    so that this overlap is the best possible; what it runs on the default stream overlaps with copies only. That all
     ranks arrive at the same time, and that messages are long enough for the links' full speed, makes it a lower bound.
 
     Args:
@@ -124,7 +130,8 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     if speeds is None:
         raise InputError(f"The speed of {gpu.name} is not known.", hint="Name a GPU whose time can be predicted.")
     host = device = 0.0
-    engines = {Kind.TO_DEVICE: 0.0, Kind.TO_HOST: 0.0, Kind.COMMUNICATION: 0.0}
+    copied = sent = 0.0
+    to_host: deque[float] = deque()
     busy = dict.fromkeys(Kind, 0.0)
     launches, flops = 0, 0
     for work in works:
@@ -139,19 +146,24 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         seconds = operator_seconds(work, speeds, pace, launch) * work.times
         busy[kind] += seconds
         begin = max(host, device)
-        if kind not in engines:
+        if kind is Kind.COMMUNICATION:
+            sent = max(begin, sent) + seconds
+            device = sent if work.waits else device
+        elif kind not in (Kind.TO_DEVICE, Kind.TO_HOST):
             device = begin + seconds
             flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
-        elif kind is Kind.COMMUNICATION:
-            engines[kind] = max(begin, engines[kind]) + seconds
-            device = engines[kind] if work.waits else device
         elif work.waits:
-            host = device = engines[kind] = max(begin, engines[kind]) + seconds
+            host = device = copied = max(begin, copied) + seconds
+        elif kind is Kind.TO_DEVICE:
+            copied = max(host, copied) + seconds
+            device = max(device, copied)
         else:
-            ready = begin if kind is Kind.TO_HOST else host
-            engines[kind] = max(ready, engines[kind]) + seconds
+            copied = max(begin, copied) + seconds
+            to_host.append(copied)
+            if len(to_host) > _HELD:
+                device = max(device, to_host.popleft())
     return StepTime(
-        seconds=max(host, device, *engines.values()),
+        seconds=max(host, device, copied, sent),
         matmul_seconds=busy[Kind.MATMUL],
         attention_seconds=busy[Kind.ATTENTION],
         elementwise_seconds=busy[Kind.ELEMENTWISE],

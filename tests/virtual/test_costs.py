@@ -123,9 +123,20 @@ def test_what_has_not_been_computed_cannot_be_copied_yet() -> None:
     assert step_seconds([SECOND_OF_MATMUL, SECOND_TO_HOST], ROUND, NO_LAUNCH).seconds == 2.0
 
 
-def test_copies_in_the_two_directions_do_not_delay_each_other_but_those_in_one_do() -> None:
-    assert step_seconds([SECOND_TO_DEVICE, SECOND_TO_HOST], ROUND, NO_LAUNCH).seconds == 1.0
+def test_copies_are_on_one_stream_for_both_directions() -> None:
+    assert step_seconds([SECOND_TO_HOST, SECOND_TO_DEVICE], ROUND, NO_LAUNCH).seconds == 2.0
     assert step_seconds([SECOND_TO_DEVICE, SECOND_TO_DEVICE], ROUND, NO_LAUNCH).seconds == 2.0
+
+
+def test_the_device_waits_for_what_is_copied_to_it() -> None:
+    assert step_seconds([SECOND_TO_DEVICE, SECOND_OF_MATMUL], ROUND, NO_LAUNCH).seconds == 2.0
+
+
+def test_the_device_waits_for_a_copy_to_the_host_that_five_others_follow() -> None:
+    beside = [SECOND_OF_MATMUL, *[SECOND_TO_HOST] * 5, SECOND_OF_MATMUL]
+    behind = [SECOND_OF_MATMUL, *[SECOND_TO_HOST] * 6, *[SECOND_OF_MATMUL] * 6]
+    assert step_seconds(beside, ROUND, NO_LAUNCH).seconds == 6.0
+    assert step_seconds(behind, ROUND, NO_LAUNCH).seconds == 8.0
 
 
 def test_more_copies_than_the_device_has_work_for_bound_the_step() -> None:
