@@ -13,10 +13,14 @@ class Pace:
         launch_seconds: host time for one operator in eager mode, autograd's and the module's Python included. It
             depends on the host: training steps of PEFT's method comparison that the device does not bound take 32 to
             78 µs for each (`benchmarks/published/speeds.md`), and 18 to 83 µs were found over other tables.
+        without_graph: share of that time where autograd is off, as in generation. On the host of an H200, a training
+            step that the device does not bound took 29 µs for each operator, and generation 21 to 24
+            (`benchmarks/gpu/results`).
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
     launch_seconds: float = 3e-5
+    without_graph: float = 0.75
     allow_tf32: bool = False
 
 

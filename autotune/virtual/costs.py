@@ -64,6 +64,7 @@ class Work:
         access: for what memory bounds, how it passes over its tensors.
         length: for attention, tokens of a query's row; 0: not known.
         backward: for attention, whether it is the backward pass.
+        in_graph: whether it ran with autograd, in the forward pass or the backward one.
     """
 
     kind: Kind
@@ -77,6 +78,7 @@ class Work:
     access: Access = Access.POINTWISE
     length: int = 0
     backward: bool = False
+    in_graph: bool = True
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
@@ -129,11 +131,11 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     speeds = gpu.speeds
     if speeds is None:
         raise InputError(f"The speed of {gpu.name} is not known.", hint="Name a GPU whose time can be predicted.")
-    host = device = 0.0
+    host = device = launching = 0.0
     copied = sent = 0.0
     to_host: deque[float] = deque()
     busy = dict.fromkeys(Kind, 0.0)
-    launches, flops = 0, 0
+    flops = 0
     for work in works:
         kind = work.kind
         if kind is Kind.NOTHING:
@@ -141,8 +143,9 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         if kind is Kind.SYNCHRONIZE:
             host = device = max(host, device)
             continue
-        launches += work.times
-        host += pace.launch_seconds * work.times
+        launch_seconds = pace.launch_seconds * work.times * (1.0 if work.in_graph else pace.without_graph)
+        launching += launch_seconds
+        host += launch_seconds
         seconds = operator_seconds(work, speeds, pace, launch) * work.times
         busy[kind] += seconds
         begin = max(host, device)
@@ -168,7 +171,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         attention_seconds=busy[Kind.ATTENTION],
         elementwise_seconds=busy[Kind.ELEMENTWISE],
         copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
-        launch_seconds=launches * pace.launch_seconds,
+        launch_seconds=launching,
         flops=flops,
         communication_seconds=busy[Kind.COMMUNICATION],
     )

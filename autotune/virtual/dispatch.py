@@ -211,7 +211,8 @@ class VirtualMode(TorchDispatchMode):
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
-        key = ledger.device_type, ledger.times, self._in_backward
+        in_graph = self._in_backward or torch.is_grad_enabled()
+        key = ledger.device_type, ledger.times, self._in_backward, in_graph
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
@@ -224,7 +225,7 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=_times(work, ledger.times),
+                work=_with(work, ledger.times, in_graph=in_graph),
                 place=place,
                 in_backward=self._in_backward,
                 call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
@@ -247,8 +248,8 @@ class VirtualMode(TorchDispatchMode):
         self._in_backward = in_backward
 
 
-def _times(work: Work, times: int) -> Work:
-    return work if times == 1 else replace(work, times=times)
+def _with(work: Work, times: int, *, in_graph: bool) -> Work:
+    return work if (times, in_graph) == (1, True) else replace(work, times=times, in_graph=in_graph)
 
 
 def _has_mask(indices: Any) -> bool:

@@ -107,6 +107,14 @@ def test_short_operators_are_bound_by_their_launches() -> None:
     assert time.seconds == pytest.approx(1e-2, rel=1e-3)
 
 
+def test_launches_without_autograd_take_a_share_of_the_time_of_others() -> None:
+    pace = Pace(launch_seconds=1.0, without_graph=0.5)
+    short = Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)
+    time = step_seconds([short, replace(short, in_graph=False, times=4)], ROUND, pace)
+    assert time.launch_seconds == pytest.approx(3.0)
+    assert time.seconds == pytest.approx(3.0, rel=1e-3)
+
+
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
     pace = Pace(launch_seconds=0.25)
     works = [SECOND_OF_MATMUL, Work(Kind.SYNCHRONIZE), SECOND_OF_MATMUL]
