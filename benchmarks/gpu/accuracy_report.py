@@ -17,6 +17,7 @@ KINDS: Mapping[str, str] = {
 }
 """The kinds of prediction, and what each is."""
 
+_PLANNED_KINDS = ("planned", "measured operators")
 _MEMORY = ("allocated", "reserved")
 # Of the other kind, memory is as planned.
 _MEMORY_KINDS = ("traced", "planned")
@@ -43,6 +44,30 @@ def page(
     sections = [_all(outcomes), _fits(outcomes), *_by_group(outcomes), *times, _cases(outcomes, timed)]
     lines = [f"# {title}", "", *about, _count(outcomes), "", *(f"- **{kind}**: {what}" for kind, what in KINDS.items())]
     return "\n".join([*lines, *(line for section in sections for line in ("", *section))]) + "\n"
+
+
+def summary(device: str, outcomes: Sequence[Outcome]) -> str:
+    """Return what the comparison came to, for the documentation; at least one case was traced whole and planned."""
+    memory = []
+    for kind in _MEMORY_KINDS:
+        (allocated, reserved) = (_known(spread(pairs(outcomes, kind, figure))) for figure in _MEMORY)
+        medians = f"{_share(allocated.median)} in allocated and {_share(reserved.median)} in reserved memory"
+        memory.append(
+            (allocated.count, f"{medians}; the worst are {allocated.worst:+.1%} and {reserved.worst:+.1%} off")
+        )
+    (traces, of_traces), (plans, of_plans) = memory
+    planned, measured = (_known(spread(pairs(outcomes, kind, "step time"))).median for kind in _PLANNED_KINDS)
+    rho = rank_correlation(outcomes, _PLANNED_KINDS[0])
+    return (
+        f"Of {plans} plans that were held against probes on an {device}, half are within {of_plans}. Of {traces} "
+        f"traces of all layers, half are within {of_traces}. Planned times of a step are {planned:.0%} off in the "
+        f"median, and {measured:.0%} with operators that were run once; the rank correlation of speeds is {rho:.2f}."
+    )
+
+
+def _known(found: Spread | None) -> Spread:
+    assert found is not None
+    return found
 
 
 def _count(outcomes: Sequence[Outcome]) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autotune.core.codec import decode
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
 from benchmarks.gpu import suite
+from benchmarks.gpu.accuracy import Outcome
+from benchmarks.gpu.accuracy_report import page, summary
+from benchmarks.gpu.again import head_of
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,3 +56,23 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
     assert done.returncode == 2
     assert "Device 'cuda' cannot be used" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+RESULTS = sorted((ROOT / "benchmarks" / "gpu" / "results").glob("NVIDIA-*-predicted.json"))
+
+
+@pytest.mark.parametrize("document", ["docs/accuracy.md", "README.md"])
+def test_the_documentation_has_the_figures_of_the_newest_gpu_results(document: str) -> None:
+    found = json.loads(RESULTS[-1].read_text(encoding="utf-8"))
+    outcomes = [decode(Outcome, case) for case in found["cases"]]
+    text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
+    assert summary(found["device"].removeprefix("NVIDIA "), outcomes) in text
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
+def test_the_page_of_a_gpu_is_that_of_its_data(file: Path) -> None:
+    found = json.loads(file.read_text(encoding="utf-8"))
+    times = json.loads(file.with_name(f"{file.stem}-operators.json").read_text(encoding="utf-8"))
+    shown = file.with_suffix(".md").read_text(encoding="utf-8")
+    outcomes = [decode(Outcome, case) for case in found["cases"]]
+    assert shown == page(*head_of(shown), outcomes, times)
