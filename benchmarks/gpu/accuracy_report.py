@@ -8,7 +8,7 @@ from statistics import median
 
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
-from benchmarks.gpu.accuracy import Outcome, Spread, groups, pairs, rank_correlation, spread, verdict
+from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
 
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
@@ -62,6 +62,25 @@ def summary(device: str, outcomes: Sequence[Outcome]) -> str:
         f"Of {plans} plans that were held against probes on an {device}, half are within {of_plans}. Of {traces} "
         f"traces of all layers, half are within {of_traces}. Planned times of a step are {planned:.0%} off in the "
         f"median, and {measured:.0%} with operators that were run once; the rank correlation of speeds is {rho:.2f}."
+    )
+
+
+def null_summary(device: str, real: Sequence[Outcome], null: Sequence[Outcome]) -> str:
+    """Return how far a null GPU is from a GPU in what both ran to the end, for the documentation."""
+    beside = {outcome.name: outcome.measured for outcome in null if outcome.measured is not None}
+    both = [
+        (beside[outcome.name], outcome.measured)
+        for outcome in real
+        if outcome.measured is not None and outcome.measured.ok and outcome.name in beside and beside[outcome.name].ok
+    ]
+    allocated = [Pair(float(own.peak_bytes or 0), float(found.peak_bytes or 0), 0.0).error for own, found in both]
+    reserved = [
+        Pair(float(own.reserved_bytes or 0), float(found.reserved_bytes or 0), 0.0).error for own, found in both
+    ]
+    worst = f"{max(allocated, key=abs):+.2%} and {max(reserved, key=abs):+.2%}"
+    return (
+        f"Of {len(both)} configurations that a null GPU and an {device} ran, {allocated.count(0.0)} held the same "
+        f"bytes in allocated memory and {reserved.count(0.0)} in reserved memory; the worst are {worst} off."
     )
 
 

@@ -16,7 +16,7 @@ from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
 from benchmarks.gpu import suite
 from benchmarks.gpu.accuracy import Outcome
-from benchmarks.gpu.accuracy_report import page, summary
+from benchmarks.gpu.accuracy_report import null_summary, page, summary
 from benchmarks.gpu.again import head_of
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
@@ -67,6 +67,17 @@ def test_the_documentation_has_the_figures_of_the_newest_gpu_results(document: s
     outcomes = [decode(Outcome, case) for case in found["cases"]]
     text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
     assert summary(found["device"].removeprefix("NVIDIA "), outcomes) in text
+
+
+@pytest.mark.parametrize("document", ["docs/accuracy.md", "docs/dry-run.md"])
+def test_the_documentation_has_how_far_a_null_gpu_is_from_that_gpu(document: str) -> None:
+    (null,) = RESULTS[-1].parent.glob("null-*-predicted.json")
+    real, other = (
+        [decode(Outcome, case) for case in json.loads(file.read_text(encoding="utf-8"))["cases"]]
+        for file in (RESULTS[-1], null)
+    )
+    text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
+    assert null_summary("H200", real, other) in text
 
 
 @pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.stem)
