@@ -117,12 +117,13 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     matrices = _MATRICES.get(func.overloadpacket)
     if matrices is not None:
         return int(formula(*args[:matrices], out_val=result))
-    flops = int(formula(*_with_all_heads(args), **kwargs, out_val=result))
+    own = _with_all_heads(args) if func.namespace == "aten" else args
+    flops = int(formula(*own, **kwargs, out_val=result))
     return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
 
 
 def _with_all_heads(args: Any) -> Any:
-    """Return the arguments of attention with as many heads of keys and values as of queries, by their sizes.
+    """Return the arguments of PyTorch's attention with as many heads of keys and values as of queries, by their sizes.
 
     Every head of queries is multiplied with its keys, which several of them may share. The formulas of PyTorch 2.11
     refuse fewer heads of keys.
