@@ -11,7 +11,7 @@ from pathlib import Path
 from autotune.errors import InputError
 
 REQUIRED: Mapping[str, str] = {
-    "torch": ">=2.13",
+    "torch": ">=2.11",
     "transformers": ">=5.16,<6",
     "trl": ">=1.16,<2",
     "accelerate": ">=1.10.1",

@@ -51,9 +51,9 @@ def installation() -> Installation:
     Raises:
         InputError: a null GPU cannot be built here; one sentence names all that lacks.
     """
-    lacking = list(_lacking())
-    if lacking:
-        raise InputError(f"A null GPU needs {', '.join(lacking)}.", hint=_HINT)
+    what = lacking()
+    if what:
+        raise InputError(f"A null GPU needs {what}.", hint=_HINT)
     torch, triton = _folder("torch"), _folder("triton") / "backends" / "nvidia"
     version = torch_cuda_version() or ""
     bitsandbytes = importlib.util.find_spec("bitsandbytes")
@@ -71,6 +71,11 @@ def installation() -> Installation:
         nccl=_number(_pinned("nccl"), (10000, 100, 1)),
         architectures=_architectures(torch / "lib" / "libtorch_python.so"),
     )
+
+
+def lacking() -> str:
+    """Return what a null GPU needs and this machine does not have, in words; empty if nothing."""
+    return ", ".join(_lacking())
 
 
 def _lacking() -> Iterator[str]:

@@ -33,8 +33,8 @@ _SMALLEST_HEAD = 16
 # Of queries, keys and values: [batch, heads, tokens, head].
 _TOKENS = 2
 _FEWEST_QUERIES = 128
-# From then on, nothing refers to the arguments of a call once it has been compiled.
-KEEPS_ARGUMENTS: bool = torch.__version__ < (2, 14)
+# Before and after these releases, nothing refers to the arguments of a call once it has been compiled.
+KEEPS_ARGUMENTS: bool = (2, 12) <= torch.__version__ < (2, 14)
 _MASK = "mask"
 """Begins the places of what a mask captures."""
 
@@ -83,7 +83,7 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
 def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
     """Record that the arguments of a call stay allocated, and those of the same call in micro-batches not traced.
 
-    Up to PyTorch 2.13, Dynamo's side effects have the arguments of a call that is compiled (``keepalive`` in
+    With PyTorch 2.12 and 2.13, Dynamo's side effects have the arguments of a call that is compiled (``keepalive`` in
     ``torch/_dynamo/side_effects.py``), in a cycle of references, which Python's garbage collector rarely reaches.
     """
     again = ledger.again

@@ -45,7 +45,7 @@ def _grouped_mm(
 
 
 def _add_product(*others: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
-    # The decomposition of PyTorch 2.11 takes the type of the result for beta.
+    # The decomposition of PyTorch before 2.13 takes the type of the result for beta.
     return out
 
 

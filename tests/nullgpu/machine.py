@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from autotune.inspection.software import torch_cuda_version
 from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.installation import lacking
 
 ROOT = Path(__file__).parents[2]
 NEEDS_CUDA_BUILD = [
     pytest.mark.cuda_build,
-    pytest.mark.skipif(torch_cuda_version() is None, reason="needs PyTorch's CUDA build: make test-cuda"),
+    pytest.mark.skipif(bool(lacking()), reason=f"a null GPU needs {lacking()}: make test-cuda"),
 ]
 
 

@@ -17,10 +17,10 @@ from autotune.nullgpu.build import SONAMES, built
 from autotune.nullgpu.installation import Installation, installation
 from autotune.nullgpu.refused import refusal
 from autotune.nullgpu.symbols import library_of, needed, stubs, version_script
-from tests.nullgpu.machine import ROOT, NullMachine
+from tests.nullgpu.machine import NEEDS_CUDA_BUILD, ROOT, NullMachine
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-needs_cuda_build = pytest.mark.skipif(torch_cuda_version() is None, reason="needs PyTorch's CUDA build: make test-cuda")
+_, needs_cuda_build = NEEDS_CUDA_BUILD
 
 MODULE = """
 int cudaMalloc(void **, unsigned long);

@@ -72,7 +72,7 @@ def no_collection() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("no_collection")
-def test_the_calls_that_are_compiled_are_those_of_dynamo_which_kept_their_arguments_until_2_14(
+def test_the_calls_that_are_compiled_are_those_of_dynamo_which_keeps_some_of_their_arguments(
     name: str,
 ) -> None:
     torch._dynamo.reset()

@@ -29,6 +29,7 @@ def test_a_linear_layer_with_bias_reads_the_bias_too() -> None:
     assert work.bytes_read == (32 + 8 * 16 + 16 * 32) * BF16
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch's decomposition fails before 2.13")
 def test_a_product_that_is_added_up_in_float32_is_one_of_its_matrices_type() -> None:
     # As TRL's fused head computes gradients (trl/trainer/chunked_logprob.py, _addmm_fp32).
     total = device(8, 32, dtype=torch.float32)
