@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import AutotuneError, InputError
-from autotune.inspection.software import torch_cuda_version
 from autotune.nullgpu import installation as module
 from autotune.nullgpu.build import SONAMES, built
 from autotune.nullgpu.installation import Installation, installation
