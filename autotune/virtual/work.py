@@ -117,7 +117,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     matrices = _MATRICES.get(func.overloadpacket)
     if matrices is not None:
         return int(formula(*args[:matrices], out_val=result))
-    own = _with_all_heads(args) if func.namespace == "aten" else args
+    own = _with_all_heads(args) if "_scaled_dot_product_" in operator_name(func) else args
     flops = int(formula(*own, **kwargs, out_val=result))
     return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
 
