@@ -100,18 +100,10 @@ def test_heads_that_share_keys_are_multiplied_as_often_as_others() -> None:
     assert operator_work(flash, args, {}, (q,), device_type=q.device.type).flops == 2 * 2 * 128 * 128 * 64 * 2 * 4 // 2
 
 
-def test_a_convolution_is_a_product_for_each_place_of_its_result() -> None:
-    work = run(
-        aten.convolution.default,
-        device(2, 3, 8, 8),
-        device(16, 3, 4, 4),
-        None,
-        *([4, 4], [0, 0], [1, 1]),
-        False,
-        [0, 0],
-        1,
-    )
-    assert (work.kind, work.flops) == (Kind.MATMUL, 2 * (2 * 16 * 2 * 2) * (3 * 4 * 4))
+def test_a_convolution_of_groups_is_a_product_for_each_place_of_its_result() -> None:
+    given, filters = device(2, 4, 8, 8), device(8, 1, 4, 4)
+    work = run(aten.convolution.default, given, filters, None, [4, 4], [0, 0], [1, 1], False, [0, 0], 4)
+    assert (work.kind, work.flops) == (Kind.MATMUL, 2 * (2 * 8 * 2 * 2) * (4 * 4))
 
 
 def test_an_elementwise_operator_reads_its_inputs_and_writes_its_output() -> None:
