@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
+from autotune.app.notes import TIME_ERROR
 from autotune.core.status import ProbeStatus
 from autotune.units import GIB
 from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
@@ -57,11 +58,13 @@ def summary(device: str, outcomes: Sequence[Outcome]) -> str:
         )
     (traces, of_traces), (plans, of_plans) = memory
     planned, measured = (_known(spread(pairs(outcomes, kind, "step time"))).median for kind in _PLANNED_KINDS)
+    near = sum(abs(pair.error) <= TIME_ERROR for pair in pairs(outcomes, _PLANNED_KINDS[0], "step time"))
     rho = rank_correlation(outcomes, _PLANNED_KINDS[0])
     return (
         f"Of {plans} plans that were held against probes on an {device}, half are within {of_plans}. Of {traces} "
         f"traces of all layers, half are within {of_traces}. Planned times of a step are {planned:.0%} off in the "
-        f"median, and {measured:.0%} with operators that were run once; the rank correlation of speeds is {rho:.2f}."
+        f"median, and {measured:.0%} with operators that were run once; {near} are within the stated {TIME_ERROR:.0%}, "
+        f"and the rank correlation of speeds is {rho:.2f}."
     )
 
 
