@@ -24,9 +24,9 @@ def test_what_waits_for_a_message_in_small_traces_computes_for_longer_in_large_o
     assert mixed_times(terms).seconds == seconds
 
 
-def test_copies_in_two_directions_take_half_of_their_sum_at_least() -> None:
+def test_copies_in_both_directions_take_their_sum_at_least() -> None:
     time = StepTime(3.0, 0.0, 0.0, 0.0, 6.0, 1.0, 0)
-    assert mixed_times([(time, 1.0)]) == time
+    assert mixed_times([(time, 1.0)]).seconds == 6.0
 
 
 def test_no_time_is_negative() -> None:
