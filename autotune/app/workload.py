@@ -103,9 +103,8 @@ class WorkloadReader:
             request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, missing)
             found = check_packing(self.server, request, self.directory / "check_packing").checks
             checks |= {check.attention: check for check in found}
-        # What does not run may lack memory that the next run has.
-        lasting = [each for each in missing if checks[each].supported]
-        if cache is not None:
-            for each in lasting:
+        for each in missing:
+            # What failed before logits were compared may have lacked memory that the next run has.
+            if cache is not None and checks[each].max_difference is not None:
                 cache.put(keys[each], encode(checks[each]))
         return replace(workload, packing_checks=checks)

@@ -14,7 +14,7 @@ from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_c
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
     "planned": "`Evaluator.estimate`, from traces of few layers at its own sizes: the error of extrapolation is added",
-    "measured operators": "the same, with the times of operators that were run once on the device, outside of any step",
+    "measured operators": "the same, with the times of operators that were measured on the device, each by itself",
 }
 """The kinds of prediction, and what each is."""
 
@@ -63,8 +63,8 @@ def summary(device: str, outcomes: Sequence[Outcome]) -> str:
     return (
         f"Of {plans} plans that were held against probes on an {device}, half are within {of_plans}. Of {traces} "
         f"traces of all layers, half are within {of_traces}. Planned times of a step are {planned:.0%} off in the "
-        f"median, and {measured:.0%} with operators that were run once; {near} are within the stated {TIME_ERROR:.0%}, "
-        f"and the rank correlation of speeds is {rho:.2f}."
+        f"median, and {measured:.0%} with operators measured by themselves; {near} are within the stated "
+        f"{TIME_ERROR:.0%}, and the rank correlation of speeds is {rho:.2f}."
     )
 
 
@@ -195,7 +195,7 @@ def _operators(measured: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         if times["predicted"] >= _SHORT_SECONDS:
             found.setdefault(json.loads(call)[0], []).append(times["seconds"] / times["predicted"])
     ratios = [ratio for each in found.values() for ratio in each]
-    yield f"{len(measured)} operators ran once each outside of any step; {len(ratios)} of them are predicted to take 20"
+    yield f"{len(measured)} operators were measured, each by itself; {len(ratios)} of them are predicted to take 20"
     yield f"µs or more. Measured times are {median(ratios):.2f} of the predicted ones in the median:"
     yield ""
     yield from _table(

@@ -12,7 +12,7 @@ from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 pytestmark = [*NEEDS_CUDA_BUILD, pytest.mark.nightly]
 
 CHECK = """
-    import json, sys, time
+    import json, sys
     from autotune.core.protocol import CheckPackingRequest
     from autotune.core.workload import ModelSource
     from autotune.step.jobs.check_packing import check_packing
