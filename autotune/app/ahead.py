@@ -43,6 +43,9 @@ _LEAST = 12
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
+# How many times as long tracing goes on while nothing is known that may fit. A probe of what does not fit teaches less,
+# and without any that does there is no recommendation.
+_UNTIL_ONE_MAY_FIT = 3.0
 
 
 @contextmanager
@@ -130,36 +133,41 @@ def traced_ahead(
     file: SpaceFile | None = None,
     *,
     times: OperatorTimes | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Ahead:
-    """Search by traces for at most that many seconds; longer if nothing fits but what offloads may.
+    """Search by traces for at most that many seconds, and for three times as long while nothing is predicted to fit.
+
+    It takes longer if nothing fits but what offloads may.
 
     Args:
         file: the space, whose last resorts are traced if nothing else fits; None: they are not.
         speeds: measures the speeds of a CPU, since there is no catalogue of CPUs.
         times: measures operators on the device; None: times are predicted from its speeds.
+        clock: returns the time in seconds.
     """
-    started = time.monotonic()
+    started = clock()
     setting = problem.setting
     machine = setting.machine
 
-    def in_time() -> bool:
-        return time.monotonic() - started < seconds
+    def goes_on() -> bool:
+        found = any(evaluator.estimate(candidate).may_fit for candidate in evaluator.candidates)
+        return clock() - started < seconds * (1.0 if found else _UNTIL_ONE_MAY_FIT)
 
     try:
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
-        ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=in_time)
+        ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
             evaluator = with_what_offloads(evaluator, file, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
-        return Ahead(failure=error.message, spent_seconds=time.monotonic() - started)
+        return Ahead(failure=error.message, spent_seconds=clock() - started)
     predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
-    spent_seconds = time.monotonic() - started
+    spent_seconds = clock() - started
     listener(Noted(note_on_traced(len(known), over, spent_seconds)))
     return Ahead(predictor, evaluator, spent_seconds=spent_seconds)
 

@@ -86,6 +86,7 @@ def preload(device: str) -> None:
         else:
             import_libraries()
             _import_for_traces()
+        _import_trainers()
         _compile_weight_renamings()
         gc.collect()
 
@@ -131,6 +132,13 @@ def _import_for_traces() -> None:
         importlib.import_module(_ENGINE)
     adapters()
     catalogue()
+
+
+def _import_trainers() -> None:
+    """Import the specifications of all trainers, which each job looks its own up in."""
+    from autotune.trainers import trainers
+
+    trainers()
 
 
 def _import(names: Iterable[str]) -> None:

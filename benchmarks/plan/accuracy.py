@@ -53,10 +53,12 @@ class Compared:
         return (memory.reserved_bytes or 0) / (self.whole.reserved_bytes or 1) - 1 if memory is not None else 0.0
 
     @property
-    def time_error(self) -> float:
-        """Share by which the planned time of a step is off."""
+    def time_error(self) -> float | None:
+        """Share by which the planned time of a step is off; None: a plan does not time what cannot fit."""
         memory, step = self.estimate.memory, self.whole.step
-        return (memory.step_seconds or 0.0) / step.seconds - 1 if memory is not None and step is not None else 0.0
+        if memory is None or memory.step_seconds is None or step is None:
+            return None
+        return memory.step_seconds / step.seconds - 1
 
 
 def main() -> None:
@@ -72,8 +74,9 @@ def main() -> None:
         for problem, compared in _compared(Path(folder), asked.gpu, asked.samples):
             found.append(compared)
             print(_line(problem, compared), flush=True)
+    timed = [item.time_error for item in found if item.time_error is not None]
     print(f"\n{len(found)}; {_summary('memory', [item.reserved_error for item in found])}; "
-          f"{_summary('time', [item.time_error for item in found])}")  # fmt: skip
+          f"{len(timed)} timed; {_summary('time', timed)}")  # fmt: skip
 
 
 def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerProblem, Compared]]:
@@ -115,9 +118,10 @@ def _line(problem: TrainerProblem, compared: Compared) -> str:
     differs = candidate.differences(problem.baseline)
     choices = ", ".join(f"{knob}={candidate[knob]}" for knob in candidate if knob in differs) or "TRL's defaults"
     stated = f"{memory.error:.0%}" if memory is not None else "unknown"
+    time = f"{compared.time_error:+.1%}" if compared.time_error is not None else "not timed"
     return (
         f"| {format_bytes(compared.whole.reserved_bytes or 0)} | {compared.reserved_error:+.1%} "
-        f"| {compared.time_error:+.1%} | {stated} | {choices} |"
+        f"| {time} | {stated} | {choices} |"
     )
 
 

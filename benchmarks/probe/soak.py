@@ -94,7 +94,7 @@ CASES: Sequence[Case] = (
     Case("dpo", "llama", "400MiB"),
     Case("dpo", "qwen3", "800MiB", long=True),
     Case("dpo", "gemma3_text", "700MiB", options={"allow": ["lora"]}),
-    Case("kto", "llama", "600MiB"),
+    Case("kto", "llama", "660MiB"),
     Case("kto", "qwen3", "1200MiB", long=True),
     Case("reward", "llama", "250MiB"),
     Case("reward", "qwen3", "500MiB", long=True),

@@ -258,6 +258,30 @@ def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
     assert len(patient.requests) > 10
 
 
+@pytest.mark.parametrize(
+    ("limit_bytes", "seconds", "traces"),
+    [
+        pytest.param(LIMIT_BYTES, 1.0, 1, id="all fit"),
+        pytest.param(LIMIT_BYTES, 2.0, 4, id="all fit, and there is time"),
+        pytest.param(552 * MIB, 1.0, 4, id="the default does not fit"),
+        pytest.param(552 * MIB, 2.0, 4, id="another one fits"),
+        pytest.param(MIB, 2.0, 8, id="none fits"),
+    ],
+)
+def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
+    limit_bytes: int, seconds: float, traces: int, tmp_path: Path
+) -> None:
+    tracer = AnalyticTracer()
+
+    def clock() -> float:
+        """Each trace takes a second; one candidate is traced first, then three, then four at a time."""
+        return float(len(tracer.requests))
+
+    cache = Cache(tmp_path)
+    traced_ahead(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
+    assert len(tracer.requests) == traces
+
+
 def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
     ahead = traced_ahead(problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
