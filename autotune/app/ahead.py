@@ -43,8 +43,7 @@ _LEAST = 12
 _MEASURING_SECONDS, _LONGEST_SECONDS = 10.0, 60.0
 # Largest share of a search's time limit that tracing may take.
 _LARGEST_SHARE = 0.1
-# How many times as long tracing goes on while nothing is known that may fit. A probe of what does not fit teaches less,
-# and without any that does there is no recommendation.
+# How many times as long tracing goes on while nothing that was traced may fit: probes would have nothing to begin with.
 _UNTIL_ONE_MAY_FIT = 3.0
 
 
@@ -135,7 +134,7 @@ def traced_ahead(
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Ahead:
-    """Search by traces for at most that many seconds, and for three times as long while nothing is predicted to fit.
+    """Search by traces for at most that many seconds, and for three times as long while nothing traced may fit.
 
     It takes longer if nothing fits but what offloads may.
 

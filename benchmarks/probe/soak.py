@@ -56,7 +56,8 @@ save every {_EVERY}. Rows are pages of Python's documentation; "long" joins ever
 the imports. The training runs under no limit, and its peak is held against the budget: `RLIMIT_DATA`, by which a probe
 is limited, also counts what is allocated and never touched.
 
-Where a search ended without a recommendation, its budget was raised and it was run again, but for KTO on long rows.
+Where a search ended without a recommendation, its budget or its limit of time was raised and it was run again, but for
+KTO on long rows.
 Smaller micro-batches of KTO change training and were not allowed, so that few candidates need less than TRL's default.
 """
 
