@@ -79,18 +79,11 @@ class Ahead:
         predictor: predictions from the traces; None if nothing was traced.
         evaluator: of the problem to search: with last resorts, if nothing is predicted to fit without.
         failure: why nothing was traced; empty otherwise.
-        spent_seconds: time that tracing took.
     """
 
     predictor: PlannedPredictor | None = None
     evaluator: Evaluator | None = None
     failure: str = ""
-    spent_seconds: float = 0.0
-
-    def left_of(self, options: Options) -> Options:
-        """Return the options with the time that tracing took subtracted from their time limit."""
-        limit = options.timeout_seconds
-        return options if limit is None else replace(options, timeout_seconds=max(0.0, limit - self.spent_seconds))
 
     def timelines(self, candidates: Sequence[Candidate], *, traces: bool) -> Mapping[Candidate, MemoryTimeline]:
         """Return the memory of candidates through one step, of those that can be estimated.
@@ -162,13 +155,12 @@ def traced_ahead(
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
-        return Ahead(failure=error.message, spent_seconds=clock() - started)
+        return Ahead(failure=error.message)
     predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
-    spent_seconds = clock() - started
-    listener(Noted(note_on_traced(len(known), over, spent_seconds)))
-    return Ahead(predictor, evaluator, spent_seconds=spent_seconds)
+    listener(Noted(note_on_traced(len(known), over, clock() - started)))
+    return Ahead(predictor, evaluator)
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:

@@ -146,7 +146,7 @@ class ProbeArguments(SearchArguments):
         margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
-        timeout (TIME): for the whole search, such as ``10m`` or in seconds. None: no limit.
+        timeout (TIME): for all of it, reading included, such as ``10m`` or in seconds. None: no limit.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
         storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,

@@ -36,7 +36,7 @@ class Options:
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
         coverage_asked: whether the user gave the token coverage.
-        timeout_seconds: time limit of the whole search, or None.
+        timeout_seconds: time limit of the whole command, or None.
     """
 
     trainer: Trainer
@@ -52,6 +52,11 @@ class Options:
     effort: Effort = EFFORTS["normal"]
     timeout_seconds: float | None = None
     seed: int = 0
+
+    def after(self, seconds: float) -> Options:
+        """Return the options with that much of their time limit used up."""
+        limit = self.timeout_seconds
+        return self if limit is None else replace(self, timeout_seconds=max(0.0, limit - seconds))
 
     @property
     def ranks_per_row(self) -> int:

@@ -83,7 +83,7 @@ def probe(asked: ProbeArguments) -> Result:
         with traced as ahead:
             problem = ahead.evaluator.problem if ahead.evaluator is not None else problem
             # A further worker is sent the run, and a listener is of this process.
-            quiet, left = replace(asked, listener=ignore), ahead.left_of(options)
+            quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
             run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)
             outcome = search_together(run, further, listener)
             problem = as_searched(problem, outcome, options.file)

@@ -53,6 +53,12 @@ def test_a_timeout_is_said_in_words_or_seconds() -> None:
     assert options(timeout=90.0).timeout_seconds == 90
 
 
+def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> None:
+    assert options(timeout=90.0).after(30).timeout_seconds == 60
+    assert options(timeout=90.0).after(100).timeout_seconds == 0
+    assert options().after(30).timeout_seconds is None
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

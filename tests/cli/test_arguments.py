@@ -141,7 +141,7 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
         ),
         ("plan", "or directory: .jsonl, .json, .csv or .parquet (default: rows of --seq-len tokens)"),
         ("probe", "--seed N of the search and of the order of batches (default: 42)"),
-        ("probe", "--timeout TIME for the whole search, such as 10m or in seconds (default: no limit)"),
+        ("probe", "--timeout TIME for all of it, reading included, such as 10m or in seconds (default: no limit)"),
     ],
 )
 def test_help_describes_an_argument_with_its_default(
