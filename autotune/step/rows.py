@@ -65,6 +65,15 @@ class RowSizes:
         return np.asarray(self.lengths.min(axis=1))
 
 
+def spread(sizes: Counts, count: int) -> Counts:
+    """Return the places of so many sizes that are spread as all of them are, or of all where there are fewer.
+
+    Example: of 1, 2, 3, …, 100 and a count of 4, those of 13, 38, 63 and 88.
+    """
+    shares = (np.arange(min(count, len(sizes))) + 0.5) / min(count, len(sizes))
+    return np.argsort(sizes, kind="stable")[(shares * len(sizes)).astype(np.int64)]
+
+
 def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
     """Return the lengths of the lists in some columns of a ``datasets.Dataset``; shape (rows, columns)."""
     found = np.empty((len(rows), len(columns)), dtype=np.int64)

@@ -137,7 +137,8 @@ def _narrow(name: str, layers: int) -> Any:
 
 def _run(name: str) -> Mapping[str, Any]:
     """Return the peaks of a step in a run on the CPU and in its trace: of the step with the largest difference."""
-    from autotune.step.run.traced_training import TracedRows, traced_training
+    from autotune.step.run.traced_training import traced_training
+    from autotune.step.run.virtual_trainer import TracedRows
     from autotune.virtual import trace as run_virtually
     from autotune.virtual.reference import phases_on_cpu
     from tests.small import small_tokenizer

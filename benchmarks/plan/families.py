@@ -20,7 +20,8 @@ from unittest import mock
 from autotune.core.batch_geometry import Shape
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD, FORWARD, OPTIMIZER_STEP
-from autotune.step.run.traced_training import STEPS, TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.trainers import find_trainer
 from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER

@@ -14,7 +14,8 @@ from statistics import median
 from typing import Any
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import STEPS, TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu

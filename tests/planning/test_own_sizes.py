@@ -20,7 +20,8 @@ from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
 from autotune.virtual.phases import step_name
 from autotune.virtual.reference import run_on_cpu

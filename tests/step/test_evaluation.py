@@ -19,11 +19,11 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare, probe
-from autotune.step.run.batches import worst_order
 from autotune.step.run.evaluation import evaluated_sizes, rows_at_once
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer, train
+from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry

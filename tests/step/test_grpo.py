@@ -21,8 +21,9 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, prepare, probe
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
 from autotune.step.run.training import train
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers.prompts import WANTED
 from autotune.step.trainers.rewards import reward_function
 from autotune.trainers import find_trainer

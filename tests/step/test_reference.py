@@ -6,15 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import trl
+from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.step.rows import spread
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
-from autotune.step.trainers.reference import drop_precomputed
+from autotune.step.trainers.reference import OnTokenizedRows, drop_precomputed
 from autotune.trainers import find_trainer
+from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.kto import REFERENCE_KL
+from autotune.virtual import trace
+from autotune.virtual.costs import Kind
 from tests.small import small_config, small_tokenizer
 from tests.step.plans import fsdp2, zero
 
@@ -127,3 +136,48 @@ def test_with_fsdp_a_reference_that_has_been_asked_all_is_dropped(name: str, tmp
         trainer.is_fsdp_enabled, trainer.precompute_ref_logps = sharded, precomputed
         drop_precomputed(trainer)
         assert (trainer.ref_model is None) is (sharded and precomputed)
+
+
+@pytest.mark.parametrize(
+    ("name", "asking"), [("dpo", (REFERENCE_PASS,)), ("kto", (REFERENCE_KL, REFERENCE_PASS))], ids=["dpo", "kto"]
+)
+def test_a_trace_asks_beforehand_about_one_micro_batch_as_it_does_beside_the_training(
+    name: str, asking: tuple[str, ...]
+) -> None:
+    parts = len(find_trainer(name).row_of(64)[0])
+    rows = TracedRows([(8, *(20 + 3 * row + part for part in range(1, parts))) for row in range(ROWS_AT_ONCE)])
+    shared = {"bf16": False, "max_length": 64, "per_device_train_batch_size": ROWS_AT_ONCE}
+
+    def products(args: Mapping[str, object], phases: tuple[str, ...]) -> int:
+        traced = trace(traced_training(TrainingPlan(name, {**shared, **args}), small_config(), small_tokenizer(), rows))
+        run = [traced.phase(phase) for phase in phases]
+        operators = [each for phase in run for each in traced.operators[phase.first_operator : phase.end_operator]]
+        return sum(operator.work.kind is Kind.MATMUL for operator in operators)
+
+    beside = products({}, asking)
+    assert beside > 0
+    assert products(PRECOMPUTED, (PRECOMPUTE,)) == beside
+
+
+def test_the_time_of_a_pass_over_the_dataset_has_that_of_its_few_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths = np.where(np.arange(400) % 40 == 0, 4000, 100)
+    blocks = np.arange(400)[:, None]
+    now = [0.0]
+
+    class Asked(OnTokenizedRows):
+        def __init__(self) -> None:
+            pass
+
+        def _ask(self, dataset: Dataset, batch: Any) -> None:
+            now[0] += float(widths[batch].sum())
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    asked = Asked()
+    asked.ask_some(Dataset.from_dict({"row": list(range(400))}), "train", [], blocks, widths, ())
+    assert asked.seconds_per_row == {PRECOMPUTE: pytest.approx(widths.mean())}
+
+
+def test_sizes_are_spread_as_all_of_them_are() -> None:
+    sizes = np.random.default_rng(0).permutation(np.arange(1, 101))
+    assert list(sizes[spread(sizes, 4)]) == [13, 38, 63, 88]
+    assert sorted(spread(np.array([7, 5]), 4)) == [0, 1]

@@ -14,7 +14,7 @@ import pytest
 
 from autotune.core.blocks import block_rows
 from autotune.core.candidate import Choice
-from autotune.step.run.batches import worst_order
+from autotune.step.run.worst import worst_order
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import rows_of
 from autotune.virtual import phase

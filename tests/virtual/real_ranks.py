@@ -86,7 +86,8 @@ def _main(folder: Path, kind: str) -> None:
     import trl.trainer.utils
 
     from autotune.step.distributed.engines import worst_rank
-    from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+    from autotune.step.run.traced_training import Trained, traced_training
+    from autotune.step.run.virtual_trainer import TracedRows
     from tests.small import small_tokenizer
     from tests.virtual.models import config_of
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
 from autotune.virtual.calls import arguments_of
 from autotune.virtual.tensors import tensors_of

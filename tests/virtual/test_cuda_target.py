@@ -19,7 +19,8 @@ from collections import Counter
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 

@@ -11,7 +11,8 @@ import torch
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import CONSTRUCTION
 from autotune.step.objects import config
-from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace

@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Section
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.records import Place, Trace

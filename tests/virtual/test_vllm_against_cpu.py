@@ -9,7 +9,8 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, NO_REWARD

@@ -19,7 +19,8 @@ if sys.argv[1] == "missing":
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
 
 args = {"per_device_train_batch_size": 2, "max_length": 64, "bf16": True}

@@ -20,7 +20,8 @@ from autotune.step.job import JobContext
 from autotune.step.models.layers import FEWEST_BUILT, first_layers
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.objects import config
-from autotune.step.run.traced_training import NOT_TRACED, TracedRows, build_virtual, engine_on, world_of
+from autotune.step.run.traced_training import world_of
+from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual, engine_on
 from autotune.step.trainers import adapter
 from autotune.step.trainers.rewards import reward_function
 from autotune.virtual import trace as run_virtually

@@ -40,7 +40,8 @@ from autotune.step.job import JobContext, failure_of
 from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
-from autotune.step.run.traced_training import TracedRows, Trained, traced_training, world_of
+from autotune.step.run.traced_training import Trained, traced_training, world_of
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually

@@ -8,19 +8,16 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from autotune.core.batch_geometry import worst_micro_batches
-from autotune.core.blocks import block_rows
-from autotune.core.heaviest import heaviest, heaviest_blocks
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
+from autotune.step.run.drawn import drawn_batches, stratified
+from autotune.step.run.worst import recompiled, worst_order
 from autotune.step.trainers.base import Collation, Drawing
 
 Amounts = npt.NDArray[np.float64]
 
 _STEADY_FROM = 2
 """Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
-_DRAWN_FOR_ONE = 8
-"""Number of micro-batches drawn per typical one that is kept."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ def plan_batches(
     many_plain = beside_worst + warmup + following
     plain = drawn_batches(population, drawn_at_once, many_plain, seed, blocks=collation.blocks)
     if not whole:
-        sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
+        sample = stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
     typical = iter(plain)
     order = [*begins, *islice(typical, begun * in_step - len(begins))]
@@ -235,76 +232,6 @@ def _after_others(in_step: int) -> int:
     return max(1, in_step - 1)
 
 
-def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the row indices of the micro-batches that may need the most memory, the widest first.
-
-    Of any rows with images, those with the most image data come last in each of them.
-
-    See :mod:`autotune.core.heaviest`.
-    """
-    loads = sizes.loads
-    if collation.blocks:
-        return heaviest_blocks(loads, rows, collation.multiple)
-    several = sizes.lengths.shape[1] > 1
-    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
-    if loads.image_elements is None:
-        return found
-    # Rows that are drawn for several micro-batches are divided in this order.
-    return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
-
-
-def recompiled(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch that is narrower than the worst, and of the widest without padding.
-
-    Either is left out where there is none.
-    """
-    if collation.blocks:
-        every = block_rows(len(sizes.widest), rows)
-        widths = collation.rounded(sizes.widest[every].max(axis=1))
-        whole = (sizes.lengths[every] == widths[:, None, None]).all(axis=(1, 2))
-        kinds = np.flatnonzero(widths < widths.max()), np.flatnonzero(whole & ~whole[widths.argmax()])
-        return tuple(every[kind[widths[kind].argmax()]] for kind in kinds if len(kind))
-    widths = collation.rounded(sizes.widest)
-    below = np.flatnonzero(widths < widths.max())
-    below, found = below[np.argsort(-sizes.widest[below], kind="stable")], []
-    if len(below):
-        # The first one is padded, as the worst is, if any is.
-        chosen = worst_micro_batches(
-            sizes.widest[below],
-            rows,
-            padded=not collation.flat,
-            multiple=collation.multiple,
-            shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
-        )
-        found.append(below[list(chosen[0])])
-    whole = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
-    enough = [
-        width for width, count in zip(*np.unique(widths[whole], return_counts=True), strict=True) if count >= rows
-    ]
-    if enough and not collation.flat:
-        found.append(whole[widths[whole] == max(enough)][:rows])
-    return tuple(found)
-
-
-def drawn(population: int, count: int, seed: int) -> Counts:
-    """Return ``count`` indices in the order of a random sampler: random permutations, one epoch after another."""
-    generator = np.random.default_rng(seed)
-    epochs = [generator.permutation(population) for _ in range(-(-count // population))]
-    return np.concatenate(epochs)[:count]
-
-
-def drawn_batches(population: int, rows: int, count: int, seed: int, *, blocks: bool) -> Counts:
-    """Return the rows of ``count`` micro-batches in random order; shape (count, rows).
-
-    Args:
-        blocks: whether micro-batches are blocks of successive rows. A last block with fewer rows is left out.
-    """
-    if not blocks:
-        return drawn(population, count * rows, seed).reshape(-1, rows)
-    whole = max(1, population // rows)
-    return np.asarray(block_rows(population, rows)[drawn(whole, count, seed)])
-
-
 def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
     """Return how many dataset rows each row of the trainer contains.
 
@@ -314,16 +241,3 @@ def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
         return np.ones(len(sizes.tokens))
     parts = sizes.documents if sizes.documents is not None else sizes.tokens
     return np.asarray(parts * (packed_from / parts.sum()))
-
-
-def _stratified(sizes: RowSizes, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
-    """Return at least ``count`` micro-batches in rounds, each with one micro-batch from every stratum by size."""
-    generator = np.random.default_rng(seed)
-    rounds = -(-count // strata)
-    many = drawn_batches(len(sizes.tokens), rows, rounds * strata * _DRAWN_FOR_ONE, seed, blocks=collation.blocks)
-    taken = []
-    for micro_batches in many.reshape(rounds, -1, rows):
-        by_size = np.argsort(collation.tokens(sizes, micro_batches), kind="stable").reshape(strata, -1)
-        picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
-        taken.append(micro_batches[generator.permutation(picked)])
-    return np.concatenate(taken)[:count]

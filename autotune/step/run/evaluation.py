@@ -9,18 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from autotune.core.blocks import block_rows
 from autotune.core.program import EVALUATE
 from autotune.step.distributed.group import dealt
-from autotune.step.rows import Counts, RowSizes
-from autotune.step.run.batches import worst_order
+from autotune.step.rows import RowSizes, spread
 from autotune.step.run.progress import Progress
+from autotune.step.run.worst import worst_order
 from autotune.step.trainers.base import Adapter
 
-_TIMED = 4
-"""Micro-batches that are timed, drawn at random; all where there are fewer."""
+_TIMED = 8
+"""Micro-batches that are timed, of all sizes; all where there are fewer."""
 
 
-def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks: int) -> float:
+def evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> float:
     """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
 
     The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
@@ -32,8 +33,13 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks:
     rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
     copies = known.evaluation_drawing(trainer).copies
     with _as_trained_on(trainer, count):
-        worst = np.stack(worst_order(known.sizes(trainer), count, known.collation(trainer)))
-        sample = _sample(len(rows), count, seed)
+        sizes, collation = known.sizes(trainer), known.collation(trainer)
+        worst = np.stack(worst_order(sizes, count, collation))
+        # As the loader makes them, of neighbouring rows.
+        blocks = block_rows(len(rows), count)
+        tokens = collation.tokens(sizes, blocks)
+        places = spread(tokens, _TIMED)
+        sample = blocks[places]
         largest, timed = (
             known.arranged(
                 trainer,
@@ -51,7 +57,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, seed: int, ranks:
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    return seconds / sample.size * len(rows) / ranks
+    return float(seconds * tokens.sum() / tokens[places].sum() / ranks)
 
 
 def rows_at_once(trainer: Any, known: Adapter) -> int:
@@ -74,13 +80,3 @@ def _as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
         yield
     finally:
         trainer.train_dataset, trainer.args.per_device_train_batch_size = trained_on, at_once
-
-
-def _sample(population: int, rows: int, seed: int) -> Counts:
-    """Return the rows of some micro-batches as the loader makes them, of neighbouring rows.
-
-    Shape (micro-batches, rows).
-    """
-    starts = np.arange(0, population - rows + 1, rows)
-    chosen = np.sort(np.random.default_rng(seed).permutation(starts)[:_TIMED])
-    return np.asarray(chosen[:, None] + np.arange(rows))

@@ -60,7 +60,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     )
     trainer.train()
     if trainer.eval_dataset is not None and not request.schedule.timing_only:
-        progress.evaluation_seconds = evaluate(trainer, known, progress, request.seed, ranks)
+        progress.evaluation_seconds = evaluate(trainer, known, progress, ranks)
     if request.schedule.saves:
         save(trainer, progress)
     return trainer

@@ -10,11 +10,12 @@ from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 from trl.trainer import dpo_trainer
 
+from autotune.core.blocks import block_rows
 from autotune.core.workload import Rollouts
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import image_elements, with_collated
 from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
-from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows
+from autotune.step.trainers.reference import AskingReference, OnTokenizedRows
 
 _COLLATED = ("prompt", "chosen", "rejected")
 """Columns that DPOTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
@@ -32,12 +33,11 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
-        widest_first = np.argsort(-_sequences(dataset, self.args.max_length).max(axis=1), kind="stable")
-        others = np.random.default_rng(0).permutation(len(dataset))
-        typical = [others[first : first + batch_size] for first in range(0, len(others), batch_size)][:TIMED]
-        whole = [batch for batch in typical if len(batch) == batch_size]
+        widths = _sequences(dataset, self.args.max_length).max(axis=1)
+        widest = np.resize(np.argsort(-widths, kind="stable"), batch_size)
+        blocks = block_rows(len(dataset), batch_size)
         columns = ("ref_chosen_logps", "ref_rejected_logps")
-        return self.ask_some(dataset, name, [np.resize(widest_first, batch_size)], whole, columns)
+        return self.ask_some(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)
 
 
 class PreferenceOptimization(AskingReference):

@@ -11,14 +11,14 @@ from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
 from trl.trainer import kto_trainer
 
-from autotune.core.blocks import blocks_of, worst_blocks
+from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import image_elements, with_collated
 from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
 from autotune.step.trainers.base import Collation, InPhase
-from autotune.step.trainers.reference import TIMED, AskingReference, OnTokenizedRows, watch_reference
+from autotune.step.trainers.reference import AskingReference, OnTokenizedRows, watch_reference
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
 
 _MISMATCHED = "KL_completion_ids"
@@ -42,14 +42,9 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
         own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args)
-        worst = worst_blocks(blocks_of(own, beside, batch_size))
-        others = np.random.default_rng(0).permutation(max(1, len(dataset) // batch_size))[:TIMED]
-        widest, typical = (
-            [np.arange(place * batch_size, min((place + 1) * batch_size, len(dataset))) for place in places]
-            for places in (worst, others)
-        )
+        known, blocks = blocks_of(own, beside, batch_size), block_rows(len(dataset), batch_size)
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
-        return self.ask_some(dataset, name, widest, typical, columns)
+        return self.ask_some(dataset, name, blocks[worst_blocks(known)], blocks, known.tokens + known.beside, columns)
 
 
 class UnpairedPreference(AskingReference):

@@ -14,13 +14,14 @@ from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
-from autotune.step.rows import Counts
+from autotune.step.rows import Counts, spread
 from autotune.step.trainers.base import Adapter, InPhase, MakeModel
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.virtual import is_tracing
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
-TIMED = 4
+_TIMED = 8
 """Micro-batches of the pass over the dataset that are timed, after the widest ones."""
 
 
@@ -42,23 +43,33 @@ class OnTokenizedRows(_Trl):
         return self.data_collator(list(rows))
 
     def ask_some(
-        self, dataset: Dataset, name: str, widest: Iterable[Counts], typical: Iterable[Counts], columns: Sequence[str]
+        self,
+        dataset: Dataset,
+        name: str,
+        widest: Iterable[Counts],
+        blocks: Counts,
+        sizes: Counts,
+        columns: Sequence[str],
     ) -> Dataset:
-        """Run the reference on the widest micro-batches, then time it on typical ones.
+        """Run the reference on the widest micro-batches, then time it on some of all sizes.
+
+        A trace has one micro-batch, whose operators are its time.
 
         Args:
             name: of the dataset; the time is kept of ``train``.
-            widest, typical: micro-batches, as indices of rows.
+            widest: micro-batches, as indices of rows.
+            blocks: all micro-batches of the pass; shape (micro-batches, rows).
+            sizes: of them, which their times are proportional to.
             columns: that TRL adds with the results; here they are zeros.
         """
         for batch in widest:
             self._ask(dataset, batch)
-        started, rows = time.perf_counter(), 0
-        for batch in typical:
-            self._ask(dataset, batch)
-            rows += len(batch)
-        if name == "train":
-            self.seconds_per_row = {PRECOMPUTE: (time.perf_counter() - started) / rows if rows else 0.0}
+        if name == "train" and not is_tracing():
+            started, timed = time.perf_counter(), spread(sizes, _TIMED)
+            for batch in blocks[timed]:
+                self._ask(dataset, batch)
+            seconds = (time.perf_counter() - started) * sizes.sum() / sizes[timed].sum()
+            self.seconds_per_row = {PRECOMPUTE: float(seconds) / len(dataset)}
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))
         return dataset

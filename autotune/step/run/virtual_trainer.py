@@ -1,0 +1,239 @@
+"""Builds TRL's trainer on a virtual device, with random weights, the rows of a trace, and phases that it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from datasets import Dataset, load_from_disk
+from transformers import TrainerCallback
+
+from autotune.core.batch_geometry import Recompiled
+from autotune.core.images import ChosenRows
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import ModelSource
+from autotune.step.distributed.engines import Engine, engine_of
+from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
+from autotune.step.images.processed import processing_for_real
+from autotune.step.models.loading import load_config, virtual_model
+from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
+from autotune.step.run.followed import with_phases
+from autotune.step.run.training import run_arguments
+from autotune.step.trainers.base import Adapter
+from autotune.virtual import adopt, for_real, is_tracing, phase, settled
+from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
+from autotune.virtual.tensors import replaced
+
+STEPS = 2
+"""Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
+# Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
+_MICRO_BATCHES_AT_MOST = 2
+NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
+"""Arguments that are left out: accelerate gets the device of a trace afterwards, TF32 changes no allocation, and
+compiled code cannot be traced."""
+
+
+@dataclass(frozen=True)
+class TracedRows:
+    """The rows that a trace trains on, by their parts; see :class:`autotune.core.traced.TraceRequest`.
+
+    Attributes:
+        once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
+            twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
+            false, there are two steps of two micro-batches, or of one where the plan has only one.
+        chosen: rows of a dataset, with their images, in place of ``worst``; None: rows of text.
+        again: see :func:`autotune.virtual.tracing.compiled_again_for`.
+    """
+
+    worst: Sequence[tuple[int, ...]]
+    trainable: float = 1.0
+    once: bool = False
+    chosen: ChosenRows | None = None
+    again: Recompiled = field(default_factory=Recompiled)
+
+    def dataset(self, known: Adapter, plan: TrainingPlan, planned: Any) -> Dataset:
+        """Return the tokenised rows; ``planned`` is the trainer's configuration as planned."""
+        if self.chosen is None:
+            return known.synthetic(self.worst, plan, planned, self.trainable)
+        return load_from_disk(self.chosen.directory).select(self.chosen.indices)
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps that are run."""
+        return 1 if self.once else STEPS
+
+    @property
+    def most_micro_batches(self) -> int:
+        """Maximum number of micro-batches of a step that are run."""
+        return 1 if self.once else _MICRO_BATCHES_AT_MOST
+
+
+@contextmanager
+def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
+    """Make the engine of a plan run on a device, where that is a virtual one."""
+    if engine_of(plan) is not Engine.DEEPSPEED or not is_tracing():
+        yield
+        return
+    from autotune.step.distributed.zero import deepspeed_on
+
+    with deepspeed_on(device):
+        yield
+
+
+def build_virtual(
+    known: Adapter,
+    plan: TrainingPlan,
+    planned: Any,
+    model_config: Any,
+    processor: Any,
+    rows: TracedRows,
+    device: torch.device,
+) -> Any:
+    """Return the trainer of a plan on a device, with a model of random weights and rows of given sizes.
+
+    Args:
+        planned: the trainer's configuration as planned.
+    """
+    overrides = {
+        **run_arguments(rows.steps, Path(planned.output_dir)),
+        **known.derived(plan),
+        "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        **NOT_TRACED,
+        **settled_arguments(plan),
+    }
+    arguments = on_device(device, plan, lambda: config(plan, **overrides))
+    kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
+
+    configured = known.head.configured(model_config, model_config.model_type)
+
+    def make_model(*, teacher: bool = False) -> Any:
+        quantization, loading = quantization_config(plan), kwargs
+        # Trainers set attributes of the configuration of the model that they train alone.
+        own = deepcopy(configured)
+        if teacher:
+            other = teacher_loading(plan)
+            quantization, loading = other.quantization, other.kwargs
+            own = load_config(ModelSource(other.name, revision=other.revision), known.head)
+        place = first_place(device, plan, quantized=quantization is not None)
+        model = virtual_model(own, loading, quantization, place)
+        if not is_tracing():
+            _draw_weights(model)
+        return model
+
+    # Those of trainers that generate hold what they keep of a generation batch themselves.
+    loaded = 0 if rows.chosen is None or known.generating else planned.gradient_accumulation_steps
+    return _traced(known, plan, loaded)(
+        model=make_model(),
+        args=arguments,
+        train_dataset=rows.dataset(known, plan, planned),
+        processing_class=processing_for_real(processor) if known.generating and rows.chosen else processor,
+        peft_config=peft_config(plan),
+        callbacks=[_Phases(once=rows.once)],
+        **known.beside_model(plan, make_model),
+    )
+
+
+def _draw_weights(model: Any) -> None:
+    """Give the weights of a real model values, which a token can be sampled from."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                parameter.normal_(std=0.02)
+
+
+def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
+    """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases.
+
+    Args:
+        loaded: micro-batches that are on the device from the beginning of a step to its end, as accelerate's data
+            loader and ``Trainer.get_batch_samples`` have them: pixels are large. 0: each is moved there where it is
+            trained on, since tokens are small.
+    """
+    trainer = known.trainer_class(plan)
+
+    class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
+        # Of a pass over a generation batch: a plan's geometry counts how many there are.
+        run_chunks = 1
+
+        def get_train_dataloader(self) -> Any:
+            with for_real():
+                self.accelerator.device_placement, placed = False, self.accelerator.device_placement
+                batches = list(super().get_train_dataloader())
+                self.accelerator.device_placement = placed
+                self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
+                return _Batches(batches)
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            samples, items = super().get_batch_samples(*args, **kwargs)
+            if not loaded:
+                return samples, items
+            # Few micro-batches are traced; the last one stands for those that are left out.
+            left_out = samples[-1:] * (loaded - len(samples))
+            self.beside_run = [send_to_device(sample, self.args.device) for sample in left_out]
+            return [send_to_device(sample, self.args.device) for sample in samples], items
+
+        def read_batch(self, rows: Any) -> Any:
+            """Read rows as the data loader does: on real tensors, stored outside of PyTorch's allocators."""
+            with for_real():
+                batch = _Batches([self.data_collator(list(rows))])
+            return next(iter(batch))
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as micro_batch:
+                micro_batch.enter_context(phase(MICRO_BATCH))
+                micro_batch.enter_context(before_update(self.accelerator, micro_batch.close))
+                return super().training_step(*args, **kwargs)
+
+    return with_phases(Traced, known.methods, phase)
+
+
+class _Phases(TrainerCallback):
+    """Names the phases of steps; the numbers stay the same where the second step is left out."""
+
+    def __init__(self, *, once: bool) -> None:
+        self._once = once
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Only a step that is traced once has to know when its gradients are final.
+        for parameter in kwargs["model"].parameters() if self._once else ():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(settled)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        skipped = self._once and state.global_step > 0
+        self._step = phase(step_name(state.global_step + skipped))
+        self._step.__enter__()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update = phase(UPDATE)
+        self._update.__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._update.__exit__(None, None, None)
+        if self._once and state.global_step == 0:
+            with phase(SECOND_UPDATE):
+                kwargs["optimizer"].step()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._step.__exit__(None, None, None)
+
+
+class _Batches:
+    """The micro-batches of a data loader, read once and stored outside of PyTorch's allocators."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = [replaced(batch, torch.Tensor, lambda tensor: tensor.numpy().copy()) for batch in batches]
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (adopt(batch) for batch in self._batches)

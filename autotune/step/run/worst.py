@@ -1,0 +1,62 @@
+"""Finds the rows of the micro-batches that may need the most memory, and of those that code is compiled for again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import heaviest, heaviest_blocks
+from autotune.step.rows import Counts, RowSizes
+from autotune.step.trainers.base import Collation
+
+
+def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the row indices of the micro-batches that may need the most memory, the widest first.
+
+    Of any rows with images, those with the most image data come last in each of them.
+
+    See :mod:`autotune.core.heaviest`.
+    """
+    loads = sizes.loads
+    if collation.blocks:
+        return heaviest_blocks(loads, rows, collation.multiple)
+    several = sizes.lengths.shape[1] > 1
+    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+    if loads.image_elements is None:
+        return found
+    # Rows that are drawn for several micro-batches are divided in this order.
+    return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
+
+
+def recompiled(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the rows of the widest micro-batch that is narrower than the worst, and of the widest without padding.
+
+    Either is left out where there is none.
+    """
+    if collation.blocks:
+        every = block_rows(len(sizes.widest), rows)
+        widths = collation.rounded(sizes.widest[every].max(axis=1))
+        whole = (sizes.lengths[every] == widths[:, None, None]).all(axis=(1, 2))
+        kinds = np.flatnonzero(widths < widths.max()), np.flatnonzero(whole & ~whole[widths.argmax()])
+        return tuple(every[kind[widths[kind].argmax()]] for kind in kinds if len(kind))
+    widths = collation.rounded(sizes.widest)
+    below = np.flatnonzero(widths < widths.max())
+    below, found = below[np.argsort(-sizes.widest[below], kind="stable")], []
+    if len(below):
+        # The first one is padded, as the worst is, if any is.
+        chosen = worst_micro_batches(
+            sizes.widest[below],
+            rows,
+            padded=not collation.flat,
+            multiple=collation.multiple,
+            shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
+        )
+        found.append(below[list(chosen[0])])
+    whole = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
+    enough = [
+        width for width, count in zip(*np.unique(widths[whole], return_counts=True), strict=True) if count >= rows
+    ]
+    if enough and not collation.flat:
+        found.append(whole[widths[whole] == max(enough)][:rows])
+    return tuple(found)
