@@ -28,6 +28,7 @@ def generating_seconds(model: str, rows: str, most: int, typical: int) -> float:
     return found
 
 
+@pytest.mark.nightly
 def test_it_is_what_traces_of_that_very_length_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     model = str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=4))

@@ -1,25 +1,27 @@
-"""The recorded table still is the small example's space, and a search can be replayed from it."""
+"""Recorded tables still are the spaces that they were recorded of, and searches can be replayed from them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
-from benchmarks.replay.distorted_search import DRAWN, distorted
+from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
 from benchmarks.replay.planned_search import best_rate, replay, said
-from benchmarks.replay.tables import RECORDED, Table, legal_candidates, read_table
+from benchmarks.replay.rivals import SEARCHES
+from benchmarks.replay.tables import RECORDED, Table, read_table, recordable
 
 
-@pytest.fixture(scope="module")
-def table() -> Table:
-    return read_table(RECORDED / "small_workload.json")
+@pytest.fixture(scope="module", params=MEASURED)
+def table(request: pytest.FixtureRequest) -> Table:
+    return read_table(RECORDED / request.param)
 
 
 def test_every_legal_candidate_was_recorded(table: Table) -> None:
-    assert set(legal_candidates(table.problem())) == {row.candidate for row in table.rows}
+    assert set(recordable(table.problem())) == {row.candidate for row in table.rows}
 
 
 def test_every_candidate_was_estimated(table: Table) -> None:
@@ -44,3 +46,14 @@ def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
 def test_drawn_measurements_can_be_stored_in_a_study() -> None:
     drawn, _ = distorted(read_table(RECORDED / DRAWN[0]), seed=0)
     assert all(encode(row.measurement) for row in drawn.rows)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_begins_with_the_default_and_probes_what_was_recorded_once(name: str) -> None:
+    if "Gaussian" in name:
+        pytest.importorskip("scipy", reason="Optuna's Gaussian processes need scipy")
+    table = read_table(RECORDED / "long.json.gz")
+    probed = list(islice(SEARCHES[name](table, 0), 8))
+    assert probed[0] == table.problem().baseline
+    assert len(set(probed)) == len(probed) == 8
+    assert set(probed) <= {row.candidate for row in table.rows}

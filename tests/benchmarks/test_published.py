@@ -144,6 +144,7 @@ def test_the_configurations_of_xmems_models_have_the_parameters_of_those() -> No
         assert model.num_parameters() == published[name], name
 
 
+@pytest.mark.nightly
 def test_the_loop_of_xmem_says_what_is_reserved_and_whether_that_fits() -> None:
     table = load("xmem")
     loop = {**table.loop, "tokens": 32, "models": {"small": SMALL_GPT, "T5-small": table.loop["models"]["T5-small"]}}

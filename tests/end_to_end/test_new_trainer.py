@@ -96,6 +96,7 @@ def test_it_is_asked_for_sample_rows_and_passes_the_suite_once_it_has_them(check
     assert ended.returncode == 0, ended.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_its_memory_is_planned_for_a_gpu_that_is_not_here(
     checkout: Path, small_model_directory: Path, rows_file: Path, tmp_path: Path

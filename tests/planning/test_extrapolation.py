@@ -36,11 +36,10 @@ PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
         {"gradient_checkpointing": False}, {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}, 1,
     ),
 }  # fmt: skip
-# Layers like those of Llama.
-ALIKE = ("qwen2", "mistral")
+BY_DAY = (("llama", "checkpointed"), ("llama", "lora"), ("qwen3_moe", "checkpointed"))
 CASES = [
-    *(pytest.param(model, "checkpointed", marks=pytest.mark.nightly if model in ALIKE else ()) for model in MODELS),
-    *(("llama", plan) for plan in PLANS if plan != "checkpointed"),
+    pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
+    for case in (*((model, "checkpointed") for model in MODELS), *(("llama", plan) for plan in PLANS))
 ]
 
 

@@ -29,19 +29,18 @@ LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_h
                          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
 TO_HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
-nightly = pytest.mark.nightly
 needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize(
     "args",
     [
-        pytest.param(CHECKPOINTED, marks=nightly, id="ddp"),
-        pytest.param(fsdp2(), marks=nightly, id="fsdp2"),
+        pytest.param(CHECKPOINTED, id="ddp"),
+        pytest.param(fsdp2(), id="fsdp2"),
         pytest.param({**fsdp2(), **CHECKPOINTED}, id="fsdp2-checkpointed"),
         *(
-            pytest.param({**zero(stage), **more}, marks=[needs_deepspeed, nightly], id=f"zero{stage}{name}")
+            pytest.param({**zero(stage), **more}, marks=needs_deepspeed, id=f"zero{stage}{name}")
             for stage in (1, 2, 3)
             for name, more in (("", {}), ("-checkpointed", CHECKPOINTED))
         ),
@@ -67,7 +66,6 @@ def test_a_full_trace_is_what_small_ones_foretell(
             assert max(totals) == pytest.approx(max(section.totals), rel=error), section.part
 
 
-@nightly
 @needs_deepspeed
 @pytest.mark.parametrize(
     "args",

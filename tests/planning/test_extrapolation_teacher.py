@@ -22,6 +22,7 @@ LAYERS, FEW = 8, (2, 3)
 SHAPE = Shape(4, 96, 24)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -30,7 +31,6 @@ SHAPE = Shape(4, 96, 24)
             {"gradient_checkpointing": False, "beta": 0.5},
             {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"},
             id="stored, LoRA",
-            marks=pytest.mark.nightly,
         ),
     ],
 )

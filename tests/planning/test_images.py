@@ -27,9 +27,10 @@ from tests.vision import picture, write_small_vision_model
     ("trainer", "family"),
     [
         ("sft", "gemma3"),
-        ("kto", "gemma3"),
-        ("grpo", "gemma3"),
-        pytest.param("sft", "llava_next", marks=pytest.mark.nightly),
+        *(
+            pytest.param(trainer, family, marks=pytest.mark.nightly)
+            for trainer, family in (("kto", "gemma3"), ("grpo", "gemma3"), ("sft", "llava_next"))
+        ),
     ],
 )
 def test_few_layers_show_what_all_layers_need(job_server: JobServer, tmp_path: Path, trainer: str, family: str) -> None:

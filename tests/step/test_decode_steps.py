@@ -59,13 +59,13 @@ def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceRepl
 @pytest.mark.parametrize(
     ("trainer", "args", "ranks"),
     [
-        ("grpo", {**GRPO, **fsdp2()}, RANKS),
-        pytest.param("grpo", GRPO, 1, marks=pytest.mark.nightly),
+        ("grpo", GRPO, 1),
+        pytest.param("grpo", {**GRPO, **fsdp2()}, RANKS, marks=pytest.mark.nightly),
         pytest.param("grpo", {**GRPO, **zero(3)}, RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param("rloo", {**GRPO, **fsdp2(reshard_after_forward=False)}, RANKS, marks=pytest.mark.nightly),
         pytest.param("online_dpo", {"max_new_tokens": TOKENS, **fsdp2()}, RANKS, marks=pytest.mark.nightly),
     ],
-    ids=["grpo-fsdp2", "grpo", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
+    ids=["grpo", "grpo-fsdp2", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
 )
 def test_a_few_steps_need_the_memory_and_time_of_all(
     trainer: str, args: dict[str, Any], ranks: int, tmp_path: Path

@@ -23,7 +23,9 @@ print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CO
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="PyTorch 2.11 does not tell its settings"
 )
 @pytest.mark.parametrize(
-    "asked_before", ["", "torch._C._accelerator_getAllocatorSettings()"], ids=["settings unread", "settings read"]
+    "asked_before",
+    ["", pytest.param("torch._C._accelerator_getAllocatorSettings()", marks=pytest.mark.nightly)],
+    ids=["settings unread", "settings read"],
 )
 def test_the_allocator_s_settings_are_those_of_the_plan(asked_before: str) -> None:
     done = subprocess.run(

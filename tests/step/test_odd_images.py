@@ -131,6 +131,7 @@ def test_a_broken_file_is_an_error_that_names_its_row(
         tokenised("gemma3", rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_one_large_image_among_a_thousand_pixels_is_in_the_worst_micro_batch(tmp_path: Path) -> None:
     side, pixels, place = 8000, 1000, 617

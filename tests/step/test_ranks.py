@@ -147,6 +147,7 @@ def test_one_process_that_offloads_is_a_group_of_its_own(
     assert f"ZeRO stage {sharding[-1]} with 1 process" in (tmp_path / "probe" / "log.txt").read_text()
 
 
+@pytest.mark.nightly
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(
     misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
 ) -> None:

@@ -234,6 +234,7 @@ def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) ->
     assert run({"learning_rate": 2e-5}).device == before.device
 
 
+@pytest.mark.nightly
 def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
     run: Any, job_server: JobServer, model: Path, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any)
     assert held == pytest.approx(16 * PARAMETERS / RANKS + 2 * WIDTH**2, rel=0.03)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("args", "offloaded", "bytes_per_parameter"),
     [
@@ -174,6 +175,7 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share
     assert 0 <= grown[1] <= 4 * PARAMETERS / RANKS
 
 
+@pytest.mark.nightly
 @needs_deepspeed
 def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(
     job_server: JobServer, tmp_path: Path

@@ -22,12 +22,15 @@ from tests.study.replayed import LIMIT_BYTES, STATE_BYTES, TableProblem, peak_by
 
 ORDERS = range(10)
 BY_DAY = ORDERS[:3]
-"""The orders of knobs in which a whole space of an 8B shape is searched in every run of the tests."""
+"""The orders of knobs in which a space is searched in every run of the tests."""
+in_orders = pytest.mark.parametrize(
+    "orders", [BY_DAY, pytest.param(ORDERS, marks=pytest.mark.nightly)], ids=["few", "all"]
+)
 
 
 @pytest.fixture(scope="module")
 def table() -> Table:
-    return read_table(RECORDED / "small_workload.json")
+    return read_table(RECORDED / "small.json.gz")
 
 
 @dataclass
@@ -88,12 +91,13 @@ def assert_as_good(found: Estimate, best: Estimate, share: float = 0.01) -> None
         assert found.memory.device_bytes <= (1 + share) * best.memory.device_bytes
 
 
+@in_orders
 @pytest.mark.parametrize("budget", [1.0, 0.5, 0.25, 0.2, 0.15, 0.05])
 def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_all(
-    budget: float, table: Table
+    budget: float, orders: Sequence[int], table: Table
 ) -> None:
     counts = []
-    for seed in ORDERS:
+    for seed in orders:
         runner = RecordedRunner(table, round(budget * table.limit_bytes))
         search_by_traces(Reordered(table.replayed(), seed), runner)  # type: ignore[arg-type]
         assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
@@ -107,7 +111,7 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
     ("name", "budget"),
     [*product(["8b_full", "8b_dpo"], [1.5, 1.0, 0.8, 0.5, 0.25]), ("8b_lora", 1.0), ("8b_lora", 0.5)],
 )
-@pytest.mark.parametrize("orders", [BY_DAY, pytest.param(ORDERS, marks=pytest.mark.nightly)], ids=["few", "all"])
+@in_orders
 def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
     name: str, budget: float, orders: Sequence[int]
 ) -> None:
@@ -120,12 +124,13 @@ def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_w
         assert len(runner.asked) <= 100
 
 
+@in_orders
 @pytest.mark.parametrize("budget_bytes", [250, 300, 400, 600, 900, 1500, 100])
-def test_the_best_found_of_a_table_of_formulas_is_the_best_of_all(budget_bytes: int) -> None:
+def test_the_best_found_of_a_table_of_formulas_is_the_best_of_all(budget_bytes: int, orders: Sequence[int]) -> None:
     here = TableProblem()
     everything = [each for each in here.everything() if here.illegal(each) is None]
     best = best_of(Formulas(budget_bytes).run(everything))
-    for seed in ORDERS:
+    for seed in orders:
         runner = Formulas(budget_bytes)
         search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
         legal = (each for each in runner.asked if here.illegal(each) is None)

@@ -61,6 +61,7 @@ def test_a_worker_of_another_machine_that_is_killed_is_missed_when_its_lease_has
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
 
 
+@pytest.mark.nightly
 def test_a_worker_that_stops_for_longer_than_its_lease_joins_again(journal: Workers) -> None:
     journal.trials, journal.probe_seconds = 16, 0.4
     journal.start(2)

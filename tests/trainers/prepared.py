@@ -31,6 +31,8 @@ from tests.small import write_rows
 from tests.trainers.samples import Rows, sample_rows
 
 DOCUMENTS_PER_STEP = 24
+LIKE_GRPO = ("rloo", "online_dpo", "distillation")
+"""Trainers that take prompts and generate, as GRPO does: their slow tests are left to the nightly run."""
 WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2)
 
 

@@ -21,7 +21,8 @@ from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe
 from autotune.step.jobs.trace import trace_all
-from autotune.step.run.traced_training import TracedRows, Trained, traced_training
+from autotune.step.run.traced_training import Trained, traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.geometry import rows_of
 from autotune.virtual import trace
@@ -29,13 +30,19 @@ from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
 from autotune.virtual.reference import run_on_cpu
 from tests.small import small_config, small_tokenizer
-from tests.trainers.prepared import Prepared
+from tests.trainers.prepared import LIKE_GRPO, Prepared
 
 Prepare = Callable[[Trainer, str], Prepared]
 Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
-EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
+EVERY = pytest.mark.parametrize(
+    "trainer",
+    [
+        pytest.param(item, id=item.name, marks=pytest.mark.nightly if item.name in LIKE_GRPO else ())
+        for item in trainers().values()
+    ],
+)
 # A flat row is made of four documents of whole tokens.
 SHAPES = {
     Layout.EQUAL: (Shape(1, 24), Shape(3, 40)),

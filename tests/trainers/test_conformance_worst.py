@@ -15,7 +15,7 @@ from autotune.step.run.training import step_size
 from autotune.trainers import Trainer, trainers
 from autotune.virtual import phase
 from autotune.virtual.reference import run_on_cpu
-from tests.trainers.prepared import WHOLE_STEPS, Prepared
+from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepared
 
 Prepare = Callable[[Trainer, str], Prepared]
 Choices = Mapping[str, Choice]
@@ -35,8 +35,6 @@ _GENERATED: tuple[Choices, ...] = (
     {"max_new_tokens": 8, "per_device_train_batch_size": 4},
     {"max_completion_length": 8, "per_device_train_batch_size": 4},
 )
-# RLOO is GRPO but for its loss, and online DPO takes the same rows.
-_ALIKE = ("rloo", "online_dpo")
 
 
 def cases(trainer: Trainer) -> Iterator[Any]:
@@ -47,7 +45,7 @@ def cases(trainer: Trainer) -> Iterator[Any]:
     for choices in had:
         name = "-".join([trainer.name, *(f"{knob}={value}" for knob, value in choices.items())])
         yield pytest.param(trainer, choices, BY_NIGHT, id=f"{name}-{BY_NIGHT}", marks=pytest.mark.nightly)
-        if choices is had[0] and trainer.name not in _ALIKE:
+        if choices is had[0] and trainer.name not in LIKE_GRPO:
             yield pytest.param(trainer, choices, BY_DAY, id=f"{name}-{BY_DAY}")
 
 

@@ -12,7 +12,8 @@ import pytest
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.step.run.traced_training import TracedRows, traced_training
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
@@ -41,7 +42,7 @@ class Steps:
     Attributes:
         rows: of the lengths of their parts, in tokens.
         args: of the trainer, without those that all have or that checkpoint.
-        by_day: the ways of checkpointing that are compared in every run of the tests.
+        by_day: the way of checkpointing that is compared in every run of the tests; None: all are by night.
         by_night: those that are compared in the nightly one.
         model: words of adapters, if there are any.
     """
@@ -49,7 +50,7 @@ class Steps:
     trainer: str
     rows: Sequence[tuple[int, ...]]
     args: Mapping[str, object]
-    by_day: str
+    by_day: str | None
     by_night: Sequence[str] = ()
     model: Mapping[str, object] = field(default_factory=dict)
 
@@ -107,26 +108,28 @@ STEPS: Mapping[str, Steps] = {
     OTHERS_BY_DAY: Steps("sft", TEXTS, PACKED, STORED, model=LORA),
     "dpo, a copy": Steps("dpo", PAIRS, EVALUATED, STORED, [CHECKPOINTED]),
     "dpo, adapters off": Steps("dpo", PAIRS, EVALUATED, CHECKPOINTED, [STORED], LORA),
-    "dpo, precomputed": Steps("dpo", PAIRS, {**CUT, **PRECOMPUTED}, STORED, [CHECKPOINTED]),
+    "dpo, precomputed": Steps("dpo", PAIRS, {**CUT, **PRECOMPUTED}, None, [STORED, CHECKPOINTED]),
     "kto, a copy": Steps("kto", WIDER, KTO, STORED, [CHECKPOINTED]),
-    "kto, a copy, narrower": Steps("kto", NARROWER, KTO, CHECKPOINTED, [STORED]),
+    "kto, a copy, narrower": Steps("kto", NARROWER, KTO, None, [STORED, CHECKPOINTED]),
     "kto, adapters off": Steps("kto", WIDER, KTO, CHECKPOINTED, [STORED], LORA),
-    "kto, precomputed": Steps("kto", WIDER, {**KTO, **PRECOMPUTED}, STORED, [CHECKPOINTED]),
+    "kto, precomputed": Steps("kto", WIDER, {**KTO, **PRECOMPUTED}, None, [STORED, CHECKPOINTED]),
     "kto, without KL": Steps("kto", WIDER, {**KTO, "loss_type": "apo_zero_unpaired"}, CHECKPOINTED, [STORED]),
     "reward": Steps("reward", SCORED, EVALUATED, EVERY_2, [STORED, CHECKPOINTED]),
     "reward, LoRA": Steps("reward", SCORED, EVALUATED, STORED, [CHECKPOINTED, EVERY_2], SEQUENCES),
     # Stored, tokens are generated with a cache, and checkpointed, without.
-    "online_dpo, a copy": Steps("online_dpo", PROMPTS, ONLINE, STORED, [CHECKPOINTED]),
+    "online_dpo, a copy": Steps("online_dpo", PROMPTS, ONLINE, None, [STORED, CHECKPOINTED]),
     "online_dpo, adapters off": Steps("online_dpo", PROMPTS, ONLINE, CHECKPOINTED, [STORED], LORA),
-    "online_dpo, no room for prompts": Steps("online_dpo", PROMPTS, {**ONLINE, "max_length": NEW // 2}, CHECKPOINTED),
+    "online_dpo, no room for prompts": Steps(
+        "online_dpo", PROMPTS, {**ONLINE, "max_length": NEW // 2}, None, [CHECKPOINTED]
+    ),
     "grpo": Steps("grpo", PROMPTS, GROUPS, CHECKPOINTED, [STORED]),
-    "grpo, LoRA": Steps("grpo", PROMPTS, GROUPS, STORED, [CHECKPOINTED], LORA),
+    "grpo, LoRA": Steps("grpo", PROMPTS, GROUPS, None, [STORED, CHECKPOINTED], LORA),
     "rloo": Steps("rloo", PROMPTS, GROUPS, STORED, [CHECKPOINTED]),
-    "rloo, LoRA": Steps("rloo", PROMPTS, GROUPS, CHECKPOINTED, [STORED], LORA),
-    "distillation": Steps("distillation", PROMPTS, TAUGHT, STORED, [CHECKPOINTED]),
+    "rloo, LoRA": Steps("rloo", PROMPTS, GROUPS, None, [STORED, CHECKPOINTED], LORA),
+    "distillation": Steps("distillation", PROMPTS, TAUGHT, None, [STORED, CHECKPOINTED]),
     "distillation, LoRA": Steps("distillation", PROMPTS, TAUGHT, CHECKPOINTED, [STORED], LORA),
     # Neither the forward nor the reverse divergence, so that each tile is projected twice.
-    "distillation, JSD": Steps("distillation", PROMPTS, {**TAUGHT, "beta": 0.5}, CHECKPOINTED, [STORED]),
+    "distillation, JSD": Steps("distillation", PROMPTS, {**TAUGHT, "beta": 0.5}, None, [STORED, CHECKPOINTED]),
 }
 
 
@@ -134,7 +137,7 @@ def cases() -> Iterator[Any]:
     """Yield every architecture with all steps in each of their ways."""
     for architecture in ARCHITECTURES:
         for name, steps in STEPS.items():
-            for way in (steps.by_day, *steps.by_night):
+            for way in filter(None, (steps.by_day, *steps.by_night)):
                 by_day = way == steps.by_day and (architecture == "llama" or name == OTHERS_BY_DAY)
                 marks = () if by_day else pytest.mark.nightly
                 yield pytest.param(architecture, steps, way, marks=marks, id=f"{architecture}, {name}, {way}")

@@ -71,7 +71,7 @@ CASES = (
     # Lines count from the first one of the body; those of SHORT are before it.
     _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     # PEFT takes text for modules: this word, or a regular expression.
-    _case("sft: modules as text", "use_peft: true\nlora_target_modules: all-linear\n", FITS),
+    _case("sft: modules as text", "use_peft: true\nlora_target_modules: all-linear\n", FITS, nightly=True),
     _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
     _case(
         "sft: packed",
@@ -122,11 +122,12 @@ CASES = (
         "sft: evaluated on a part of its rows",
         "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 32\n",
         FITS,
+        nightly=True,
     ),
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
-    _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 x 4 processes rows)": None}),
+    _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 x 4 processes rows)": None}, nightly=True),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
         "dpo: legacy",
@@ -139,7 +140,10 @@ CASES = (
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
     _case(
-        "kto: one row without a KL divergence", "per_device_train_batch_size: 1\nloss_type: apo_zero_unpaired\n", FITS
+        "kto: one row without a KL divergence",
+        "per_device_train_batch_size: 1\nloss_type: apo_zero_unpaired\n",
+        FITS,
+        nightly=True,
     ),
     _case(
         "kto: a key of DPO",
@@ -161,7 +165,7 @@ CASES = (
     _case(
         "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
     ),
-    _case("grpo: a generation for two steps", f"{HALF_A_GROUP}steps_per_generation: 2\n", FITS),
+    _case("grpo: a generation for two steps", f"{HALF_A_GROUP}steps_per_generation: 2\n", FITS, nightly=True),
     _case("grpo: a generation of eight rows", f"{HALF_A_GROUP}generation_batch_size: 8\n", FITS, nightly=True),
     _case(
         "grpo: evaluated in groups of their own",
@@ -174,11 +178,17 @@ CASES = (
     _case("rloo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}, nightly=True),
     _case("rloo: of another algorithm", "rloo_k: 4\nkl_coef: 0.1\nnum_mini_batches: 2\n", RUNS_NOT, {"kl_coef": 1}),
     _case("rloo: a list as text", "reward_weights: one\n", RUNS_NOT, {'reward_weights is "one"': 0}),
-    _case("rloo: too few prompts", "gradient_accumulation_steps: 64\n", RUNS_NOT, {"the dataset has 48": None}),
+    _case(
+        "rloo: too few prompts",
+        "gradient_accumulation_steps: 64\n",
+        RUNS_NOT,
+        {"the dataset has 48": None},
+        nightly=True,
+    ),
     _case("online_dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8": None}),
     _case("online_dpo: of GRPO", "max_completion_length: 24\n", RUNS_NOT, {"is a key of distillation, grpo, rloo": 0}),
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
-    _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}),
+    _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}, nightly=True),
     _case("distillation: as TRL has it", "", FITS, {"An optimizer step trains on 8 prompts": None}),
     _case("distillation: of GRPO", "num_generations: 4\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
     _case(

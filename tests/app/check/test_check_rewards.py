@@ -68,6 +68,7 @@ def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
     assert "trust_remote_code lets the model's own code run" in told
 
 
+@pytest.mark.nightly
 def test_it_is_imported_where_that_is_asked_for_and_not_by_the_process_that_was_started(
     write: Write, started: Command, tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def parameter_bytes(checked: Checked, **asked: object) -> int:
     return int(verdict.need.memory.breakdown["parameter"])
 
 
+@pytest.mark.nightly
 def test_weights_of_the_teacher_are_counted_in_the_type_that_it_is_loaded_in(
     write: Write, checked: Checked, model: Path, tmp_path: Path
 ) -> None:
