@@ -27,7 +27,10 @@ from autotune.study import Purpose
 from benchmarks.replay.planned_search import searched
 from benchmarks.replay.tables import RECORDED, Row, Table, read_table
 
-DRAWN, MEASURED = ("8b_full.json.gz", "8b_dpo.json.gz", "8b_lora.json.gz"), ("small_workload.json",)
+DRAWN, MEASURED = (
+    ("8b_full.json.gz", "8b_dpo.json.gz", "8b_lora.json.gz"),
+    ("small.json.gz", "long.json.gz", "dpo.json.gz"),
+)
 PROBES = (8, 16)
 BY_CHOICE, BY_COMBINATION, NOISE = 0.2, 0.1, 0.04
 # Differing choices over which the correlation of combinations falls to 1/e.

@@ -1,6 +1,6 @@
 """How many probes a search needs with and without predictions, replayed from a recorded table.
 
-python -m benchmarks.replay.planned_search [--table benchmarks/replay/recorded/small_workload.json] [--seeds 10]
+python -m benchmarks.replay.planned_search [--table benchmarks/replay/recorded/small.json.gz] [--seeds 10]
 
 Every probe is answered by what `record_table.py` measured of that candidate, and every estimate by its recorded traces:
 those of a search by traces at first, and of each candidate that comes to be probed. It prints Markdown. Two things are
@@ -86,7 +86,7 @@ class RecordedEstimates:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Replay and print; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", type=Path, default=RECORDED / "small_workload.json")
+    parser.add_argument("--table", type=Path, default=RECORDED / "small.json.gz")
     parser.add_argument("--seeds", type=int, default=10)
     asked = parser.parse_args(arguments)
     table = read_table(asked.table)

@@ -1,11 +1,12 @@
-"""Probes every legal candidate of a part of the small example's space, and records what each showed.
+"""Probes every legal candidate of a part of the search space, and records what each showed.
 
-OMP_NUM_THREADS=1 python -m benchmarks.replay.record_table [--output benchmarks/replay/recorded/small_workload.json]
+OMP_NUM_THREADS=1 python -m benchmarks.replay.record_table [--table long]
 
-As `make probe` does it: a budget of 900 MiB, one thread, the schedule of `--effort quick`. The order is shuffled, so
-that a machine that slows down on the way does not look like a technique. There are three rounds, since a machine that
-others use as well slows down without a warning, and since memory on a CPU is not the same twice. Rows are written as
-they come; a second call goes on where the first ended.
+Three tables: SFT of the small example's Llama; SFT of a Qwen3 on long rows, with LoRA and optimizers; DPO of a Gemma 3
+on long pairs. One thread, the schedule of `--effort quick`. The order is shuffled, so that a machine that slows down on
+the way does not look like a technique. There are three rounds, since a machine that others use as well slows down
+without a warning, and since memory on a CPU is not the same twice. Rows are written as they come; a second call goes on
+where the first ended.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.problem import attentions, global_batch_of
@@ -29,47 +30,74 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
-from benchmarks.replay.tables import RECORDED, Row, Table, legal_candidates, options, placeless, read_table, write_table
+from benchmarks.probe.soak import Case, workload
+from benchmarks.replay.tables import RECORDED, Row, Table, options, placeless, read_table, recordable, write_table
 from benchmarks.shapes import small_workload
 
-BUDGET_BYTES = 900 * MIB
 MARGIN = 0.05
 _PROBES_BETWEEN_WRITES = 10
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a space, all of which is probed.
+
+    Attributes:
+        case: model and rows; None: those of the small example.
+    """
+
+    budget_bytes: int
+    trainer: str = "sft"
+    case: Case | None = None
+
+    def built(self, folder: Path) -> tuple[Path, Path]:
+        """Write the model and the rows, and return them."""
+        return workload(self.case, folder)[:2] if self.case else small_workload(folder)
+
+
+PARTS: Mapping[str, Part] = {
+    "small": Part(900 * MIB),
+    "long": Part(500 * MIB, case=Case("sft", "qwen3", "500MiB", long=True)),
+    "dpo": Part(700 * MIB, "dpo", Case("dpo", "gemma3_text", "700MiB", long=True)),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Record what is missing; return 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=RECORDED / "small_workload.json")
+    parser.add_argument("--table", choices=PARTS, action="append")
     parser.add_argument("--rounds", type=int, default=3, help="probes of each candidate (default: 3)")
     asked = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        record(Path(folder), asked.output, asked.rounds)
+    for name in asked.table or PARTS:
+        with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
+            record(name, Path(folder), asked.rounds)
     return 0
 
 
-def record(folder: Path, output: Path, rounds: int) -> None:
-    """Build the workload and probe every candidate until ``output`` has so many rounds of it."""
-    model, data = small_workload(folder / "small")
-    wanted, machine = options(), inspect_machine("cpu")
+def record(name: str, folder: Path, rounds: int) -> None:
+    """Build the workload and probe every candidate until the table of this name has so many rounds of it."""
+    part, output, space = PARTS[name], RECORDED / f"{name}.json.gz", f"{name}_space.yaml"
+    model, data = part.built(folder / "workload")
+    wanted, machine = options(space, part.trainer), inspect_machine("cpu")
     threads = machine.hardware.threads
     with JobServer("cpu", threads=threads) as server:
         reader = WorkloadReader(server, folder, ignore)
-        workload = reader.read(wanted.trainer.name, model_source(str(model), "random"), dataset_source(str(data)))
-        workload = reader.check_attention(workload, machine, attentions(wanted, machine))
+        read = reader.read(wanted.trainer.name, model_source(str(model), "random"), dataset_source(str(data)))
+        read = reader.check_attention(read, machine, attentions(wanted, machine))
         table = Table(
-            placeless(workload),
+            placeless(read),
             machine,
             environment(machine),
             global_batch_of(wanted, machine),
-            int(BUDGET_BYTES * (1 - MARGIN)),
+            int(part.budget_bytes * (1 - MARGIN)),
             threads,
+            space=space,
         )
         if output.exists():
             table = replace(table, rows=read_table(output).rows, seconds=read_table(output).seconds)
-        problem = replace(table, workload=workload).problem()
+        problem = replace(table, workload=read).problem()
         rows = {row.candidate: row for row in table.rows}
-        rows |= {candidate: Row(candidate, ()) for candidate in legal_candidates(problem) if candidate not in rows}
+        rows |= {candidate: Row(candidate, ()) for candidate in recordable(problem) if candidate not in rows}
         missing = [
             candidate
             for number in range(rounds)

@@ -148,13 +148,22 @@ def legal_candidates(problem: TrainerProblem) -> tuple[Candidate, ...]:
     return tuple(candidate for candidate in normal if problem.illegal(candidate) is None)
 
 
+def recordable(problem: TrainerProblem) -> tuple[Candidate, ...]:
+    """Return what a search can probe: the legal candidates, and TRL's default, which may train on less."""
+    return tuple(dict.fromkeys((problem.baseline, *legal_candidates(problem))))
+
+
 def options(space: str = SMALL_SPACE, trainer: str = "sft") -> Options:
-    """Return the options of a recording, beside the budget: the defaults, on a part of the space, all of it allowed."""
+    """Return the options of a recording, beside the budget: the defaults, on a part of the space, all of it allowed.
+
+    A precision that is the only one is fixed, so that TRL's default has it too.
+    """
     file = RECORDED / space
     named = load(file, trainer, find_trainer(trainer).techniques).choices
-    return probe_options(
-        ProbeArguments(trainer=trainer, device="cpu", margin=0.05, allow=named, space=file, effort="quick", seed=42)
-    )
+    precisions = named.get("precision", ())
+    fix = {"precision": precisions[0]} if len(precisions) == 1 else None
+    wanted = ProbeArguments(trainer=trainer, device="cpu", margin=0.05, allow=named, fix=fix, space=file)
+    return probe_options(replace(wanted, effort="quick", seed=42))
 
 
 def placeless(workload: Workload) -> Workload:
