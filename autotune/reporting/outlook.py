@@ -76,13 +76,14 @@ def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
 
 
 def interrupted_text(result: Result) -> str:
-    """Return the result of an interrupted run so far."""
+    """Return the result so far of a run that the user or the time limit ended."""
     best = best_so_far(result.trials)
+    ended = "Ended by the time limit" if result.ended is Ending.TIME else "Interrupted"
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
-        return f"Interrupted before any candidate{allowed} ran to the end."
+        return f"{ended} before any candidate{allowed} ran to the end."
     return (
-        f"Interrupted. Best so far, not confirmed by a longer run: {candidate_name(result, best.candidate)} "
+        f"{ended}. Best so far, not confirmed by a longer run: {candidate_name(result, best.candidate)} "
         f"at {rate_or_dash(best.tokens_per_second)}, peak {bytes_or_dash(best.peak_bytes)}."
     )
 
