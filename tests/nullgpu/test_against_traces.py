@@ -36,6 +36,7 @@ def both(machine: NullMachine, lengths: Mapping[int, int], **given: object) -> t
     return found["traced"], found["measured"]
 
 
+@pytest.mark.nightly
 def test_a_plan_counts_no_padding_that_the_loss_leaves_out(machine: NullMachine) -> None:
     # The loss counts 2,500 of the 4,000 tokens of the worst micro-batch.
     traced, measured = both(machine, {1000: 1, 500: 7})
@@ -145,6 +146,7 @@ BUILT = """
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [{}, pytest.param({"device_map": {"": 0}}, marks=pytest.mark.nightly)])
 def test_two_models_that_are_loaded_reserve_what_is_traced(
     machine: NullMachine, tmp_path: Path, how: Mapping[str, Any]

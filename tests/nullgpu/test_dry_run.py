@@ -139,6 +139,7 @@ def test_the_longest_row_is_caught_though_it_is_the_last(tmp_path: Path) -> None
     assert as_it_is.document["outcome"] == "fits the batches that ran"
 
 
+@pytest.mark.nightly
 def test_a_script_of_transformers_trainer_is_followed_and_not_let_to_save(tmp_path: Path) -> None:
     found = dry_run(sys.executable, EXAMPLES / "trainer.py", tmp_path, options=("--steps", "2"), code=0)
     assert [span["step"] for span in found.spans()] == [0, 1, 2]
@@ -159,6 +160,7 @@ def test_accelerate_launches_fsdp2_on_two_null_gpus(tmp_path: Path) -> None:
     assert "Traceback" not in found.err
 
 
+@pytest.mark.nightly
 def test_grpo_with_a_reward_function_of_its_own_takes_what_a_trace_of_it_takes(tmp_path: Path) -> None:
     words, configured = NullMachine(tmp_path / "table").run(PREPARED, str(tmp_path))
     found = dry_run(*words, options=("--gpu", "H100-80GB"), code=0)
