@@ -3,10 +3,10 @@
 python -m benchmarks.replay.rivals [--table long] [--seeds 20]
 
 Beside `autotune probe`, with and without predictions: random search, Optuna's TPE and its Gaussian processes by
-themselves, and the order of DeepSpeed's autotuner, which raises the micro-batch until memory runs out and then changes
-one setting after another. All begin with TRL's default. What is illegal, or was probed before, costs the others
-nothing. It prints Markdown: the share of the best rate that the fastest candidate so far has after so many probes, and
-how many of the first 16 ran out of memory; medians.
+themselves, and the order of DeepSpeed's autotuner, which tunes the micro-batch first and then settings of ZeRO; the
+other knobs stand in for these, one after another. All begin with TRL's default. What is illegal, or was probed before,
+costs the others nothing. It prints Markdown: the share of the best rate that the fastest candidate so far has after so
+many probes, and how many of the first 16 ran out of memory; medians.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def by_optuna(sampler: Callable[[int], BaseSampler]) -> Search:
 
 
 def by_deepspeed(table: Table, seed: int) -> Iterator[Candidate]:
-    """Yield candidates in the order of DeepSpeed's autotuner: growing micro-batches, then one setting at a time.
+    """Yield candidates with growing micro-batches, then with one other knob changed at a time.
 
-    Source: https://github.com/deepspeedai/DeepSpeed/tree/master/deepspeed/autotuning.
+    The order of ``Autotuner.tune`` (deepspeed/autotuning/autotuner.py), with other knobs in place of ZeRO's settings.
     """
     del seed
     problem, rates = table.problem(), rates_of(table)

@@ -13,6 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
+from autotune.core.blocks import block_rows
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.step.rows import spread
 from autotune.step.run.traced_training import traced_training
@@ -159,22 +160,29 @@ def test_a_trace_asks_beforehand_about_one_micro_batch_as_it_does_beside_the_tra
     assert products(PRECOMPUTED, (PRECOMPUTE,)) == beside
 
 
-def test_the_time_of_a_pass_over_the_dataset_has_that_of_its_few_long_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths = np.where(np.arange(400) % 40 == 0, 4000, 100)
-    blocks = np.arange(400)[:, None]
-    now = [0.0]
+@pytest.mark.parametrize(
+    ("widths", "rows"),
+    [
+        pytest.param([4000 if row % 40 == 0 else 100 for row in range(400)], 1, id="few long rows"),
+        pytest.param([100] * 9, 8, id="a last micro-batch of one row"),
+    ],
+)
+def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
+    widths: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide, blocks, now = np.array(widths), block_rows(len(widths), rows), [0.0]
 
     class Asked(OnTokenizedRows):
         def __init__(self) -> None:
             pass
 
         def _ask(self, dataset: Dataset, batch: Any) -> None:
-            now[0] += float(widths[batch].sum())
+            now[0] += float(wide[batch].sum())
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     asked = Asked()
-    asked.ask_some(Dataset.from_dict({"row": list(range(400))}), "train", [], blocks, widths, ())
-    assert asked.seconds_per_row == {PRECOMPUTE: pytest.approx(widths.mean())}
+    asked.ask_some(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), ())
+    assert asked.seconds_per_row == {PRECOMPUTE: pytest.approx(wide.mean())}
 
 
 def test_sizes_are_spread_as_all_of_them_are() -> None:

@@ -108,7 +108,7 @@ STEPS: Mapping[str, Steps] = {
     OTHERS_BY_DAY: Steps("sft", TEXTS, PACKED, STORED, model=LORA),
     "dpo, a copy": Steps("dpo", PAIRS, EVALUATED, STORED, [CHECKPOINTED]),
     "dpo, adapters off": Steps("dpo", PAIRS, EVALUATED, CHECKPOINTED, [STORED], LORA),
-    "dpo, precomputed": Steps("dpo", PAIRS, {**CUT, **PRECOMPUTED}, None, [STORED, CHECKPOINTED]),
+    "dpo, precomputed": Steps("dpo", PAIRS, {**CUT, **PRECOMPUTED}, STORED, [CHECKPOINTED]),
     "kto, a copy": Steps("kto", WIDER, KTO, STORED, [CHECKPOINTED]),
     "kto, a copy, narrower": Steps("kto", NARROWER, KTO, None, [STORED, CHECKPOINTED]),
     "kto, adapters off": Steps("kto", WIDER, KTO, CHECKPOINTED, [STORED], LORA),

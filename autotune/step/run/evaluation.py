@@ -57,7 +57,8 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> fl
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
-    return float(seconds * tokens.sum() / tokens[places].sum() / ranks)
+    # A last micro-batch with fewer rows repeats them here.
+    return float(seconds * tokens.sum() / tokens[places].sum() * len(rows) / blocks.size / ranks)
 
 
 def rows_at_once(trainer: Any, known: Adapter) -> int:

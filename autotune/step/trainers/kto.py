@@ -44,7 +44,9 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
         own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args)
         known, blocks = blocks_of(own, beside, batch_size), block_rows(len(dataset), batch_size)
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
-        return self.ask_some(dataset, name, blocks[worst_blocks(known)], blocks, known.tokens + known.beside, columns)
+        # A last block with fewer rows repeats them, and would need more than TRL's.
+        widest = [np.unique(blocks[place]) for place in worst_blocks(known)]
+        return self.ask_some(dataset, name, widest, blocks, known.tokens + known.beside, columns)
 
 
 class UnpairedPreference(AskingReference):

@@ -69,7 +69,8 @@ class OnTokenizedRows(_Trl):
             for batch in blocks[timed]:
                 self._ask(dataset, batch)
             seconds = (time.perf_counter() - started) * sizes.sum() / sizes[timed].sum()
-            self.seconds_per_row = {PRECOMPUTE: float(seconds) / len(dataset)}
+            # A last micro-batch with fewer rows repeats them.
+            self.seconds_per_row = {PRECOMPUTE: float(seconds) / blocks.size}
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))
         return dataset
