@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,9 @@ T = TypeVar("T")
 
 DecodeError = msgspec.ValidationError
 """A ``ValueError``: a document does not have the expected structure; the message names the place."""
+
+_described: set[type] = set()
+_describing = Lock()
 
 
 def encode(value: object) -> Any:
@@ -31,6 +35,12 @@ def decode(kind: type[T], document: Any) -> T:
     Raises:
         DecodeError: a field is missing or has another type than its hint.
     """
+    # msgspec keeps the description of a type while it is still being made, and another thread that reads it then ends
+    # the process by a segmentation fault (seen with 0.22).
+    if kind not in _described:
+        with _describing:
+            msgspec.json.Decoder(kind, dec_hook=_decoded)
+            _described.add(kind)
     return msgspec.convert(document, kind, str_keys=True, dec_hook=_decoded)
 
 

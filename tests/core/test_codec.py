@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields
 
 import pytest
@@ -80,3 +82,34 @@ def test_what_fingerprints_are_made_of_has_no_sets_whose_order_differs_between_p
     assert not [
         f"{kind.__name__}.{field.name}" for kind in parts for field in fields(kind) if "set[" in str(field.type)
     ]
+
+
+_FIRST_DECODED_BY_THREADS = """
+import sys, threading
+from dataclasses import make_dataclass
+from autotune.core.codec import decode
+
+sys.setswitchinterval(1e-6)
+for _ in range(8):
+    inner = make_dataclass("Inner", [(f"figure_{n}", int) for n in range(30)])
+    outer = make_dataclass("Outer", [(f"part_{n}", inner) for n in range(30)])
+    document = {f"part_{n}": {f"figure_{m}": m for m in range(30)} for n in range(30)}
+    found, ready = [], threading.Barrier(4)
+    def run(kind):
+        ready.wait()
+        found.append(decode(kind, document if kind is outer else document["part_0"]))
+    threads = [threading.Thread(target=run, args=(kind,)) for kind in (outer, inner, outer, inner)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+"""
+
+
+def test_threads_may_decode_a_type_for_the_first_time_at_once() -> None:
+    # msgspec 0.22 describes a type in a cache that other threads read before it is filled: a segmentation fault ends
+    # the process.
+    done = subprocess.run([sys.executable, "-c", _FIRST_DECODED_BY_THREADS], check=False, timeout=120)
+
+    assert done.returncode == 0
