@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -67,10 +69,28 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
     """
     name, args, kwargs = json.loads(call)
     namespace, packet, overload = name.split(".")
+    if namespace not in ("aten", "prims") and find_spec(namespace) is not None:
+        # A library that brings operators registers them when it is imported.
+        import_module(namespace)
     func = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     bound = _bound((args, list(kwargs.values())))
     made = [_made(value, device, bound) for value in args]
+    if packet.rstrip("_") == "masked_scatter":
+        made[1] = _mask_for(made[1], made[2], rows=False)
+    elif packet.rstrip("_") == "index_put" and len(made[1]) == 1:
+        made[1] = [_mask_for(made[1][0], made[2], rows=True)]
     return func, made, {key: _made(value, device, bound) for key, value in kwargs.items()}
+
+
+def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:
+    """Return a mask of the same shape that chooses as many elements as there are values, or rows of them, for each.
+
+    With more of them a GPU's kernel fails, and with it each later one of the process.
+    """
+    if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool or not values.dim():
+        return mask
+    count = len(values) if rows else values.numel()
+    return (torch.arange(mask.numel(), device=mask.device) < count).view(mask.shape)
 
 
 def _bound(tree: Any) -> int:

@@ -64,7 +64,7 @@ def _cudnn_attention(
     order = sorted(range(4), key=lambda dimension: -query.stride(dimension))
     sizes = (*query.shape[:3], value.size(3))
     out = torch.empty_permuted(sizes, order, dtype=query.dtype, device=query.device)
-    lse = query.new_empty(query.shape[:3] if compute_log_sumexp else 0, dtype=torch.float32)
+    lse = query.new_empty((*query.shape[:3], 1) if compute_log_sumexp else 0, dtype=torch.float32)
     seed, offset = (query.new_empty((), dtype=torch.int64) for _ in range(2))
     return out, lse, None, None, query.size(2), key.size(2), seed, offset, None
 

@@ -127,6 +127,25 @@ GROUPED = """
     print(json.dumps([peak, sum(each.nbytes for each in made), *scratch(backward, (given, q, k, v), {}, None)]))
 """
 
+OPERATORS = """
+    import functools, json, torch
+    from autotune.virtual import trace
+    from autotune.virtual.calls import arguments_of
+    from tests.virtual.cuda_cases import run_case
+    if __name__ == "__main__":
+        traced = trace(functools.partial(run_case, "llama, checkpointed"), capability=(9, 0))
+        names, refused = set(), {}
+        for call in {record.call for record in traced.operators if record.call}:
+            func, args, kwargs = arguments_of(call, torch.device("cuda"))
+            names.add(str(func))
+            try:
+                with torch.no_grad():
+                    func(*args, **kwargs)
+            except RuntimeError as error:
+                refused[call] = str(error)
+        print(json.dumps([sorted(names), refused]))
+"""
+
 REFUSED = """
     import json, sys, torch
     try:
@@ -195,6 +214,13 @@ def test_cudnns_frontend_asks_for_the_workspace_that_a_trace_counts(machine: Nul
     peak, gradients, workspace = machine.run(GROUPED)
     # Blocks are multiples of 512 bytes.
     assert 0 <= peak - gradients - workspace < 1024
+
+
+@pytest.mark.nightly
+def test_every_operator_of_a_step_on_hopper_runs_by_itself(machine: NullMachine) -> None:
+    names, refused = machine.run(OPERATORS)
+    assert "aten._scaled_dot_product_cudnn_attention_backward.default" in names
+    assert refused == {}
 
 
 @pytest.mark.parametrize(

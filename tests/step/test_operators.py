@@ -9,6 +9,9 @@ import pytest
 
 from autotune.core.protocol import OperatorsReply, OperatorsRequest
 from autotune.probing import JobServer, measure_operators
+from autotune.step.job import JobContext
+from autotune.step.jobs.operators import measure_operators as measure_operators_here
+from autotune.step.run.meters import METERS, CpuMeter
 
 
 def product(side: int) -> str:
@@ -49,3 +52,19 @@ def test_an_operator_that_needs_more_memory_than_is_allowed_has_no_time(server: 
     found = measure_operators(server, request, tmp_path).seconds
     assert found[product(1 << 15)] is None
     assert found[SMALL] is not None
+
+
+class Broken(CpuMeter):
+    """Stands in for a GPU on which a kernel has failed: everything fails from then on."""
+
+    def synchronize(self) -> None:
+        """Fail as CUDA does."""
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_works_no_more_gives_no_further_operator_no_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(METERS, "cpu", Broken)
+    request = OperatorsRequest((DIFFERENT, SMALL), "cpu", 60.0)
+    assert measure_operators_here(request, JobContext(tmp_path, 0.0)).seconds == {DIFFERENT: None}

@@ -156,6 +156,11 @@ CASES: dict[str, Step] = {
 }
 
 
+def run_case(name: str, device: torch.device) -> None:
+    """Run a case; a function that can be handed to another process."""
+    CASES[name](device)
+
+
 def _traced(step: Step) -> dict[str, Any]:
     traced = trace(step, capability=CAPABILITY)
     replayed = replay(traced, capability=CAPABILITY)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -43,3 +46,25 @@ def test_tensors_of_a_call_have_its_strides_and_indices_that_are_in_range() -> N
     assert (weight.shape, weight.stride()) == ((5, 4), (1, 5))
     assert weight.min() >= 0.1
     assert 0 <= int(indices.min()) <= int(indices.max()) < 5
+
+
+SCATTERED = """["aten.masked_scatter.default", [{"tensor": [[2, 6], [6, 1], "float32", true]},
+{"tensor": [[2, 6], [6, 1], "bool", true]}, {"tensor": [[7], [1], "float32", true]}], {}]"""
+PUT = """["aten.index_put_.default", [{"tensor": [[2, 5, 3], [15, 3, 1], "float32", true]},
+[{"tensor": [[2, 5], [5, 1], "bool", true]}], {"tensor": [[7, 3], [3, 1], "float32", true]}, true], {}]"""
+
+
+@pytest.mark.parametrize("call", [SCATTERED, PUT])
+def test_a_mask_chooses_as_many_elements_as_there_are_values_for(call: str) -> None:
+    # A GPU's kernel of another mask fails where nothing can be caught, and no operator runs in that process afterwards.
+    func, args, _ = arguments_of(call, torch.device("cpu"))
+    mask = args[1][0] if isinstance(args[1], list) else args[1]
+    assert int(mask.sum()) == 7
+    func(*args)
+
+
+def test_the_library_of_an_operator_is_loaded() -> None:
+    pytest.importorskip("bitsandbytes")
+    call = '["bitsandbytes.int8_vectorwise_quant.default", [{"tensor": [[2, 4], [4, 1], "float16", true]}, 6.0], {}]'
+    code = f"import torch; from autotune.virtual.calls import arguments_of; arguments_of({call!r}, torch.device('cpu'))"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -23,7 +23,10 @@ _FLUSHED_BYTES = 1 << 28
 
 
 def measure_operators(request: OperatorsRequest, _context: JobContext) -> OperatorsReply:
-    """Return the seconds of each call, in their order, while there is time; None for one that fails."""
+    """Return the seconds of each call, in their order, while there is time; None for one that fails.
+
+    One that fails on a GPU, in place of being refused, is the last: no operator runs in its process afterwards.
+    """
     end = time.monotonic() + request.seconds
     select_device(request.device)
     meter = METERS[request.device]()
@@ -39,8 +42,18 @@ def measure_operators(request: OperatorsRequest, _context: JobContext) -> Operat
             except Exception:  # noqa: BLE001 an operator may refuse made-up values in any way, and has no time then
                 found[call] = None
                 gc.collect()
+                if not _works(meter):
+                    break
     meter.lift_limit()
     return OperatorsReply(found)
+
+
+def _works(meter: Meter) -> bool:
+    try:
+        meter.synchronize()
+    except Exception:  # noqa: BLE001 whatever it is, the device is of no use to this process any more
+        return False
+    return True
 
 
 def _seconds(call: str, device: DeviceKind, meter: Meter) -> float:
