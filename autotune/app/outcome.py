@@ -29,7 +29,6 @@ class RunFacts:
 
     Attributes:
         notes: notes for the user, in sentences.
-        comparisons: short runs that winner and baseline each should have had.
         wall_seconds: since the run began.
         settings: the options that the user set.
         base: the user's configuration that the run started from, or None.
@@ -42,7 +41,6 @@ class RunFacts:
     wall_seconds: float
     settings: Mapping[str, object]
     output_directory: str
-    comparisons: int = 0
     base: BaseFile | None = None
     timelines: Mapping[Candidate, MemoryTimeline] = field(default_factory=dict)
 
@@ -84,7 +82,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
         notes=(
-            *notes_on_runs(outcome, facts.comparisons, own=facts.base is not None),
+            *notes_on_runs(outcome, own=facts.base is not None),
             *_contradicted(outcome),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
             *facts.notes,

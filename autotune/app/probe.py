@@ -108,7 +108,6 @@ def probe(asked: ProbeArguments) -> Result:
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         output_directory=str(out.directory),
-        comparisons=options.effort.comparisons,
         base=file,
         timelines=timelines,
     )

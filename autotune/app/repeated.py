@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.core.measurement import Measurement
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run
 from autotune.reporting.words import baseline_name, differences
-from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside, short_runs
+from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
@@ -53,14 +53,13 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
     return SpeedUp(probes, None, 0) if probes is not None else None
 
 
-def notes_on_runs(outcome: SearchOutcome, comparisons: int, *, own: bool = False) -> tuple[str, ...]:
+def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ...]:
     """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
 
     Args:
-        comparisons: most short runs that winner and baseline each should have had.
         own: whether the baseline is the user's own configuration.
     """
-    return (*_failed(outcome, own=own), *_unfinished(outcome, comparisons), *_not_told_apart(outcome))
+    return (*_failed(outcome, own=own), *_unfinished(outcome), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -81,14 +80,13 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _unfinished(outcome: SearchOutcome, comparisons: int) -> tuple[str, ...]:
+def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:
     winner, baseline = outcome.winner, outcome.baseline
-    comparisons = short_runs(outcome.records, comparisons)
-    if winner is None or next_turn(winner, baseline, comparisons) is None:
+    if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
         return ()
     speed = speed_up(winner, baseline)
     ours = sum(run.number == winner.number for run in winner.comparison)
-    sentence = f"The search ended after {ours} of {comparisons} short runs of the recommendation."
+    sentence = f"The search ended after {ours} of {outcome.comparisons} short runs of the recommendation."
     if speed is not None and speed.pairs == 0:
         sentence += " The speed-up is the ratio of one probe of each."
     return (sentence,)

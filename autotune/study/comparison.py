@@ -12,17 +12,21 @@ _FEWEST = 2
 """Short runs of each of the two that an interval needs."""
 
 _LEAST_SECONDS = 300.0
+_SHARE_OF_LIMIT = 1 / 3
 _LARGEST_SHARE = 0.5
-"""A comparison may take this long, or this share of the time of the probes that fitted if that is longer."""
+"""A comparison may take this long, though no more than this share of a time limit, which candidates need too: on an
+H100 with a limit of 200 s, it would have left time for two. Or it takes the last share of the time of the probes that
+fitted, if that is longer."""
 
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
 
-def short_runs(records: Iterable[Record], most: int) -> int:
-    """Return the number of short runs of each of the two: fewer where a probe takes minutes, but two at least.
+def short_runs(records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
+    """Return the number of short runs of each of the two: fewer where a probe takes long, but two at least.
 
     Args:
         most: number of short runs where they are quick.
+        limit_seconds: of the search; None: it has no time limit.
     """
     # A probe that a contribution needs comes after the comparison and must not change its length.
     walls = [
@@ -32,7 +36,8 @@ def short_runs(records: Iterable[Record], most: int) -> int:
     ]
     if not walls:
         return most
-    seconds = max(_LEAST_SECONDS, _LARGEST_SHARE * sum(walls))
+    least = _LEAST_SECONDS if limit_seconds is None else min(_LEAST_SECONDS, _SHARE_OF_LIMIT * limit_seconds)
+    seconds = max(least, _LARGEST_SHARE * sum(walls))
     return min(most, max(_FEWEST, int(seconds / (2 * fmean(walls)))))
 
 

@@ -243,6 +243,7 @@ class SearchOutcome:
         confirmed: whether the winner passed the longer run, and every short one.
         interrupted: whether the user ended the search before it was done.
         ending: what ended the search for further candidates; None if the user did.
+        comparisons: short runs that winner and baseline each should have had.
         smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
     """
 
@@ -255,4 +256,5 @@ class SearchOutcome:
     interrupted: bool
     contradicted: tuple[Record, ...] = ()
     ending: Ending | None = None
+    comparisons: int = 0
     smallest: Smallest | None = None

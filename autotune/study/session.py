@@ -144,11 +144,12 @@ class Session:
     def settling_seconds(self) -> float:
         """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
         short = self._untimed_seconds() + self.effort.comparison.max_seconds
-        return self.confirmation_seconds() + 2 * self._comparisons * short if self.probe_seconds() else 0.0
+        return self.confirmation_seconds() + 2 * self.comparisons * short if self.probe_seconds() else 0.0
 
     @property
-    def _comparisons(self) -> int:
-        return short_runs(self.log.records, self.effort.comparisons)
+    def comparisons(self) -> int:
+        """Short runs of winner and baseline each."""
+        return short_runs(self.log.records, self.effort.comparisons, self.clock.limit_seconds)
 
     def _ran(self) -> list[Measurement]:
         return [record.measurement for record in self.log.records if record.measurement.ok]
@@ -251,7 +252,7 @@ class Session:
 
     def next_turn(self, winner: Record) -> Turn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self._comparisons)
+        return next_turn(winner, self.baseline, self.comparisons)
 
     def compare(self, turn: Turn) -> None:
         """Do one short run of a comparison, and record the measurement."""

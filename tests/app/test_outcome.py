@@ -39,7 +39,7 @@ def record(number: int, shown: Measurement, confirmation: Measurement | None = N
     return Record(number, candidate, Purpose.SEARCH, shown, confirmation)
 
 
-def outcome_of(*records: Record, winner: Record | None = None) -> SearchOutcome:
+def outcome_of(*records: Record, winner: Record | None = None, comparisons: int = 0) -> SearchOutcome:
     return SearchOutcome(
         records=records,
         baseline=records[0] if records else None,
@@ -48,11 +48,12 @@ def outcome_of(*records: Record, winner: Record | None = None) -> SearchOutcome:
         contributions=(),
         confirmed=winner is not None and winner.confirmed,
         interrupted=False,
+        comparisons=comparisons,
     )
 
 
 def result(*records: Record, winner: Record | None = None, comparisons: int = 0) -> Result:
-    return result_of(outcome_of(*records, winner=winner), PROBLEM, replace(FACTS, comparisons=comparisons))
+    return result_of(outcome_of(*records, winner=winner, comparisons=comparisons), PROBLEM, FACTS)
 
 
 def compared(winner: Record, *runs: tuple[int, float | Measurement]) -> Record:

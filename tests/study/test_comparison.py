@@ -283,12 +283,13 @@ def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes
     assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
 
 
-def test_short_runs_are_fewer_where_probes_take_minutes_and_at_least_two() -> None:
-    def after(seconds: float, probes: int) -> int:
+def test_short_runs_are_fewer_where_probes_take_long_and_at_least_two() -> None:
+    def after(seconds: float, probes: int, limit_seconds: float | None = None) -> int:
         shown = replace(rate(1.0), wall_seconds=seconds)
         records = [Record(number, GOOD, Purpose.SEARCH, shown) for number in range(probes)]
-        return short_runs([*records, Record(probes, NEXT, Purpose.CONTRIBUTION, shown)], 5)
+        return short_runs([*records, Record(probes, NEXT, Purpose.CONTRIBUTION, shown)], 5, limit_seconds)
 
     assert [after(seconds, 6) for seconds in (6.0, 30.0, 50.0, 600.0)] == [5, 5, 3, 2]
     assert after(600.0, 16) == 4
-    assert short_runs([], 5) == 5
+    assert [after(6.0, 6, limit) for limit in (60.0, 130.0, 240.0, 9000.0)] == [2, 3, 5, 5]
+    assert short_runs([], 5, None) == 5
