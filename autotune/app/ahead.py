@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
 from autotune.core.estimate import Estimate, need
-from autotune.core.events import Listener, Noted, StageStarted, without
+from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind, Hardware, Machine
 from autotune.core.memory_timeline import MemoryTimeline
@@ -47,11 +47,15 @@ _LARGEST_SHARE = 0.1
 _UNTIL_ONE_MAY_FIT = 3.0
 
 
-@contextmanager
-def predicting(
-    problem: TrainerProblem, limit_bytes: int, options: Options, server: JobServer, listener: Listener
-) -> Iterator[Ahead]:
-    """Yield the predictions from the traces that fit into the time; the tracing processes run until the context ends.
+def predicted(
+    problem: TrainerProblem,
+    limit_bytes: int,
+    options: Options,
+    server: JobServer,
+    tracer: ServerTracer,
+    listener: Listener,
+) -> Ahead:
+    """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
 
     A tracing failure is reported and the search continues without predictions.
 
@@ -62,13 +66,10 @@ def predicting(
     seconds = options.effort.planning_seconds
     if options.timeout_seconds is not None:
         seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
-    hardware = problem.setting.machine.hardware
-    lent = server if hardware.kind == "cpu" else None
-    with ServerTracer(hardware.cores, without(listener, StageStarted), lent) as tracer:
-        cache = user_cache()
-        measured = partial(speeds_of, problem.setting.machine, server, tracer.folder, cache)
-        times = times_of(problem.setting.machine, limit_bytes, server, tracer, cache)
-        yield traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times)
+    machine, cache = problem.setting.machine, user_cache()
+    measured = partial(speeds_of, machine, server, tracer.folder, cache)
+    times = times_of(machine, limit_bytes, server, tracer, cache)
+    return traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 
-from autotune.app.ahead import Ahead, predicting
+from autotune.app.ahead import Ahead, predicted
 from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
@@ -20,7 +20,7 @@ from autotune.app.report import write_result
 from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import StageStarted, WorkloadReady, ignore
+from autotune.core.events import StageStarted, WorkloadReady, ignore, without
 from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
@@ -32,6 +32,7 @@ from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
@@ -55,10 +56,13 @@ def probe(asked: ProbeArguments) -> Result:
     name = default_output(str(asked.model), str(asked.dataset), asked.base)
     out = open_output(name if asked.output is None else asked.output)
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
-    hardware = machine.hardware
+    hardware, on_cpu = machine.hardware, machine.hardware.kind == "cpu"
     with (
         out.held(),
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
+        ServerTracer(
+            hardware.cores, without(listener, StageStarted), server if on_cpu else None, early=asked.plan
+        ) as tracer,
     ):
         out.remember_budget(budget_bytes)
         _check_study(asked, out)
@@ -79,20 +83,19 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, *held)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        traced = predicting(problem, limit_bytes, options, server, listener) if asked.plan else nullcontext(Ahead())
-        with traced as ahead:
-            problem = ahead.evaluator.problem if ahead.evaluator is not None else problem
-            # A further worker is sent the run, and a listener is of this process.
-            quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
-            run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)
-            outcome = search_together(run, further, listener)
-            problem = as_searched(problem, outcome, options.file)
-            compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
-            limit = options.timeout_seconds
-            in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
-            timelines = ahead.timelines(compared, traces=in_time)
-            offered = _offers(problem, ahead, outcome) if in_time else ()
-            untried = notes_on_untried(problem, outcome, options.file)
+        ahead = predicted(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Ahead()
+        problem = ahead.evaluator.problem if ahead.evaluator is not None else problem
+        # A further worker is sent the run, and a listener is of this process.
+        quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
+        run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)
+        outcome = search_together(run, further, listener)
+        problem = as_searched(problem, outcome, options.file)
+        compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
+        limit = options.timeout_seconds
+        in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
+        timelines = ahead.timelines(compared, traces=in_time)
+        offered = _offers(problem, ahead, outcome) if in_time else ()
+        untried = notes_on_untried(problem, outcome, options.file)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,

@@ -39,9 +39,9 @@ class Untraceable:
 
 Traced = TraceReply | Untraceable
 # Each has about half a GiB, of which it shares half with the server.
-_MOST_AT_ONCE = 4
+_MOST_AT_ONCE = 8
 # Idle ones keep what was loaded for other models and patched in other libraries.
-_MOST_WORKERS = 8
+_MOST_WORKERS = 12
 _LONGEST_SECONDS = 120.0
 # Between two looks at how many traces have been run.
 _INTERVAL_SECONDS = 0.25
@@ -70,12 +70,14 @@ class ServerTracer:
     Args:
         cores: number of cores that may be used.
         lent: a running server that sees no GPU, to fork workers from; it is left running. None: one is started.
+        early: start it when this object is entered: it imports what traces need while something else is done.
     """
 
-    def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None) -> None:
+    def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
         self._count = max(1, min(_MOST_AT_ONCE, cores))
         self._listener = listener
         self._lent = lent
+        self._early = early
         self._server: JobServer | None = lent
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
@@ -85,6 +87,8 @@ class ServerTracer:
         self._given_up = False
 
     def __enter__(self) -> ServerTracer:
+        if self._early:
+            self._server = self.server
         return self
 
     def __exit__(
