@@ -16,11 +16,15 @@ class Pace:
         without_graph: share of that time where autograd is off, as in generation. On the host of an H200, a training
             step that the device does not bound took 29 µs for each operator, and generation 21 to 24
             (`benchmarks/gpu/results`).
+        by_triton: host time for a kernel that Triton launches, with the Python of the function that it is in, as a
+            multiple of that for one operator: fitted to six steps with Liger that the host of an H100 bounds
+            (`benchmarks/gpu/results`), which took longer by 20 to 85 % than with 1.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
     launch_seconds: float = 3e-5
     without_graph: float = 0.75
+    by_triton: float = 8.0
     allow_tf32: bool = False
 
 

@@ -65,6 +65,7 @@ class Work:
         length: for attention, tokens of a query's row; 0: not known.
         backward: for attention, whether it is the backward pass.
         in_graph: whether it ran with autograd, in the forward pass or the backward one.
+        by_triton: whether it is a kernel that Triton launches.
     """
 
     kind: Kind
@@ -79,6 +80,7 @@ class Work:
     length: int = 0
     backward: bool = False
     in_graph: bool = True
+    by_triton: bool = False
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
@@ -143,7 +145,8 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         if kind is Kind.SYNCHRONIZE:
             host = device = max(host, device)
             continue
-        launch_seconds = pace.launch_seconds * work.times * (1.0 if work.in_graph else pace.without_graph)
+        usual = pace.by_triton if work.by_triton else 1.0 if work.in_graph else pace.without_graph
+        launch_seconds = pace.launch_seconds * work.times * usual
         launching += launch_seconds
         host += launch_seconds
         seconds = operator_seconds(work, speeds, pace, launch) * work.times

@@ -63,7 +63,7 @@ def _launching(ledger: Ledger) -> Any:
                 name=name,
                 shapes=tuple(tuple(tensor.shape) for tensor in tensors),
                 dtypes=tuple(str(tensor.dtype) for tensor in tensors),
-                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access),
+                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access, by_triton=True),
                 in_backward=torch._C._current_graph_task_id() != -1,
             )
         )

@@ -115,6 +115,13 @@ def test_launches_without_autograd_take_a_share_of_the_time_of_others() -> None:
     assert time.seconds == pytest.approx(3.0, rel=1e-3)
 
 
+def test_a_kernel_that_triton_launches_takes_the_host_as_long_as_several_operators() -> None:
+    pace = Pace(launch_seconds=1.0, by_triton=8.0)
+    short = Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)
+    time = step_seconds([short, replace(short, by_triton=True, times=2)], ROUND, pace)
+    assert time.launch_seconds == pytest.approx(17.0)
+
+
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
     pace = Pace(launch_seconds=0.25)
     works = [SECOND_OF_MATMUL, Work(Kind.SYNCHRONIZE), SECOND_OF_MATMUL]

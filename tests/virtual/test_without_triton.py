@@ -27,6 +27,7 @@ args = {"per_device_train_batch_size": 2, "max_length": 64, "bf16": True}
 steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), TracedRows([(64,)]))
 traced = trace(steps)
 names = Counter(operator.name for operator in traced.operators)
+assert all(operator.work.by_triton == operator.name.startswith("triton.") for operator in traced.operators)
 print(json.dumps({"bytes": [event.change_bytes for event in traced.events], "operators": names}))
 """
 ROOT = Path(__file__).resolve().parents[2]
