@@ -18,7 +18,8 @@ class Pace:
             (`benchmarks/gpu/results`).
         by_triton: host time for a kernel that Triton launches, with the Python of the function that it is in, as a
             multiple of that for one operator: fitted to six steps with Liger that the host of an H100 bounds
-            (`benchmarks/gpu/results`), which took longer by 20 to 85 % than with 1.
+            (`benchmarks/gpu/results`), which took longer by 20 to 85 % than with 1, and now by 1 to 16 %. Another on an
+            H200, DPO, took longer by 84 %, and now by 20 %.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
