@@ -23,6 +23,7 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
+from autotune.core.gpu import Gpu
 from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
 from autotune.emit.planned import server_text
@@ -140,6 +141,14 @@ def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: i
     )
 
 
+def _not_measured(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."
+    if gpu.context_source.startswith("benchmarks/gpu/results/"):
+        return f"Nothing was measured. Other plans were held against probes on an {gpu.name} (docs/accuracy.md)."
+    return "Nothing was measured, and no prediction has been compared with this GPU yet."
+
+
 def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
@@ -147,10 +156,7 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     yield from notes_on_prompts(problem.setting.workload)
     yield from problem.trainer.peculiarities
     yield from notes_on_offloading(problem)
-    if gpu is None:
-        yield "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."
-    else:
-        yield "Nothing was measured, and no prediction has been compared with this GPU yet."
+    yield _not_measured(gpu)
     traced = len(evaluator.candidates)
     if traced < problem.size:
         yield (

@@ -61,7 +61,8 @@ class Gpu:
             reports, part of which it reserves; ``nominal``: what the card is sold with; ``given``: what the user gave.
         memory_source: address of the source of that figure; empty if the user gave it, or this machine's driver.
         context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
-        context_source: address of the report that it was derived from; empty if it is a guess.
+        context_source: address of the report that it was derived from, or our own page of what a GPU showed; empty if
+            it is a guess.
         speeds: peak speeds; None if they are not known.
         compute_capability: CUDA's (major, minor), or None.
         aliases: other names, such as the driver's.
