@@ -17,6 +17,7 @@ from autotune.units import KIB, MIB
 
 # Stands for a GPU that is given by its size alone.
 _OTHERWISE = "H100-SXM"
+_PAGE_BYTES = 2 * MIB
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def null_device(word: str, memory_bytes: int | None = None) -> NullDevice:
         shared_per_block=shared["shared_per_block_kib"] * KIB,
         total=gpu.memory_bytes if memory_bytes is None else memory_bytes,
         reserved=row["driver_mib"] * MIB - known.memory_bytes,
-        context=gpu.context_bytes,
+        context=-(-gpu.context_bytes // _PAGE_BYTES) * _PAGE_BYTES,
     )
 
 

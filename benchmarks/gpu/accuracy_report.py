@@ -66,10 +66,11 @@ def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
     near = sum(abs(pair.error) <= TIME_ERROR for pair in pairs(outcomes, _PLANNED_KINDS[0], "step time"))
     rho = min(rank_correlation(each, _PLANNED_KINDS[0]) or 0.0 for each in devices.values())
     return (
-        f"Of {plans} plans that were held against probes on an {' and an '.join(devices)}, half are within {of_plans}. Of {traces} "
-        f"traces of all layers, half are within {of_traces}. Planned times of a step are {planned:.0%} off in the "
-        f"median, and {measured:.0%} with operators measured by themselves; {near} are within the stated "
-        f"{TIME_ERROR:.0%}, and the rank correlation of speeds is at least {rho:.2f} on each."
+        f"Of {plans} plans that were held against probes on an {' and an '.join(devices)}, half are within {of_plans}. "
+        f"Of {traces} traces of all layers, half are within {of_traces}. "
+        f"Planned times of a step are {planned:.0%} off in the median, and {measured:.0%} with operators measured by "
+        f"themselves; {near} are within the stated {TIME_ERROR:.0%}, and the rank correlation of speeds is "
+        f"at least {rho:.2f} on each."
     )
 
 
