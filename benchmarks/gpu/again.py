@@ -59,7 +59,8 @@ def predicted_again(
         predict(pool, prepared, cases, folder / "cache", tell)
         for name, where in prepared.items():
             mine = [case for case in cases if case.scenario == name]
-            predict_measured(where, mine, folder / "cache" / name, measure, Cache(folder / "measured"), tell)
+            if operators:
+                predict_measured(where, mine, folder / "cache" / name, measure, Cache(folder / "measured"), tell)
     return found
 
 
@@ -70,7 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=20.0, help="for all traces (default: 20)")
     asked = parser.parse_args(arguments)
     document = json.loads(asked.file.read_text(encoding="utf-8"))
-    times = json.loads(asked.file.with_name(f"{asked.file.stem}-operators.json").read_text(encoding="utf-8"))
+    measured = asked.file.with_name(f"{asked.file.stem}-operators.json")
+    times = json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else {}
     outcomes = [decode(Outcome, case) for case in document["cases"]]
     names = {outcome.name for outcome in outcomes if outcome.measured is not None}
     cases = [case for case in CASES if case.name in names]

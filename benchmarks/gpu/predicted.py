@@ -48,6 +48,8 @@ def compare(
     file: Path,
     seconds: float,
     first: Sequence[Future[Any]] = (),
+    *,
+    traced: bool = True,
 ) -> tuple[Outcome, ...]:
     """Predict and measure cases, in their order, for so many seconds, and return what was found.
 
@@ -58,13 +60,14 @@ def compare(
         shapes: configurations of the models that scenarios name.
         file: the JSON document; a page of Markdown is written beside it.
         first: what ends before anything is measured.
+        traced: whether to predict; if not, all the time is for probes, and `benchmarks.gpu.again` predicts elsewhere.
 
     Raises:
         InputError: there is no such device.
         ProbeServerError: processes cannot be started.
     """
     last_seconds = time.monotonic() + seconds
-    end_seconds = last_seconds - seconds * _OPERATORS_SHARE
+    end_seconds = last_seconds - (seconds * _OPERATORS_SHARE if traced else 0.0)
     planned = planned_machine(None if device == "cuda" else device)
     known = {scenario.name: scenario for scenario in scenarios}
     unknown = [
@@ -84,7 +87,9 @@ def compare(
             scenario.name: pool.submit(partial(_prepared, scenario, folder / scenario.model, planned, end_seconds))
             for scenario in scenarios
         }
-        prepared = _predict(pool, preparing, cases, folder / "cache", record)
+        prepared, legal = _described(preparing, cases, record)
+        if traced:
+            predict(pool, prepared, legal, folder / "cache", record.told)
         wait(first)
         for number, case in enumerate(cases):
             found = _measured(server, preparing[case.scenario], case, folder / f"probe-{number}", end_seconds)
@@ -136,9 +141,10 @@ def _measured(
     return NO_TIME if cut_off else found
 
 
-def _predict(
-    pool: TracePool, preparing: Mapping[str, Future[Prepared]], cases: Sequence[Case], folder: Path, record: Record
-) -> Mapping[str, Prepared]:
+def _described(
+    preparing: Mapping[str, Future[Prepared]], cases: Sequence[Case], record: Record
+) -> tuple[Mapping[str, Prepared], Sequence[Case]]:
+    """Return the scenarios that could be prepared, and the cases that are possible in them."""
     prepared = {name: future.result() for name, future in preparing.items() if future.exception() is None}
     legal = []
     for case in cases:
@@ -147,5 +153,4 @@ def _predict(
             record.described(case.name, where.candidate(case), where.limit_bytes(case), flat=where.flat(case))
             if where.problem.illegal(where.candidate(case)) is None:
                 legal.append(case)
-    predict(pool, prepared, legal, folder, record.told)
-    return prepared
+    return prepared, legal

@@ -1,6 +1,6 @@
 """What a CUDA machine shows: the GPU-marked tests, predictions against measurements, and searches on real shapes.
 
-python -m benchmarks.gpu.suite [--minutes 9] [--parts tests predicted searches] [--results DIRECTORY]
+python -m benchmarks.gpu.suite [--minutes 9] [--parts tests predicted searches] [--results DIRECTORY] [--untraced]
 
 Tests run while predictions are traced, for nothing of that is timed; probes and searches then run alone.
 Needs no network and no weights: configurations and tokenizers are made on the spot, and rows are random tokens. Writes
@@ -88,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for everything (default: 9)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to run (default: all)")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "gpu" / "results", help="where to write")
+    parser.add_argument(
+        "--untraced", action="store_true", help="predict nothing, and first measure what no page of results has"
+    )
     asked = parser.parse_args(arguments)
     end = time.monotonic() + 60 * asked.minutes - _ENDING_SECONDS
     try:
@@ -112,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "predicted" in asked.parts:
             share = _PREDICTED_SHARE if "searches" in asked.parts else 1.0
             file = asked.results / f"{stem}-predicted.json"
-            good = run_predicted("cuda", file, seconds * share, [tests] if tests is not None else [])
+            first = [tests] if tests is not None else []
+            good = run_predicted("cuda", file, seconds * share, first, traced=not asked.untraced)
     if tests is not None:
         document["tests"] = tests.result()
         good = write(asked.results / f"{stem}.json", document) and tests.result()["passed"] and good
@@ -154,14 +158,19 @@ def _tail(lines: Sequence[str]) -> str:
     return "\n".join(lines[-80:])
 
 
-def run_predicted(device: DeviceKind, file: Path, seconds: float, first: Sequence[Future[Any]] = ()) -> bool:
+def run_predicted(
+    device: DeviceKind, file: Path, seconds: float, first: Sequence[Future[Any]] = (), *, traced: bool = True
+) -> bool:
     """Hold predictions against measurements, and return whether anything was measured.
 
     Args:
         first: what ends before anything is measured.
+        traced: whether to predict; if not, cases come first that no page beside the file has.
     """
+    known = frozenset() if traced else _measured_beside(file)
+    cases = sorted(CASES, key=lambda case: case.name in known)
     try:
-        outcomes = compare(device, CONFIGURATIONS, SCENARIOS, CASES, file, seconds, first)
+        outcomes = compare(device, CONFIGURATIONS, SCENARIOS, cases, file, seconds, first, traced=traced)
     except AutotuneError as error:
         print(f"predicted: {error}", flush=True)
         return False
@@ -169,6 +178,12 @@ def run_predicted(device: DeviceKind, file: Path, seconds: float, first: Sequenc
     print(f"predicted: {len(measured)} of {len(outcomes)} cases were measured", flush=True)
     print(f"wrote {file} and {file.with_suffix('.md')}", flush=True)
     return bool(measured)
+
+
+def _measured_beside(file: Path) -> frozenset[str]:
+    """Return the names of the cases that GPUs have measured, by the documents in the folder of a file."""
+    documents = [json.loads(each.read_text(encoding="utf-8")) for each in file.parent.glob("NVIDIA-*-predicted.json")]
+    return frozenset(case["name"] for document in documents for case in document["cases"] if case.get("measured"))
 
 
 def run_searches(device: DeviceKind, end: float) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.candidate import Candidate
+from autotune.core.codec import decode
 from autotune.core.status import ProbeStatus
 from autotune.units import MIB
 from benchmarks.gpu.accuracy import Outcome
@@ -53,6 +54,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(SECONDS
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("results") / "device-predicted.json"
+
+
+def outcome_of(file: Path, name: str) -> Outcome:
+    cases = json.loads(file.read_text(encoding="utf-8"))["cases"]
+    return next(decode(Outcome, one) for one in cases if one["name"] == name)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,15 @@ def test_both_files_have_every_case_in_order(outcomes: dict[str, Outcome], file:
     page = file.with_suffix(".md").read_text(encoding="utf-8")
     for one in CASES:
         assert f"| {one.name} | {outcomes[one.name].status.replace('_', ' ')} |" in page
+
+
+def test_what_is_not_predicted_is_measured_and_can_be_predicted_later(tmp_path: Path) -> None:
+    file = tmp_path / "untraced.json"
+    (found,) = compare("cpu", {"model": TINY}, [SCENARIO], [CHECKPOINTED], file, SECONDS, traced=False)
+    assert found.measured is not None
+    assert found.measured.ok, found.measured.reason
+    assert found.predictions == {}
+    assert found.choices == outcome_of(file, CHECKPOINTED.name).choices
 
 
 def test_where_no_time_is_left_that_is_all_that_is_said(tmp_path: Path) -> None:
