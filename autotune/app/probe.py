@@ -56,12 +56,15 @@ def probe(asked: ProbeArguments) -> Result:
     name = default_output(str(asked.model), str(asked.dataset), asked.base)
     out = open_output(name if asked.output is None else asked.output)
     budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
-    hardware, on_cpu = machine.hardware, machine.hardware.kind == "cpu"
+    hardware = machine.hardware
     with (
         out.held(),
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
         ServerTracer(
-            hardware.cores, without(listener, StageStarted), server if on_cpu else None, early=asked.plan
+            hardware.cores,
+            without(listener, StageStarted),
+            server if hardware.kind == "cpu" else None,
+            early=asked.plan,
         ) as tracer,
     ):
         out.remember_budget(budget_bytes)

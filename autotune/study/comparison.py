@@ -12,11 +12,14 @@ _FEWEST = 2
 """Short runs of each of the two that an interval needs."""
 
 _LEAST_SECONDS = 300.0
+"""A comparison may take this long, however short the search was."""
+
 _SHARE_OF_LIMIT = 1 / 3
-_LARGEST_SHARE = 0.5
-"""A comparison may take this long, though no more than this share of a time limit, which candidates need too: on an
-H100 with a limit of 200 s, it would have left time for two. Or it takes the last share of the time of the probes that
-fitted, if that is longer."""
+"""With a time limit, it may take no more than this share of it, so that candidates have time too. With 300 s for it, a
+search of 200 s on an H100 ended after two candidates."""
+
+_SHARE_OF_PROBES = 0.5
+"""It may take this share of the time of the probes that fitted, if that is longer."""
 
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
@@ -37,7 +40,7 @@ def short_runs(records: Iterable[Record], most: int, limit_seconds: float | None
     if not walls:
         return most
     least = _LEAST_SECONDS if limit_seconds is None else min(_LEAST_SECONDS, _SHARE_OF_LIMIT * limit_seconds)
-    seconds = max(least, _LARGEST_SHARE * sum(walls))
+    seconds = max(least, _SHARE_OF_PROBES * sum(walls))
     return min(most, max(_FEWEST, int(seconds / (2 * fmean(walls)))))
 
 

@@ -83,9 +83,9 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
 
 
 def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:
-    """Return a mask of the same shape that chooses as many elements as there are values, or rows of them, for each.
+    """Return a mask of the same shape that chooses one element for each value, or for each row of values.
 
-    With more of them a GPU's kernel fails, and with it each later one of the process.
+    Where a mask chooses more, the kernel fails on a GPU, and no operator runs in that process afterwards.
     """
     if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool or not values.dim():
         return mask

@@ -112,6 +112,13 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 
 
+def _launch_seconds(work: Work, pace: Pace) -> float:
+    """Return the host's time to launch an operator once."""
+    if work.by_triton:
+        return pace.launch_seconds * pace.by_triton
+    return pace.launch_seconds * (1.0 if work.in_graph else pace.without_graph)
+
+
 def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:
     """Return the time of a sequence of operators on a GPU.
 
@@ -145,8 +152,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         if kind is Kind.SYNCHRONIZE:
             host = device = max(host, device)
             continue
-        usual = pace.by_triton if work.by_triton else 1.0 if work.in_graph else pace.without_graph
-        launch_seconds = pace.launch_seconds * work.times * usual
+        launch_seconds = _launch_seconds(work, pace) * work.times
         launching += launch_seconds
         host += launch_seconds
         seconds = operator_seconds(work, speeds, pace, launch) * work.times

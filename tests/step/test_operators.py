@@ -62,9 +62,7 @@ class Broken(CpuMeter):
         raise RuntimeError("CUDA error: device-side assert triggered")
 
 
-def test_a_device_that_works_no_more_gives_no_further_operator_no_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_operators_after_a_kernel_that_failed_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(METERS, "cpu", Broken)
     request = OperatorsRequest((DIFFERENT, SMALL), "cpu", 60.0)
     assert measure_operators_here(request, JobContext(tmp_path, 0.0)).seconds == {DIFFERENT: None}

@@ -25,7 +25,7 @@ _FLUSHED_BYTES = 1 << 28
 def measure_operators(request: OperatorsRequest, _context: JobContext) -> OperatorsReply:
     """Return the seconds of each call, in their order, while there is time; None for one that fails.
 
-    One that fails on a GPU, in place of being refused, is the last: no operator runs in its process afterwards.
+    After one whose kernel failed on a GPU the others are left out: nothing more runs in that process.
     """
     end = time.monotonic() + request.seconds
     select_device(request.device)
