@@ -155,7 +155,7 @@ def test_the_hook_leaves_the_files_of_tools_alone() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_hook_refuses_a_key_that_is_none(project: Project) -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))
     entry = [*shlex.split(hook["entry"]), "--trainer", "sft", *hook["args"]]

@@ -116,6 +116,7 @@ def script(folder: Path, text: str) -> Path:
     return file
 
 
+@pytest.mark.nightly
 def test_a_plain_loop_takes_what_a_trace_of_its_largest_batch_takes(machine: NullMachine) -> None:
     found = dry_run(sys.executable, EXAMPLES / "loop.py", code=0)
     assert found.document["outcome"] == "fits"
@@ -148,6 +149,7 @@ def test_a_script_of_transformers_trainer_is_followed_and_not_let_to_save(tmp_pa
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
+@pytest.mark.nightly
 def test_accelerate_launches_fsdp2_on_two_null_gpus(tmp_path: Path) -> None:
     words = (BIN / "accelerate", "launch", "--config_file", EXAMPLES / "fsdp2.yaml", EXAMPLES / "trainer.py", tmp_path)
     found = dry_run(*words, options=("--steps", "2"), code=0)

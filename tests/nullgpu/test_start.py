@@ -127,6 +127,7 @@ FORKED = """
 """
 
 
+@pytest.mark.nightly
 def test_jobs_on_a_cpu_are_forked_though_bitsandbytes_finds_a_gpu(machine: NullMachine) -> None:
     some_ran, in_an_interpreter_of_its_own, replied = machine.run(FORKED)
     assert (some_ran, in_an_interpreter_of_its_own, replied) == (True, False, True)

@@ -93,7 +93,7 @@ def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
     assert memory.peak_bytes == pytest.approx(evaluated + 64 * MIB, rel=0.001)
 
 
-@pytest.mark.parametrize("target", ["cuda", "cpu"])
+@pytest.mark.parametrize("target", ["cuda", pytest.param("cpu", marks=pytest.mark.nightly)])
 def test_evaluation_at_another_shape_follows_from_few_layers(
     target: str, job_server: JobServer, tmp_path: Path
 ) -> None:

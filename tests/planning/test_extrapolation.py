@@ -39,7 +39,7 @@ PLANS: dict[str, tuple[dict[str, object], dict[str, object], int]] = {
 BY_DAY = (("llama", "checkpointed"), ("llama", "lora"), ("qwen3_moe", "checkpointed"))
 CASES = [
     pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly)
-    for case in (*((model, "checkpointed") for model in MODELS), *(("llama", plan) for plan in PLANS))
+    for case in dict.fromkeys([*((model, "checkpointed") for model in MODELS), *(("llama", plan) for plan in PLANS)])
 ]
 
 

@@ -63,7 +63,7 @@ def here(trainer: str, model: ModelSource) -> Setting:
     return setting(of=of, global_batch_size=2)
 
 
-@pytest.mark.parametrize("trainer", ROWS)
+@pytest.mark.parametrize("trainer", ["dpo", pytest.param("kto", marks=pytest.mark.nightly)])
 def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
     trainer: str, model: ModelSource, tracer: ServerTracer, tmp_path: Path
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_job_is_forked_unless_it_is_to_be_spawned(tmp_path: Path, spawn: bool)
     assert (b"--once" in (tmp_path / PROGRAM_FILE).read_bytes()) is spawn
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("quick_start")
 def test_a_spawned_job_leads_a_group_that_ends_with_it(tmp_path: Path) -> None:
     with JobServer("cpu", spawn=True, jobs_module=MODULE) as server:

@@ -51,6 +51,7 @@ def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Worker
     assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
 
 
+@pytest.mark.nightly
 def test_a_worker_of_another_machine_that_is_killed_is_missed_when_its_lease_has_lapsed(journal: Workers) -> None:
     journal.apart = True
     journal.start(3)

@@ -29,7 +29,7 @@ def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: 
     return checked(config=str(file), trainer=trainer, gpu="H100-80GB", **asked)
 
 
-@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("trainer", ["sft", "dpo", pytest.param("kto", marks=pytest.mark.nightly)])
 def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path, trainer: str) -> None:
     verdict = verdict_of(checked, tmp_path, vision_model, trainer, "max_length: null\n")
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
