@@ -59,14 +59,15 @@ class Setup:
 
 _BESIDE_AND_BEFORE: tuple[Mapping[str, object], ...] = ({}, {"precompute_ref_log_probs": True})
 _PAIR, _COMPLETED = Shape(2, 48), Shape(2, 48, generated=16)
+_GROUP: Mapping[str, object] = {"num_generations": 2}
 SETUPS: Mapping[str, Setup] = {
     "sft": Setup(_PAIR, ({}, {"packing": True})),
     "dpo": Setup(_PAIR, _BESIDE_AND_BEFORE),
     "kto": Setup(Shape(3, 36, beside=60), _BESIDE_AND_BEFORE),
     "reward": Setup(_PAIR),
     # Two iterations over the same completions need their old log-probabilities.
-    "grpo": Setup(_COMPLETED, ({"beta": 0.0}, {"beta": 0.04, "num_iterations": 2}), (NO_REWARD,)),
-    "rloo": Setup(_COMPLETED, ({"beta": 0.05}, {"beta": 0.0}), (NO_REWARD,)),
+    "grpo": Setup(_COMPLETED, ({"beta": 0.0, **_GROUP}, {"beta": 0.04, "num_iterations": 2, **_GROUP}), (NO_REWARD,)),
+    "rloo": Setup(_COMPLETED, ({"beta": 0.05, **_GROUP}, {"beta": 0.0, **_GROUP}), (NO_REWARD,)),
     "online_dpo": Setup(_COMPLETED, rewards=(NO_REWARD,)),
     # The reverse divergence, and one whose tiles are projected twice.
     "distillation": Setup(_COMPLETED, ({"beta": 1.0}, {"beta": 0.5})),
@@ -158,11 +159,16 @@ def compared(case: Case) -> tuple[Compared, ...]:
         return _compared(case, plan)
 
 
-def _compared(case: Case, own: TrainingPlan) -> tuple[Compared, ...]:
-    trainer, shape = find_trainer(case.trainer), SETUPS[case.trainer].shape
+def at_its_shape(own: TrainingPlan) -> tuple[TrainingPlan, TracedRows]:
+    """Return a plan at the micro-batch of its trainer, and the rows of that."""
+    trainer, shape = find_trainer(own.trainer), SETUPS[own.trainer].shape
     layout = trainer.layout(own, shape.rows)
-    plan = trainer.traced_plan(own, layout, shape)
     rows = TracedRows(trainer.traced_rows(layout, shape, _TRAINABLE), trainable=_TRAINABLE)
+    return trainer.traced_plan(own, layout, shape), rows
+
+
+def _compared(case: Case, own: TrainingPlan) -> tuple[Compared, ...]:
+    plan, rows = at_its_shape(own)
     steps = traced_training(plan, config_of(case.family, num_hidden_layers=LAYERS), small_tokenizer(), rows)
     # TRL prints its metrics.
     with ExitStack() as stack:
@@ -174,7 +180,7 @@ def _compared(case: Case, own: TrainingPlan) -> tuple[Compared, ...]:
         real = phases_on_cpu(steps, names.__contains__)
     if names != Counter(phase.name for phase in real):
         raise RuntimeError(f"{case}: {names} were traced, and {Counter(phase.name for phase in real)} were run")
-    missing = [name for name in trainer.program(plan).names if name not in {*names, *_UNNAMED}]
+    missing = [name for name in find_trainer(case.trainer).program(plan).names if name not in {*names, *_UNNAMED}]
     if missing:
         raise RuntimeError(f"{case}: the phases {missing} were not run")
     return tuple(

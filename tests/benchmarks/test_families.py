@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from autotune.trainers import trainers
-from benchmarks.plan.families import CASES, SETUPS, Case, compared, worst_of
+from benchmarks.plan.families import CASES, SETUPS, Case, at_its_shape, compared, worst_of
 
 MEDIAN_ERROR, WORST_ERROR = 0.005, 0.03
 # What no other test in every run compares: adapted experts.
@@ -38,3 +38,10 @@ def test_every_trainer_is_compared_with_and_without_checkpointing_in_each_of_its
         found = [(case.lora, case.checkpointing, dict(case.variant)) for case in CASES if case.trainer == name]
         ways = [(lora, on, dict(way)) for lora in (False, True) for on in (False, True) for way in setup.variants]
         assert all(way in found for way in ways), name
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_case_has_a_plan_and_rows_at_its_micro_batch(case: Case) -> None:
+    plan, rows = at_its_shape(case.plan)
+    assert plan.trainer == case.trainer
+    assert rows.worst
