@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import fmean
 
-from autotune.core.measurement import Measurement
+from autotune.core.measurement import Measurement, Schedule
 from autotune.study.problem import Purpose, Record, Turn
 
 _FEWEST = 2
@@ -24,24 +23,44 @@ _SHARE_OF_PROBES = 0.5
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
 
-def short_runs(records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
-    """Return the number of short runs of each of the two: fewer where a probe takes long, but two at least.
+def pair_seconds(winner: Record, baseline: Record | None, schedule: Schedule) -> float:
+    """Return the most seconds that a short run of each of the two takes, by their probes."""
+    ran = {record.number: record.measurement for record in (winner, baseline) if record is not None}
+    return sum(_run_seconds(measurement, schedule) for measurement in ran.values() if measurement.ok)
+
+
+def _run_seconds(probed: Measurement, schedule: Schedule) -> float:
+    """Return the most seconds that a run with a schedule takes; 0 where the probe's time is not known."""
+    if not probed.wall_seconds:
+        return 0.0
+    fewest = schedule.min_micro_batches * (probed.micro_batch_seconds or 0.0)
+    return untimed_seconds(probed) + max(schedule.max_seconds, fewest)
+
+
+def untimed_seconds(probed: Measurement) -> float:
+    """Return the seconds of a probe outside of timed micro-batches: its start, warm-up and worst batch."""
+    return max(0.0, probed.wall_seconds - probed.micro_batches_timed * (probed.micro_batch_seconds or 0.0))
+
+
+def short_runs(pair: float, records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
+    """Return the number of short runs of each of the two: fewer where they take long, but two at least.
 
     Args:
+        pair: seconds of one of each, from :func:`pair_seconds`.
+        records: all of the search, of which a part of the time may go into short runs.
         most: number of short runs where they are quick.
         limit_seconds: of the search; None: it has no time limit.
     """
+    if not pair:
+        return most
     # A probe that a contribution needs comes after the comparison and must not change its length.
-    walls = [
+    probing = sum(
         record.measurement.wall_seconds
         for record in records
         if record.measurement.ok and record.purpose in _EXPLORING and record.measurement.wall_seconds
-    ]
-    if not walls:
-        return most
+    )
     least = _LEAST_SECONDS if limit_seconds is None else min(_LEAST_SECONDS, _SHARE_OF_LIMIT * limit_seconds)
-    seconds = max(least, _SHARE_OF_PROBES * sum(walls))
-    return min(most, max(_FEWEST, int(seconds / (2 * fmean(walls)))))
+    return min(most, max(_FEWEST, round(max(least, _SHARE_OF_PROBES * probing) / pair)))
 
 
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:

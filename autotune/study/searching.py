@@ -114,7 +114,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         interrupted=ending is None,
         contradicted=contradicted(records),
         ending=ending,
-        comparisons=session.comparisons,
+        comparisons=session.comparisons(winner) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
     )
 

@@ -16,7 +16,7 @@ from autotune.core.prediction import Predictor
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn, runs_after, short_runs
+from autotune.study.comparison import next_turn, pair_seconds, runs_after, short_runs, untimed_seconds
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
 from autotune.study.selection import leader
@@ -139,28 +139,25 @@ class Session:
         """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
         slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
         longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
-        return self._untimed_seconds() + longest if self.probe_seconds() else 0.0
+        return fmean(map(untimed_seconds, self._ran())) + longest if self._ran() else 0.0
 
     def settling_seconds(self) -> float:
         """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
-        short = self._untimed_seconds() + self.effort.comparison.max_seconds
-        return self.confirmation_seconds() + 2 * self.comparisons * short if self.probe_seconds() else 0.0
+        first = self.leader()
+        if first is None:
+            return 0.0
+        return self.confirmation_seconds() + self.comparisons(first) * self._pair_seconds(first)
 
-    @property
-    def comparisons(self) -> int:
-        """Short runs of winner and baseline each."""
-        return short_runs(self.log.records, self.effort.comparisons, self.clock.limit_seconds)
+    def comparisons(self, winner: Record) -> int:
+        """Return the short runs of a winner and of the baseline, each."""
+        limit_seconds = self.clock.limit_seconds
+        return short_runs(self._pair_seconds(winner), self.log.records, self.effort.comparisons, limit_seconds)
+
+    def _pair_seconds(self, winner: Record) -> float:
+        return pair_seconds(winner, self.baseline, self.effort.comparison)
 
     def _ran(self) -> list[Measurement]:
         return [record.measurement for record in self.log.records if record.measurement.ok]
-
-    def _untimed_seconds(self) -> float:
-        """Return the seconds of a probe outside of timed micro-batches: its start, warm-up and worst batch."""
-        untimed = [
-            max(0.0, shown.wall_seconds - shown.micro_batches_timed * (shown.micro_batch_seconds or 0.0))
-            for shown in self._ran()
-        ]
-        return fmean(untimed) if untimed else 0.0
 
     def refresh(self) -> None:
         """Read what the other workers have stored, learn from it, and tell the listener."""
@@ -252,7 +249,7 @@ class Session:
 
     def next_turn(self, winner: Record) -> Turn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.comparisons)
+        return next_turn(winner, self.baseline, self.comparisons(winner))
 
     def compare(self, turn: Turn) -> None:
         """Do one short run of a comparison, and record the measurement."""

@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
-from autotune.study.comparison import next_turn, pairs, short_runs
+from autotune.study.comparison import next_turn, pair_seconds, pairs, short_runs
 from autotune.study.judge import Judge
 from autotune.study.problem import ShortRun, Turn
 from autotune.study.selection import leader
@@ -230,7 +230,9 @@ def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(
     run.problem.recipes = (GOOD,)
     run(probe, trials=2, effort=EFFORT, timeout_seconds=1000.0)
     # Beside the 5 s that are timed, a probe takes 3 s: to start, to warm up, and for the worst batch.
-    settling = (3 + EFFORT.confirmation.max_seconds) + 2 * 3 * (3 + EFFORT.comparison.max_seconds)
+    short = 3 + max(EFFORT.comparison.max_seconds, 0.5 * EFFORT.comparison.min_micro_batches)
+    # Of the two, TRL's default alone is known by then.
+    settling = (3 + EFFORT.confirmation.max_seconds) + 3 * short
     assert limits[1] == pytest.approx(1000 - settling)
 
 
@@ -283,13 +285,23 @@ def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes
     assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
 
 
-def test_short_runs_are_fewer_where_probes_take_long_and_at_least_two() -> None:
-    def after(seconds: float, probes: int, limit_seconds: float | None = None) -> int:
-        shown = replace(rate(1.0), wall_seconds=seconds)
-        records = [Record(number, GOOD, Purpose.SEARCH, shown) for number in range(probes)]
-        return short_runs([*records, Record(probes, NEXT, Purpose.CONTRIBUTION, shown)], 5, limit_seconds)
+def test_short_runs_are_fewer_where_they_take_long_and_at_least_two() -> None:
+    def after(pair: float, probing: float = 0.0, limit_seconds: float | None = None) -> int:
+        shown = replace(rate(1.0), wall_seconds=probing)
+        records = [Record(0, GOOD, Purpose.SEARCH, shown), Record(1, NEXT, Purpose.CONTRIBUTION, shown)]
+        return short_runs(pair, records, 5, limit_seconds)
 
-    assert [after(seconds, 6) for seconds in (6.0, 30.0, 50.0, 600.0)] == [5, 5, 3, 2]
-    assert after(600.0, 16) == 4
-    assert [after(6.0, 6, limit) for limit in (60.0, 130.0, 240.0, 9000.0)] == [2, 3, 5, 5]
-    assert short_runs([], 5, None) == 5
+    assert [after(pair) for pair in (0.0, 12.0, 60.0, 100.0, 1200.0)] == [5, 5, 5, 3, 2]
+    assert after(1200.0, probing=9600.0) == 4
+    assert [after(12.0, limit_seconds=limit) for limit in (60.0, 110.0, 240.0, 9000.0)] == [2, 3, 5, 5]
+
+
+def test_a_slow_baseline_makes_a_pair_long() -> None:
+    winner = replace(rate(5600.0), wall_seconds=3.0, micro_batches_timed=20, micro_batch_seconds=0.1)
+    baseline = replace(rate(560.0), wall_seconds=19.0, micro_batches_timed=6, micro_batch_seconds=1.5)
+    short = replace(EFFORT.comparison, max_seconds=3.0, min_micro_batches=6)
+    records = Record(1, GOOD, Purpose.SEARCH, winner), Record(0, BASELINE, Purpose.BASELINE, baseline)
+    # The winner is timed for 3 s and the baseline for six micro-batches, in addition to what is not timed.
+    assert pair_seconds(*records, short) == pytest.approx((1 + 3) + (10 + 9))
+    assert pair_seconds(records[1], records[1], short) == pytest.approx(10 + 9)
+    assert pair_seconds(records[0], replace(records[1], measurement=RAN_OUT), short) == pytest.approx(1 + 3)
