@@ -62,6 +62,10 @@ class Stream(_Event):
         """Return an event that has happened."""
         return event or _Event()
 
+    def is_capturing(self) -> bool:
+        """Return that no graph is captured: PyTorch's optimizers ask from 2.15 on, on every accelerator."""
+        return False
+
     def __enter__(self) -> Stream:
         return self
 

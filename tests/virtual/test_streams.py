@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from autotune.virtual import trace
+from autotune.virtual.device import Stream
 
 
 def test_the_current_stream_is_the_same_by_either_name() -> None:
@@ -18,3 +19,13 @@ def test_the_current_stream_is_the_same_by_either_name() -> None:
         assert torch.accelerator.current_stream() is known.default_stream()
 
     trace(fn)
+
+
+def test_a_virtual_stream_has_every_method_of_pytorchs() -> None:
+    named = {name for name in dir(torch.Stream) if not name.startswith("_")}
+    assert {name for name in named if callable(getattr(torch.Stream, name))} <= set(dir(Stream))
+
+
+def test_no_virtual_stream_captures_a_graph() -> None:
+    """From PyTorch 2.15 on, Adam asks that of every accelerator in each step; before, of CUDA alone."""
+    assert not Stream().is_capturing()
