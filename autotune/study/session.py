@@ -139,7 +139,7 @@ class Session:
         """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
         slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
         longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
-        return fmean(map(untimed_seconds, self._ran())) + longest if self._ran() else 0.0
+        return fmean(map(untimed_seconds, self._ran())) + longest if self.probe_seconds() else 0.0
 
     def settling_seconds(self) -> float:
         """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
