@@ -52,6 +52,10 @@ class _Event:
 class Stream(_Event):
     """A stream on which all work is already done; as a context manager, it is the current stream."""
 
+    stream_id = 0
+    device_index = 0
+    device_type = 20  # PrivateUse1 of c10/core/DeviceType.h (PyTorch 2.15)
+
     def wait_stream(self, stream: Any) -> None:
         """Do nothing: that stream's work is done."""
 

@@ -28,19 +28,19 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
 
     class Stream(device.Stream):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.number = next(numbers)
+            self.stream_id = next(numbers)
             self._before: list[int] = []
 
         def __enter__(self) -> Stream:
             self._before.append(ledger.stream)
-            ledger.stream = self.number
+            ledger.stream = self.stream_id
             return self
 
         def __exit__(self, *error: Any) -> None:
             ledger.stream = self._before.pop()
 
     default = Stream()
-    default.number = 0
+    default.stream_id = 0
     known = {0: default}
 
     def current(_device: Any = None) -> Stream:
@@ -49,7 +49,7 @@ def numbered_streams(ledger: Ledger) -> Iterator[None]:
     made = Stream.__enter__
 
     def entered(stream: Stream) -> Stream:
-        known[stream.number] = stream
+        known[stream.stream_id] = stream
         return made(stream)
 
     def given(stream: Stream | None) -> Stream:

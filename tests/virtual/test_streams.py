@@ -21,9 +21,10 @@ def test_the_current_stream_is_the_same_by_either_name() -> None:
     trace(fn)
 
 
-def test_a_virtual_stream_has_every_method_of_pytorchs() -> None:
+def test_a_virtual_stream_has_what_pytorchs_has() -> None:
+    """FSDP2 of PyTorch 2.15 names a stream by its numbers. There is no driver that has a handle of it."""
     named = {name for name in dir(torch.Stream) if not name.startswith("_")}
-    assert {name for name in named if callable(getattr(torch.Stream, name))} <= set(dir(Stream))
+    assert named - set(dir(Stream)) <= {"device", "native_handle"}
 
 
 def test_no_virtual_stream_captures_a_graph() -> None:
