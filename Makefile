@@ -37,7 +37,7 @@ on_null_gpu = $(CUDA_BIN)/python -m autotune.nullgpu --gpu $(NULL_GPU) --table .
 SMALL := examples/build/small
 PROBE_BUDGET := 900MiB
 PROBE_EFFORT := quick
-PROBE_TIMEOUT := 270s
+PROBE_TIMEOUT := 360s
 PROBE_OUTPUT := autotune-small
 
 # A test that waits for a process leaves its core to the other worker. They take files in the order of

@@ -57,12 +57,14 @@ class ProbeStarted:
         purpose: ``baseline``, ``recipe``, ``search``, ``contribution``, ``audit``, ``confirmation`` or ``comparison``;
             the limit does not count the last three.
         trials_limit: most probes, those of earlier runs included.
+        seconds_left: until the search's time limit; None: it has none.
     """
 
     number: int
     candidate: Candidate
     purpose: str
     trials_limit: int
+    seconds_left: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import assert_never
 
 from autotune.core.candidate import Candidate
@@ -56,6 +57,7 @@ class Progress:
         running: the probes that run, by their numbers: one for each worker of this machine.
         vetoed: candidates rejected without a probe, those of a resumed study included.
         best: the fastest candidate that fits, so far.
+        seconds_left: until the time limit, when a probe last began; None: there is no limit.
         tracing: progress of traces; None when none are run.
         ranked: the last provisional ranking, or None.
     """
@@ -68,6 +70,7 @@ class Progress:
     vetoed: int = 0
     running: dict[int, ProbeStarted] = field(default_factory=dict)
     best: ProbeFinished | None = None
+    seconds_left: float | None = None
     tracing: Tracing | None = None
     ranked: Ranked | None = None
     _probe_seconds: list[float] = field(default_factory=list)
@@ -95,6 +98,7 @@ class Progress:
         match event:
             case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 self.running[number], self.limit, self.tracing = event, limit, None
+                self.seconds_left = event.seconds_left
                 self.baseline = candidate if purpose == "baseline" else self.baseline
             case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
                 self.best = event if best else self.best
@@ -104,11 +108,13 @@ class Progress:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Upper estimate of the time for the remaining probes, by the mean of finished ones; None before the first."""
+        """Upper estimate of the time for the remaining probes, by the mean of finished ones and the time limit; None
+        before the first.
+        """
         if self.limit is None or not self._probe_seconds:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
-        return max(0, self.limit - self.done) * mean
+        return min(max(0, self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
 
     @property
     def running_lines(self) -> list[str]:

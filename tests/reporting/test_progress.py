@@ -152,6 +152,11 @@ def test_remaining_time_is_the_mean_probe_times_what_is_left() -> None:
     assert followed(*EVENTS).remaining_seconds == (16 - 2) * 7.0
 
 
+def test_remaining_time_is_no_more_than_the_time_limit_leaves() -> None:
+    limited = ProbeStarted(2, PACKED, "search", 16, seconds_left=30.0)
+    assert followed(*EVENTS, limited).remaining_seconds == 30.0
+
+
 def test_remaining_time_is_not_invented_before_a_probe_ended() -> None:
     assert followed(*EVENTS[:4]).remaining_seconds is None
 
