@@ -24,7 +24,7 @@ _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
 
 
 def pair_seconds(winner: Record, baseline: Record | None, schedule: Schedule) -> float:
-    """Return the most seconds that a short run of each of the two takes, by their probes."""
+    """Return the most seconds that a short run of each of the two takes, estimated from their probes."""
     ran = {record.number: record.measurement for record in (winner, baseline) if record is not None}
     return sum(_run_seconds(measurement, schedule) for measurement in ran.values() if measurement.ok)
 
@@ -42,16 +42,16 @@ def untimed_seconds(probed: Measurement) -> float:
     return max(0.0, probed.wall_seconds - probed.micro_batches_timed * (probed.micro_batch_seconds or 0.0))
 
 
-def short_runs(pair: float, records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
+def short_runs(seconds: float, records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
     """Return the number of short runs of each of the two: fewer where they take long, but two at least.
 
     Args:
-        pair: seconds of one of each, from :func:`pair_seconds`.
-        records: all of the search, of which a part of the time may go into short runs.
+        seconds: of one short run of each, from :func:`pair_seconds`; 0: not known.
+        records: all of the search; a share of the time of its probes may go into short runs.
         most: number of short runs where they are quick.
         limit_seconds: of the search; None: it has no time limit.
     """
-    if not pair:
+    if not seconds:
         return most
     # A probe that a contribution needs comes after the comparison and must not change its length.
     probing = sum(
@@ -60,7 +60,7 @@ def short_runs(pair: float, records: Iterable[Record], most: int, limit_seconds:
         if record.measurement.ok and record.purpose in _EXPLORING and record.measurement.wall_seconds
     )
     least = _LEAST_SECONDS if limit_seconds is None else min(_LEAST_SECONDS, _SHARE_OF_LIMIT * limit_seconds)
-    return min(most, max(_FEWEST, round(max(least, _SHARE_OF_PROBES * probing) / pair)))
+    return min(most, max(_FEWEST, round(max(least, _SHARE_OF_PROBES * probing) / seconds)))
 
 
 def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:

@@ -67,7 +67,7 @@ class Stream(_Event):
         return event or _Event()
 
     def is_capturing(self) -> bool:
-        """Return that no graph is captured: PyTorch's optimizers ask from 2.15 on, on every accelerator."""
+        """Return False: no graph is captured. Adam calls this on every accelerator from PyTorch 2.15 on."""
         return False
 
     def __enter__(self) -> Stream:

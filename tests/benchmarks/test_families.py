@@ -10,8 +10,12 @@ from autotune.trainers import trainers
 from benchmarks.plan.families import CASES, SETUPS, Case, at_its_shape, compared, worst_of
 
 MEDIAN_ERROR, WORST_ERROR = 0.005, 0.03
-# What no other test in every run compares: adapted experts.
-EVERY_RUN = {Case("mixtral", "dpo", lora=True)}
+# What no other test in every run compares: sliding windows in generation, OPT, and adapted experts.
+EVERY_RUN = {
+    Case("gemma3_text", "online_dpo", lora=False),
+    Case("opt", "kto", lora=True),
+    Case("mixtral", "dpo", lora=True),
+}
 
 
 @pytest.mark.parametrize(

@@ -22,11 +22,11 @@ def test_the_current_stream_is_the_same_by_either_name() -> None:
 
 
 def test_a_virtual_stream_has_what_pytorchs_has() -> None:
-    """FSDP2 of PyTorch 2.15 names a stream by its numbers. There is no driver that has a handle of it."""
+    """FSDP2 of PyTorch 2.15 reads a stream's numbers. A virtual stream has no driver, and so no handle."""
     named = {name for name in dir(torch.Stream) if not name.startswith("_")}
     assert named - set(dir(Stream)) <= {"device", "native_handle"}
 
 
 def test_no_virtual_stream_captures_a_graph() -> None:
-    """From PyTorch 2.15 on, Adam asks that of every accelerator in each step; before, of CUDA alone."""
+    """From PyTorch 2.15 on, Adam asks that on every accelerator in each step; before, on CUDA and XPU alone."""
     assert not Stream().is_capturing()
