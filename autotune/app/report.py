@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -45,7 +46,8 @@ def report(
         write_page(directory, target, format)
         return target
     source = Path(directory)
-    source = source / RESULT if source.is_dir() else source
+    with suppress(OSError):  # what reading says as well
+        source = source / RESULT if source.is_dir() else source
     result = read_result(source)
     target = target or source.parent / _FILES[format]
     write_page(result, target, format)

@@ -47,13 +47,13 @@ def add_options(
             name, default = each.name, each.default
             form = {"help": _help(texts, positional, name, default), **_form(types[name], words.get(name), default)}
             if each.kw_only or isinstance(default, str):
-                homes.get(name, others).add_argument(_option(name, default), dest=name, **form)
+                homes.get(name, others).add_argument(option(name, default), dest=name, **form)
             else:
                 left_out = name in optional or default is None
                 parser.add_argument(name, **{"nargs": "?" if left_out else None, **form, "metavar": name.upper()})
 
 
-def _option(name: str, default: object = None) -> str:
+def option(name: str, default: object = None) -> str:
     """Return the option of an argument; for an argument that is true by default, it is ``--no-…``."""
     return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
@@ -87,7 +87,7 @@ def _help(texts: Mapping[str, str], positional: Container[str], name: str, defau
     def spelled(found: re.Match[str]) -> str:
         if found[1] in positional:
             return found[1].upper()
-        return _option(found[1]) if found[1] in texts else found[1]
+        return option(found[1]) if found[1] in texts else found[1]
 
     text = re.sub(r"``(.*?)``", spelled, re.sub(r":\w+:`(.*?)`", r"\1", texts[name]))
     text, _, unset = text.removesuffix(".").partition(" None: ")

@@ -13,6 +13,8 @@ from autotune.errors import InputError
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
+# TRL's parser, and transformers' which it extends: that takes the same options, and no file.
+_PARSERS = ("TrlParser", "HfArgumentParser")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--|-\D")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -43,7 +45,7 @@ class Command:
         launch: the words of the launcher before the script.
         env: variables that are set before the command.
         script: the user's own script, or None for TRL's.
-        uses_parser: whether TRL's parser reads the words; if not, they are the script's own.
+        parser: the class that reads the words; empty if the script reads them by itself.
         launcher: the program that starts the processes; empty where it is ``python``.
     """
 
@@ -52,7 +54,7 @@ class Command:
     launch: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
-    uses_parser: bool = True
+    parser: str = _PARSERS[0]
     launcher: str = ""
 
     @property
@@ -133,7 +135,8 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Co
     names = _names_in(Path(script))
     used = [item.name for item in trainers().values() if {item.config_class, item.trainer_class} & names]
     trainer = used[0] if len(used) == 1 else None
-    return Command(trainer, own, launch, env, script, uses_parser="TrlParser" in names, launcher=launcher)
+    parser = next((name for name in _PARSERS if name in names), "")
+    return Command(trainer, own, launch, env, script, parser, launcher)
 
 
 def _module(words: Sequence[str]) -> str:

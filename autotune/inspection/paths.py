@@ -16,7 +16,7 @@ _PATH_STARTS = (".", "/", "~")
 def exists(path: str | Path) -> bool:
     """Return whether something is there; not for a text that is too long for a name, or that may not be looked at."""
     try:
-        return bool(str(path)) and Path(path).exists()
+        return bool(str(path)) and _is_there(Path(path))
     except OSError:
         return False
 
@@ -48,7 +48,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
         raise InputError(f"The {kind} is an empty text.", hint="Give a path or a hub id.")
     try:
         path = Path(text).expanduser().absolute()
-        if path.exists():
+        if _is_there(path):
             return _readable(path.resolve(), kind)
         if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
             raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
@@ -61,6 +61,18 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
             f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."
         )
     return None
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether something is there, and raise OSError where that cannot be told.
+
+    ``Path.exists`` says False there from Python 3.14 on, as of a file in a directory that may not be read.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL is in the name
+        return False
+    return True
 
 
 def _readable(path: Path, kind: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
-from autotune.inspection.command_line import TRL
+from autotune.inspection.command_line import CONFIG, TRL
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
 from autotune.userconfig.launch import Launching
@@ -58,7 +58,7 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
     """Yield settings of the launch that are not read, and the default file that is read without being named."""
     wrong = {fault.key for fault in read.faults}
     if written.command.launcher != TRL:
-        for key in written.values:
+        for key in written.given:
             if key.replace("-", "_") in read.launch and key not in wrong:
                 yield finding(written, Severity.SILENT, key, _dropped(written, key))
     if started.default is not None:
@@ -87,7 +87,8 @@ def _dropped(written: Written, key: str) -> str:
     handed = f"`trl` alone hands {key} to accelerate"
     if script is None:
         return f"{key} has no effect: {handed}, and TRL's script, which {program} starts here, drops it."
-    ends = f"TrlParser ends the run at it, unless {script} takes it" if written.command.uses_parser else ""
+    parser = written.command.parser
+    ends = f"{parser} ends the run at it, unless {script} takes it" if parser else ""
     return f"{key} does not set how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
 
 
@@ -116,7 +117,7 @@ def _warned(written: Written, key: str, warning: str) -> Finding:
 
 def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
     for fault in read.faults:
-        old = legacy_of(written.trainer, fault.key, written.values.get(fault.key))
+        old = legacy_of(written.trainer, fault.key, written.given.get(fault.key))
         if old is not None:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
@@ -129,6 +130,8 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
 
 
 def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
+    if fault.key in written.command.words:
+        return f"{fault.key} is neither an option nor the value of one. A file is named by {CONFIG}."
     others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."

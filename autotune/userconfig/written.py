@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
 from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, Command, of_file, read_command_line
+from autotune.inspection.command_line import CONFIG, Command, of_file, options_of, read_command_line
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
@@ -38,10 +39,9 @@ class Written:
         return self.file.values if self.file is not None else {}
 
     @property
-    def given(self) -> tuple[str, ...]:
-        """The keys of the file, and then the options among the words of the command."""
-        options = (word for word in self.command.words if word.startswith("--"))
-        return (*self.values, *(word.lstrip("-").partition("=")[0] for word in options))
+    def given(self) -> Mapping[str, object]:
+        """The keys of the file and then the options among the words of the command, with their values."""
+        return {**self.values, **{name: _typed(value) for name, value in options_of(self.command.words).items()}}
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -80,13 +80,21 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
             raise InputError(f"The command trains with {found.trainer}, and --trainer is {name}.")
     else:
         name = found.trainer or _trainer_of(file)
-    if found.script is not None and not found.uses_parser and file is None:
+    if found.script is not None and not found.parser and file is None:
         raise InputError(
             f"{found.script} reads its arguments by itself, so they cannot be known.",
             hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it; or"
             " `autotune dry-run` runs the script itself, on null GPUs.",
         )
     return Written(found, file, name)
+
+
+def _typed(word: object) -> object:
+    """Return the number that a word of the command line is, or else the word."""
+    try:
+        return json.loads(str(word))
+    except ValueError:
+        return word
 
 
 def _trainer_of(file: YamlFile | None) -> str:

@@ -38,7 +38,7 @@ def test_variables_and_wrappers_before_it_are_set_aside() -> None:
 def test_a_script_is_parsed_for_the_trainer_that_it_uses_and_not_run(script: Path, tmp_path: Path) -> None:
     words = ["accelerate", "launch", "--config_file", "zero3.yaml", str(script), "--config", "c.yaml"]
     found = read_command_line(words)
-    assert (found.trainer, found.script, found.uses_parser) == ("dpo", str(script), True)
+    assert (found.trainer, found.script, found.parser) == ("dpo", str(script), "TrlParser")
     assert found.launch == ("--config_file", "zero3.yaml")
     assert not (tmp_path / "ran").exists()
 

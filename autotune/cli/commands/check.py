@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from autotune.app.arguments import CheckArguments
-from autotune.cli.arguments import add_json, add_options, trainer_names
+from autotune.cli.arguments import add_json, add_options, option, trainer_names
 from autotune.errors import InputError
 
 SUMMARY = "check before a job starts whether its configuration runs and fits"
@@ -45,13 +45,14 @@ def epilog() -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Check, and return the exit code."""
     options = dict(vars(arguments))
-    as_json, words = options.pop("json", False), options.pop("config", [])
+    words = options.pop("config", [])
     if not words:
         raise InputError("There is nothing to check.", hint="Give CONFIG.yaml, or -- and a command.")
     if options.pop("fix_legacy", False):
         return _fix(words, options)
     if "output" in options:
         raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
+    as_json = options.pop("json", False)
 
     from autotune.app.check.check import check, check_each
     from autotune.cli.console import stderr_console, stdout_console, write_json
@@ -85,7 +86,7 @@ def _fix(words: list[str], options: dict[str, Any]) -> int:
     if len(words) > 1:
         raise InputError("--fix-legacy takes one file.", hint="Fix one after another.")
     if options:
-        raise InputError(f"--fix-legacy takes no --{min(options)}.", hint="Fix the file first, then check it.")
+        raise InputError(f"--fix-legacy takes no {option(min(options))}.", hint="Fix the file first, then check it.")
     fixed = fix_legacy(words[0], **taken)
     show(fixed_report(fixed), stdout_console())
     return 0 if not fixed.left else 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments
-from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
+from autotune.cli.arguments import add_json, add_options, option, options_of, trainer_names
 from autotune.errors import InputError, UnwrittenError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _say(text: str) -> None:
 
 def _for_one_plan(name: str) -> InputError:
     return InputError(
-        f"--{name.replace('_', '-')} is for one plan, not for a table.",
+        f"{option(name)} is for one plan, not for a table.",
         hint="Leave it out, or name the GPU and the number of processes.",
     )
 

@@ -27,6 +27,7 @@ _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
 _TEXT_TOO = frozenset({"lora_target_modules"})
 """Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
 _BF16 = (8, 0)
+_SCRIPT = "script.py"
 
 
 class _RefusedError(Exception):
@@ -70,11 +71,11 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
     with _on(request), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            found = _read(parser, request.words)
+            objects, of_file, of_words = _read(parser, request.words)
+            faults += tuple(_taken_by_nothing(of_words))
         except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
             refusal = " ".join(str(error).split())
             return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
-    objects, remaining = found
     # A class may turn what it is given into what it takes, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
     given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
@@ -82,7 +83,7 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
         configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
         overrides=tuple(_overrides(objects, given)),
-        launch=options_of(remaining),
+        launch=options_of([*of_file, *of_words]),
         names=names,
         warnings=tuple(
             dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
@@ -101,7 +102,9 @@ def _parser(trainer: str) -> Any:
     return parser
 
 
-def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str]]:
+def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str], list[str]]:
+    """Return the filled classes, and the words of the file and of the command that none of them takes."""
+
     def refuse(message: str) -> NoReturn:
         raise _RefusedError(message)
 
@@ -109,7 +112,7 @@ def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str]]:
     *objects, of_file, of_words = parser.parse_args_and_config(
         list(words), return_remaining_strings=True, separate_remaining_strings=True
     )
-    return objects, [*of_file, *of_words]
+    return objects, of_file, of_words
 
 
 @contextmanager
@@ -182,6 +185,31 @@ def _launch_names() -> frozenset[str]:
 
     actions = launch_command_parser()._actions
     return frozenset(action.dest for action in actions if action.option_strings and action.dest != "help")
+
+
+def _taken_by_nothing(words: Sequence[str]) -> Iterator[Fault]:
+    """Yield the words that TRL's parser leaves and accelerate does not take: ``trl`` ends at them, or runs them.
+
+    Raises:
+        _RefusedError: accelerate takes no such value.
+    """
+    from accelerate.commands.launch import launch_command_parser
+
+    def refuse(message: str) -> NoReturn:
+        raise _RefusedError(message)
+
+    parser = launch_command_parser()
+    parser.add_argument("--accelerate_config")  # `trl` takes it out before
+    parser.error = refuse
+    rest = [*words, _SCRIPT]
+    while rest:
+        found, unknown = parser.parse_known_args(rest)
+        # Accelerate takes the first word that is no option for the script; behind an unknown option it is its value.
+        options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
+        script = [found.training_script] if found.training_script != _SCRIPT else []
+        for key in options or script:
+            yield Fault(key, "is no key of this trainer", unknown=True)
+        rest = found.training_script_args
 
 
 def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str]) -> Iterator[Fault]:

@@ -1,0 +1,75 @@
+"""A command's words are checked as TRL's own command takes them: in its parser, then in accelerate's."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from trl.cli.accelerate_launcher import launch_training_script
+from trl.cli.commands.base import CommandContext
+from trl.cli.commands.training import TrainingCommand
+
+from autotune.core.verdict import Outcome, Severity
+from tests.app.check.conftest import Checked, Write
+
+
+def trl_starts(words: tuple[str, ...], script: list[str]) -> bool:
+    """Return whether ``trl sft`` comes to starting TRL's script; the start itself is left out."""
+
+    def launch(**asked: object) -> None:
+        launch_training_script(**asked, launch_parser_fn=launch_command_parser, launch_command_fn=started)
+
+    def started(arguments: Namespace) -> None:
+        script.append(arguments.training_script)
+
+    with mock.patch("trl.cli.accelerate_launcher.launch_training_script", launch):
+        try:
+            TrainingCommand("sft").run(Namespace(), CommandContext(["sft", *words]))
+        except SystemExit:
+            return False
+    return script[0].endswith("sft.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--max_length 32 --num_processes 2", None),
+        ("--multi_gpu --accelerate_config zero2", None),
+        ("--max_lengt 32", None),
+        ("--max_seq_length 32", "max_seq_length went in TRL 0.20.0: write max_length: 32."),
+        ("--max-seq-length=32", "max_seq_length went in TRL 0.20.0: write max_length: 32."),
+        ("--beta 0.1", "beta is a key of distillation, dpo, grpo, kto, online_dpo, rloo, and not of sft."),
+        ("--packin_strategy bfd", "Did you mean packing_strategy?"),
+        ("--mine", "mine is no key of sft, of the model, of the data, or of accelerate."),
+        ("mine.yaml", "mine.yaml is neither an option nor the value of one. A file is named by --config."),
+        ("--num_processes many", "invalid int value: 'many'"),
+    ],
+)
+def test_a_word_that_ends_trl_s_command_is_told_and_no_other(
+    words: str, said: str | None, write: Write, checked: Checked
+) -> None:
+    own = ("--config", str(write("sft", "use_cpu: true\nbf16: false\n")), *words.split())
+    verdict = checked(command=("trl", "sft", *own), fits=False)
+    errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
+    assert (verdict.outcome is Outcome.READ) is trl_starts(own, []) is (said is None), errors
+    if said is not None:
+        assert len(errors) == 1
+        assert said in errors[0]
+
+
+@pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
+def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
+    parser: str, checked: Checked, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"from trl import SFTConfig, SFTTrainer\nfrom {parser}\n", encoding="utf-8")
+    own = "--output_dir out --max_length 64 --max_seq_length 64 --mine 3 rows.json"
+    verdict = checked(command=("python", str(script), *own.split()), fits=False)
+    assert [(item.key, item.severity) for item in verdict.findings] == [
+        ("max_seq_length", Severity.ERROR),
+        ("mine", Severity.NOTE),
+        ("rows.json", Severity.NOTE),
+    ]

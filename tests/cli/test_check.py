@@ -1,0 +1,67 @@
+"""``autotune check`` on the command line: several files at once, JSON, and rewriting old keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.cli.boundary import run
+
+OLD = "max_seq_length: 64\nmax_steps: 3\n"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A configuration with a key that went in TRL 0.20."""
+    file = tmp_path / "old.yaml"
+    file.write_text(OLD, encoding="utf-8")
+    return file
+
+
+def check(*words: object) -> int:
+    return run(("autotune", "check", *map(str, words), "--trainer", "sft"))
+
+
+def test_old_keys_are_rewritten_and_the_change_is_shown(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(old, "--fix-legacy") == 0
+    assert old.read_text(encoding="utf-8") == OLD.replace("max_seq_length", "max_length")
+    out = capsys.readouterr().out
+    assert "-max_seq_length: 64" in out
+    assert "+max_length: 64" in out
+    assert check(old, "--no-fit") == 0
+
+
+def test_what_is_left_to_do_by_hand_is_shown_and_is_no_success(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old.write_text(OLD + "max_length: 32\n", encoding="utf-8")
+    assert check(old, "--fix-legacy") == 1
+    assert "To do by hand:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["--no-fit", "--json", "--memory-budget 1GiB", "--when-unsure pass"])
+def test_rewriting_checks_nothing_and_takes_no_option_of_a_check(
+    words: str, old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check(old, "--fix-legacy", *words.split()) == 2
+    option = words.split(maxsplit=1)[0]
+    said = f"autotune: --fix-legacy takes no {option}. Fix the file first, then check it.\n"
+    assert capsys.readouterr().err == said
+    assert old.read_text(encoding="utf-8") == OLD
+
+
+def test_one_file_is_rewritten_at_a_time(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(old, old, "--fix-legacy") == 2
+    assert "--fix-legacy takes one file." in capsys.readouterr().err
+
+
+def test_of_several_files_the_gravest_verdict_is_the_exit_code(
+    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "good.yaml"
+    good.write_text("max_length: 64\n", encoding="utf-8")
+    assert check(good, "--no-fit") == 0
+    capsys.readouterr()
+    assert check(good, old, "--no-fit", "--json") == 2
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert [each["outcome"] for each in verdicts] == ["reads", "cannot run"]
