@@ -79,7 +79,8 @@ def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ende
     ended, bundle = found
     study = shown(f"sqlite:///{bundle / 'study.db'}")
     assert (study["name"], study["objective_names"]) == ("bundle", ["tokens per second"])
-    assert {item["name"] for item in study["union_search_space"]} == {
+    # A candidate with a choice outside of the space, such as TRL's default, has no parameters.
+    assert {item["name"] for item in study["union_search_space"]} <= {
         "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size", "precision",
     }  # fmt: skip
     for trial, written in zip(study["trials"], ended.document["trials"], strict=True):
