@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, cast
 
 import torch
@@ -47,7 +47,7 @@ _RANDOM = frozenset(
 _OF_BATCH = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index",
-                 "unsqueeze", "view", "_unsafe_view", "eq", "ne")
+                 "unsqueeze", "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne")
 )  # fmt: skip
 
 
@@ -165,6 +165,11 @@ def _computed(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*values, **words)
 
 
+def _part(func: Any, args: Any, kwargs: Any, place: int) -> Any:
+    """Return one of the results of an operator that has several."""
+    return _computed(func, args, kwargs)[place]
+
+
 def _is_kept(value: torch.Tensor) -> bool:
     count = int(value.numel())
     return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())
@@ -206,7 +211,12 @@ class Knowledge:
             return _computed(func, values, words)
         reads = frozenset(tensor.untyped_storage()._cdata for tensor in inputs)
         reads = reads.union(*(item.reads for item in map(_attached, inputs) if isinstance(item, Later)))
-        later = Later(lambda: _computed(func, values, words), reads)
+        if not isinstance(result, (list, tuple)):
+            return self._later(lambda: _computed(func, values, words), reads)
+        return [self._later(partial(_part, func, values, words, place), reads) for place in range(len(result))]
+
+    def _later(self, compute: Callable[[], torch.Tensor], reads: frozenset[int]) -> Later:
+        later = Later(compute, reads)
         self._pending.append(weakref.ref(later))
         return later
 

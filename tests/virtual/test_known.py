@@ -137,6 +137,9 @@ def test_images_that_are_all_zeros_are_told_from_others() -> None:
     def run(device: torch.device) -> None:
         images = adopt(np.repeat(np.array([1, 0, 2], np.float32), MANY).reshape(3, -1)).to(torch.bfloat16)
         assert images[(images == 0.0).sum(dim=1) != MANY].shape == (2, MANY)
+        # As TRL's GRPO takes a generation batch apart, where each completion has one image.
+        again = torch.cat(torch.split(images, [2, 1]))
+        assert again[(again == 0.0).sum(dim=1) != MANY].shape == (2, MANY)
 
     trace(run, target="cpu")
 
