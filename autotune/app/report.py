@@ -46,7 +46,7 @@ def report(
         write_page(directory, target, format)
         return target
     source = Path(directory)
-    with suppress(OSError):  # what reading says as well
+    with suppress(OSError):  # `read_result` says why
         source = source / RESULT if source.is_dir() else source
     result = read_result(source)
     target = target or source.parent / _FILES[format]

@@ -90,7 +90,7 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
 
 
 def _typed(word: object) -> object:
-    """Return the number that a word of the command line is, or else the word."""
+    """Return what a word of the command line is in JSON, such as a number, or else the word itself."""
     try:
         return json.loads(str(word))
     except ValueError:

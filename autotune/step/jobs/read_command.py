@@ -27,7 +27,7 @@ _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
 _TEXT_TOO = frozenset({"lora_target_modules"})
 """Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
 _BF16 = (8, 0)
-_SCRIPT = "script.py"
+_SCRIPT = "the script of TRL"
 
 
 class _RefusedError(Exception):

@@ -63,9 +63,9 @@ class OnTokenizedRows(_Trl):
             columns: that TRL adds with the results; here they are zeros.
         """
         self.ask_widest(dataset, widest)
-        if is_tracing() and self._precompute_engine is not None:
-            # DeepSpeed ends with an error where training follows the engine's first pass, which it records, and not
-            # the second, which has the record. Outside of the phase, it adds nothing to the time.
+        if is_tracing() and getattr(self, "_precompute_engine", None) is not None:
+            # DeepSpeed's engine records the order of modules in its first pass, and in its second takes it up. Where
+            # training follows the first, it ends with an error. This second one is outside of the phase, and not timed.
             self._ask(dataset, blocks[0])
         if name == "train" and not is_tracing():
             started, timed = time.perf_counter(), spread(sizes, _TIMED)
