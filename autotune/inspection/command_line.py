@@ -13,7 +13,7 @@ from autotune.errors import InputError
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
-# TRL's parser, and transformers' which it extends: that takes the same options, and no file.
+# TRL's parser, which reads a file as well, and the parser of transformers that it extends.
 _PARSERS = ("TrlParser", "HfArgumentParser")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--|-\D")
@@ -135,7 +135,9 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Co
     names = _names_in(Path(script))
     used = [item.name for item in trainers().values() if {item.config_class, item.trainer_class} & names]
     trainer = used[0] if len(used) == 1 else None
-    parser = next((name for name in _PARSERS if name in names), "")
+    # A script that gets a file by itself, as in `train.py config.json`, does not leave it to a parser of options.
+    by_itself = own and not _OPTION.match(own[0])
+    parser = "" if by_itself else next((name for name in _PARSERS if name in names), "")
     return Command(trainer, own, launch, env, script, parser, launcher)
 
 

@@ -66,7 +66,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
 def _is_there(path: Path) -> bool:
     """Return whether something is there, and raise OSError where that cannot be told.
 
-    ``Path.exists`` says False there from Python 3.14 on, as of a file in a directory that may not be read.
+    ``Path.exists`` returns False there from Python 3.14 on, for example in a directory that may not be read.
     """
     try:
         path.stat()

@@ -72,7 +72,7 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
         warnings.simplefilter("always")
         try:
             objects, of_file, of_words = _read(parser, request.words)
-            faults += tuple(_taken_by_nothing(of_words))
+            faults += tuple(_unknown_words(of_words))
         except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
             refusal = " ".join(str(error).split())
             return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
@@ -102,13 +102,14 @@ def _parser(trainer: str) -> Any:
     return parser
 
 
+def _refuse(message: str) -> NoReturn:
+    raise _RefusedError(message)
+
+
 def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str], list[str]]:
     """Return the filled classes, and the words of the file and of the command that none of them takes."""
 
-    def refuse(message: str) -> NoReturn:
-        raise _RefusedError(message)
-
-    parser.error = refuse
+    parser.error = _refuse
     *objects, of_file, of_words = parser.parse_args_and_config(
         list(words), return_remaining_strings=True, separate_remaining_strings=True
     )
@@ -187,20 +188,19 @@ def _launch_names() -> frozenset[str]:
     return frozenset(action.dest for action in actions if action.option_strings and action.dest != "help")
 
 
-def _taken_by_nothing(words: Sequence[str]) -> Iterator[Fault]:
-    """Yield the words that TRL's parser leaves and accelerate does not take: ``trl`` ends at them, or runs them.
+def _unknown_words(words: Sequence[str]) -> Iterator[Fault]:
+    """Yield those of the words that TRL's parser does not know that accelerate's does not know either.
+
+    ``trl`` hands all of them to accelerate, which ends at an unknown option, and starts another word as the script.
 
     Raises:
         _RefusedError: accelerate takes no such value.
     """
     from accelerate.commands.launch import launch_command_parser
 
-    def refuse(message: str) -> NoReturn:
-        raise _RefusedError(message)
-
     parser = launch_command_parser()
     parser.add_argument("--accelerate_config")  # `trl` takes it out before
-    parser.error = refuse
+    parser.error = _refuse
     rest = [*words, _SCRIPT]
     while rest:
         found, unknown = parser.parse_known_args(rest)
@@ -208,8 +208,12 @@ def _taken_by_nothing(words: Sequence[str]) -> Iterator[Fault]:
         options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
         script = [found.training_script] if found.training_script != _SCRIPT else []
         for key in options or script:
-            yield Fault(key, "is no key of this trainer", unknown=True)
+            yield _unknown(key)
         rest = found.training_script_args
+
+
+def _unknown(key: str) -> Fault:
+    return Fault(key, "is no key of this trainer", unknown=True)
 
 
 def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str]) -> Iterator[Fault]:
@@ -220,7 +224,7 @@ def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str])
         if key in _OUTSIDE_OF_CLASSES or (key in launch_names and key not in hints):
             continue
         if key not in hints:
-            yield Fault(key, "is no key of this trainer", unknown=True)
+            yield _unknown(key)
             continue
         wanted = "" if key in _TEXT_TOO and isinstance(value, str) else mismatch(hints[key], value)
         listed = choices.get(key)

@@ -7,7 +7,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from accelerate.commands.launch import launch_command_parser
 from trl.cli.accelerate_launcher import launch_training_script
 from trl.cli.commands.base import CommandContext
 from trl.cli.commands.training import TrainingCommand
@@ -16,14 +15,12 @@ from autotune.core.verdict import Outcome, Severity
 from tests.app.check.conftest import Checked, Write
 
 
-def trl_starts(words: tuple[str, ...], script: list[str]) -> bool:
+def trl_starts(words: tuple[str, ...]) -> bool:
     """Return whether ``trl sft`` comes to starting TRL's script; the start itself is left out."""
+    script: list[str] = []
 
     def launch(**asked: object) -> None:
-        launch_training_script(**asked, launch_parser_fn=launch_command_parser, launch_command_fn=started)
-
-    def started(arguments: Namespace) -> None:
-        script.append(arguments.training_script)
+        launch_training_script(**asked, launch_command_fn=lambda arguments: script.append(arguments.training_script))
 
     with mock.patch("trl.cli.accelerate_launcher.launch_training_script", launch):
         try:
@@ -54,7 +51,7 @@ def test_a_word_that_ends_trl_s_command_is_told_and_no_other(
     own = ("--config", str(write("sft", "use_cpu: true\nbf16: false\n")), *words.split())
     verdict = checked(command=("trl", "sft", *own), fits=False)
     errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
-    assert (verdict.outcome is Outcome.READ) is trl_starts(own, []) is (said is None), errors
+    assert (verdict.outcome is Outcome.READ) is trl_starts(own) is (said is None), errors
     if said is not None:
         assert len(errors) == 1
         assert said in errors[0]
@@ -73,3 +70,12 @@ def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
         ("mine", Severity.NOTE),
         ("rows.json", Severity.NOTE),
     ]
+
+
+@pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
+def test_a_file_that_a_script_gets_by_itself_cannot_be_known(parser: str, checked: Checked, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"from trl import SFTConfig, SFTTrainer\nfrom {parser}\n", encoding="utf-8")
+    verdict = checked(command=("python", str(script), "config.json"), fits=False)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "reads its arguments by itself" in verdict.findings[0].message
