@@ -213,7 +213,8 @@ def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -
         AutotuneError: they could not be measured.
     """
     hardware = machine.hardware
-    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, machine.packages.get("torch"))
+    software = machine.packages.get("torch")
+    key = fingerprint("speeds and host", hardware.name, hardware.threads, hardware.variables, software)
     known = cache.decoded(GpuSpeeds, key)
     if known is not None:
         return known

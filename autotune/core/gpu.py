@@ -27,6 +27,8 @@ class GpuSpeeds:
         network: bytes per second that the machine of the GPU sends to other machines, with all its GPUs together, in
             one direction, or None if that is not known.
         achieved: the shares of these peaks that operators reach.
+        launch_seconds: the host's time for one operator, if it was measured; None: the usual one
+            (:class:`autotune.core.step_time.Pace`).
     """
 
     bandwidth: float
@@ -40,6 +42,7 @@ class GpuSpeeds:
     network: float | None = None
     bridged: int | None = None
     achieved: AchievedRates = field(default_factory=AchievedRates)
+    launch_seconds: float | None = None
 
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.

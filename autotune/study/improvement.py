@@ -43,8 +43,8 @@ class Improvements:
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
     a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
-    what was faster and did not fit, with smaller sizes, and uncertain changes of the best. While nothing fits, those
-    that may need the least do. A choice that rules forbid is considered with the changes that make it legal.
+    what was faster and did not fit, with smaller sizes, and uncertain changes of the best few. While nothing fits,
+    those that may need the least do. A choice that rules forbid is considered with the changes that make it legal.
 
     Args:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
@@ -78,7 +78,7 @@ class Improvements:
         since = 0
         while best is not None:
             batch = (self._promising(best) if since < _PATIENCE else []) or self._repairing(best)
-            batch = batch or self._doubtful(best) or self._freeing(best)
+            batch = batch or self._freeing(best) or self._doubtful(best)
             if not batch:
                 break
             yield batch
@@ -145,12 +145,14 @@ class Improvements:
         return batch
 
     def _doubtful(self, best: Estimate) -> list[Candidate]:
-        """Return the changes of the best by one choice that are faster if they are underestimated by a lot.
+        """Return the changes of the best few by one choice that are faster if they are underestimated by a lot.
 
         The gain of one choice depends on the others. Example: LoRA of attention alone is a quarter faster than LoRA of
         all layers with packed rows, and a tenth with padded rows and 4-bit weights.
         """
-        near = [each for each in self._changes(best.candidate) if self._is_open(each)] if best.fits else []
+        first = self._traced()[:_BEST] if best.fits else []
+        changes = dict.fromkeys(change for each in first for change in self._changes(each.candidate))
+        near = [each for each in changes if self._is_open(each)]
         if not near:
             return []
         need, rate = self._need()(near), self._rate()(near)

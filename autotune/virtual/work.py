@@ -37,6 +37,8 @@ _SCATTERS = frozenset({
 # The formulas take only the matrices; overloads with a dtype for the result have it among their positional arguments.
 _ADDED_TO = 3
 _MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _ADDED_TO, _aten.baddbmm: _ADDED_TO}
+# PyTorch has formulas for the products that return a new tensor.
+_IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm}
 # Products with quantised weights, and the position of their input among the arguments.
 _WEIGHTS = {
     "bitsandbytes.gemm_4bit.default": 0,
@@ -109,12 +111,13 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     if position is not None:
         # A product with a quantised weight: every output is a sum over the input's last dimension.
         return int(2 * _first(result).numel() * args[position].shape[-1])
-    if func.overloadpacket is _aten._grouped_mm:
+    packet = _IN_PLACE.get(func.overloadpacket, func.overloadpacket)
+    if packet is _aten._grouped_mm:
         return _grouped_flops(args[0], args[1])
-    formula = flop_registry.get(func.overloadpacket)
+    formula = flop_registry.get(packet)
     if formula is None:
         return None
-    matrices = _MATRICES.get(func.overloadpacket)
+    matrices = _MATRICES.get(packet)
     if matrices is not None:
         return int(formula(*args[:matrices], out_val=result))
     own = _with_all_heads(args) if "_scaled_dot_product_" in operator_name(func) else args

@@ -121,7 +121,7 @@ def replay(table: Table, effort: Effort, seed: int, until: float | None, *, told
     near = [number for number, record in enumerate(probed, 1) if record.tokens_per_second >= enough]
     counted = probed[: near[0]] if near else probed
     failed = [record.candidate for record in counted if record.measurement.status in _OUT_OF_MEMORY]
-    needs = {row.candidate: row.traced.memory.device_bytes for row in table.rows if row.traced and row.traced.memory}
+    needs = {row.candidate: row.traced.memory.peak_bytes for row in table.rows if row.traced and row.traced.memory}
     return Run(
         probes=near[0] if near else None,
         out_of_memory=len(failed),

@@ -9,8 +9,9 @@ import pytest
 
 from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
+from autotune.planning.predictor import PlannedPredictor
 from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
-from benchmarks.replay.planned_search import best_rate, replay, said
+from benchmarks.replay.planned_search import RecordedEstimates, best_rate, replay, said
 from benchmarks.replay.rivals import SEARCHES
 from benchmarks.replay.tables import RECORDED, Table, read_table, recordable
 
@@ -29,9 +30,11 @@ def test_every_candidate_was_estimated(table: Table) -> None:
 
 
 def test_nothing_that_is_vetoed_fits_in_the_recording(table: Table) -> None:
+    estimates = RecordedEstimates(table)
+    predictor = PlannedPredictor(estimates, estimates.least, table.limit_bytes, "cpu")
     for row in table.rows:
-        memory = row.traced.memory if row.traced is not None else None
-        if memory is not None and memory.device_bytes * (1 - memory.error) > table.limit_bytes:
+        prediction = predictor.trace(row.candidate)
+        if prediction is not None and prediction.over(table.limit_bytes):
             assert not any(shown.ok for shown in row.measurements), row.candidate
 
 

@@ -29,6 +29,13 @@ def test_a_linear_layer_with_bias_reads_the_bias_too() -> None:
     assert work.bytes_read == (32 + 8 * 16 + 16 * 32) * BF16
 
 
+def test_a_product_that_is_added_in_place_counts_as_any_other() -> None:
+    # As TRL's fused head computes gradients in float32 (trl/trainer/chunked_logprob.py, _addmm_fp32).
+    matrices = device(8, 16, dtype=torch.float32), device(16, 32, dtype=torch.float32)
+    work = run(aten.addmm_.default, device(8, 32, dtype=torch.float32), *matrices)
+    assert (work.kind, work.dtype, work.flops) == (Kind.MATMUL, "float32", 2 * 8 * 16 * 32)
+
+
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch's decomposition fails before 2.13")
 def test_a_product_that_is_added_up_in_float32_is_one_of_its_matrices_type() -> None:
     # As TRL's fused head computes gradients (trl/trainer/chunked_logprob.py, _addmm_fp32).

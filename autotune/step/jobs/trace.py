@@ -19,7 +19,7 @@ from unittest import mock
 import datasets.arrow_dataset
 import datasets.fingerprint
 
-from autotune.core.gpu import Gpu
+from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.step_time import Pace, StepTime
@@ -204,6 +204,7 @@ def _operators(
     gpu = request.gpu
     if gpu is None or gpu.speeds is None:
         return (), ({},) * len(run)
+    pace = _pace(request.plan, gpu.speeds)
     found: dict[str, tuple[int, TracedOperator]] = {}
     counts: list[Counter[int]] = []
     for records in run:
@@ -213,7 +214,7 @@ def _operators(
                 figure = _FIGURES.get(record.work.kind)
                 if not record.call or figure is None:
                     continue
-                seconds = operator_seconds(record.work, gpu.speeds, _pace(request.plan), request.plan.launch)
+                seconds = operator_seconds(record.work, gpu.speeds, pace, request.plan.launch)
                 found[record.call] = len(found), TracedOperator(record.call, seconds, figure)
             counts[-1][found[record.call][0]] += record.work.times
     return tuple(operator for _, operator in found.values()), counts
@@ -229,7 +230,6 @@ def _figures(
         whole: those of an optimizer step.
         timed: of each section, whether it has a time.
     """
-    pace = _pace(request.plan)
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -240,15 +240,16 @@ def _figures(
         if gpu is None or gpu.speeds is None:
             yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(timed))
             continue
-        launch = request.plan.launch
+        launch, pace = request.plan.launch, _pace(request.plan, gpu.speeds)
         found = iter([step_seconds(each, gpu, pace, launch) for each in works])
         times = tuple(next(found) if is_timed else None for is_timed in timed)
         step = step_seconds(whole, gpu, pace, launch)
         yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
 
 
-def _pace(plan: TrainingPlan) -> Pace:
-    return Pace(allow_tf32=bool(plan.args.get("tf32")))
+def _pace(plan: TrainingPlan, speeds: GpuSpeeds) -> Pace:
+    pace = Pace(allow_tf32=bool(plan.args.get("tf32")))
+    return replace(pace, launch_seconds=speeds.launch_seconds) if speeds.launch_seconds else pace
 
 
 def _capability(gpu: Gpu | None) -> tuple[int, int]:
