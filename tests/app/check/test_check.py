@@ -75,6 +75,17 @@ def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
     assert f"note {file} 8 my_own_key is no key of TRL's" in told(verdict)
 
 
+def test_an_attention_that_does_not_run_here_is_not_said_to_mix_documents(write: Write, checked: Checked) -> None:
+    # As in a configuration that trl-jobs publishes; the Hub's kernel cannot be loaded without the Hub.
+    kernel = "kernels-community/flash-attn"
+    found = checked(config=str(write("sft", f"attn_implementation: {kernel}\npacking: true\n")), gpu=GPU).findings
+    (packing,) = [item for item in found if "documents in one row" in item.message.lower()]
+    assert packing.severity is Severity.NOTE
+    assert packing.message.startswith(
+        f"This machine cannot check whether documents in one row stay apart with {kernel}"
+    )
+
+
 def test_the_environment_of_the_file_reaches_the_child_alone(
     write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
