@@ -14,7 +14,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[2]
 # Folders that have no page, or pages of others: environments and what runs write.
-_WITHOUT = {"build", "site-packages"}
+_WITHOUT = {"build", "site-packages", "model-data-sft"}
 _MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _NOT_IN_AN_ANCHOR = re.compile(r"[^\w\- ]")
 
