@@ -5,8 +5,8 @@ python -m benchmarks.replay.distorted_search [--seeds 20] [--effort quick]
 Three tables hold every candidate of three spaces of an 8B shape, traced. What a probe would measure is drawn, since no
 GPU measured them: the predicted rate times an error of each choice (standard deviation 20 %), one of each combination
 (10 %) and the noise of a probe (4 %). A search knows the predictions of its own traces, and nothing of these errors;
-memory is as predicted. A fourth table was measured on a CPU. It prints Markdown: the share of the best rate that the
-fastest candidate so far has, without noise, after so many probes, TRL's default included.
+memory is as predicted. Three further tables were measured on CPUs. It prints Markdown: the share of the best rate that
+the fastest candidate so far has, without noise, after so many probes, TRL's default included.
 """
 
 from __future__ import annotations

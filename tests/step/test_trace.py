@@ -14,6 +14,7 @@ import pytest
 
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
+from autotune.core.step_time import USUAL_PACE
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.traced import TraceReply, TraceRequest, TraceRequests
 from autotune.core.workload import ModelSource
@@ -111,6 +112,13 @@ def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
 
 def test_without_the_speeds_of_a_gpu_no_time_is_told(run: Any) -> None:
     assert run(gpu=None).step is None
+
+
+def test_a_host_whose_time_for_an_operator_was_measured_takes_that_time(run: Any) -> None:
+    gpu = find_gpu("A100-80GB")
+    assert gpu.speeds is not None
+    slow = replace(gpu, speeds=replace(gpu.speeds, launch_seconds=3 * USUAL_PACE.launch_seconds))
+    assert run(gpu=slow).step.launch_seconds == pytest.approx(3 * run().step.launch_seconds)
 
 
 def test_on_the_cpu_tensors_are_all_there_is(run: Any) -> None:

@@ -22,8 +22,14 @@ _SIDE = 256
 # Larger than any cache.
 _COPIED_BYTES = 1 << 26
 # So small that its kernels take next to no time.
-_TINY = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
-_TINY_HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1}
+_TINY = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
 _TOKENS = 4
 _LEAST_STEPS = 5
 
@@ -90,7 +96,7 @@ def _launch_seconds(seconds: float) -> float:
 
     The caches are overwritten before each step, as the large tensors of a real one do.
     """
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY, **_TINY_HEADS))
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY))
     tokens = torch.zeros(1, _TOKENS, dtype=torch.long)
     filled = torch.empty(_COPIED_BYTES // 4)
 
