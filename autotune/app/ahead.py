@@ -120,7 +120,7 @@ def traced_ahead(
     limit_bytes: int,
     tracer: Tracer,
     cache: Cache,
-    speeds: Callable[[], GpuSpeeds],
+    speeds: Speeds,
     seconds: float,
     listener: Listener,
     file: SpaceFile | None = None,
@@ -134,7 +134,7 @@ def traced_ahead(
 
     Args:
         file: the space, whose last resorts are traced if nothing else fits; None: they are not.
-        speeds: measures the speeds of a CPU, since there is no catalogue of CPUs.
+        speeds: measures the speeds of a CPU, since there is no catalogue of CPUs, or of a GPU's host.
         times: measures operators on the device; None: times are predicted from its speeds.
         clock: returns the time in seconds.
     """
@@ -199,26 +199,43 @@ class _Least:
         return [replace(each, spare_bytes=-each.memory.device_bytes) if each.memory else each for each in found]
 
 
-def device_of(hardware: Hardware, speeds: Callable[[], GpuSpeeds]) -> Gpu:
-    """Return the device that traces are for: a GPU with the catalogue's figures, or a CPU with measured ones."""
-    if hardware.kind == "cuda":
-        return described(hardware)
-    return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds())
+Speeds = Callable[[GpuSpeeds | None], GpuSpeeds]
+"""Measures the speeds of a CPU, for None, or adds the host's to those of a GPU."""
 
 
-def speeds_of(machine: Machine, server: JobServer, folder: Path, cache: Cache) -> GpuSpeeds:
-    """Return the speeds of this CPU, which are measured once and cached: cached traces are only found for equal speeds.
+def device_of(hardware: Hardware, speeds: Speeds) -> Gpu:
+    """Return the device that traces are for: a GPU with the catalogue's figures and the measured speed of its host, or
+    a CPU with measured ones."""
+    if hardware.kind == "cpu":
+        return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds(None))
+    gpu = described(hardware)
+    if gpu.speeds is None:
+        return gpu
+    with suppress(AutotuneError):
+        return replace(gpu, speeds=speeds(gpu.speeds))
+    return gpu
+
+
+def speeds_of(
+    machine: Machine, server: JobServer, folder: Path, cache: Cache, gpu: GpuSpeeds | None = None
+) -> GpuSpeeds:
+    """Return the speeds of this CPU, or of a GPU with its host's.
+
+    They are measured once and cached: cached traces are only found for equal speeds.
+
+    Args:
+        gpu: the catalogue's speeds of the GPU.
 
     Raises:
         AutotuneError: they could not be measured.
     """
     hardware = machine.hardware
-    software = machine.packages.get("torch")
-    key = fingerprint("speeds and host", hardware.name, hardware.threads, hardware.variables, software)
+    software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
+    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, encode(gpu))
     known = cache.decoded(GpuSpeeds, key)
     if known is not None:
         return known
-    measured = measure_speeds(server, SpeedsRequest(), folder / "speeds")
+    measured = measure_speeds(server, SpeedsRequest(gpu), folder / "speeds")
     cache.put(key, encode(measured))
     return measured
 

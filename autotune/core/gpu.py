@@ -47,9 +47,15 @@ class GpuSpeeds:
     def peak(self, dtype: str, *, allow_tf32: bool = False) -> float:
         """Return the floating-point operations per second of a matrix product in a type such as ``bfloat16``.
 
-        Types that the tensor cores do not support, and float32 unless TF32 is allowed, run at float32's rate.
+        Types that the tensor cores do not support, and float32 unless TF32 is allowed, run at float32's rate. Integers
+        of 8 bits run at least at that of float16 (cuBLASLt, https://docs.nvidia.com/cuda/cublas/).
         """
-        tensor_cores = {"float16": self.fp16, "bfloat16": self.bf16, "float32": self.tf32 if allow_tf32 else None}
+        tensor_cores = {
+            "float16": self.fp16,
+            "bfloat16": self.bf16,
+            "float32": self.tf32 if allow_tf32 else None,
+            "int8": self.fp16,
+        }
         return tensor_cores.get(dtype) or self.fp32
 
 

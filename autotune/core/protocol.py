@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from autotune.core.gpu import GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement, Schedule
@@ -180,14 +181,17 @@ class Failure:
 
 @dataclass(frozen=True)
 class SpeedsRequest:
-    """Measure how fast this CPU computes and moves bytes, with the threads that a training step has.
+    """Measure how fast this CPU computes and moves bytes, with the threads that a training step has, or how fast the
+    host has a GPU run operators.
 
     The reply is a :class:`autotune.core.gpu.GpuSpeeds`.
 
     Attributes:
+        gpu: the speeds of the GPU that this process uses, to which the host's is added; None: those of the CPU.
         seconds: approximate time for which each figure is measured.
     """
 
+    gpu: GpuSpeeds | None = None
     seconds: float = 0.05
 
 

@@ -3,30 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Caller(StrEnum):
+    """Who has the host launch an operator, on which its time depends.
+
+    Attributes:
+        MODULE: a module's Python in a forward pass, for which autograd records it.
+        HOOKED: the same where hooks save what the backward pass needs, as checkpointing and offloading do, and in the
+            recomputation of a checkpoint.
+        SELECTIVE: the same where Python decides for each operator whether to save its result, as selective
+            checkpointing does.
+        ENGINE: autograd's engine, in a backward pass.
+        PLAIN: Python without autograd, as in generation, in the optimizer and in functions with a backward pass of
+            their own.
+        LIBRARY: Python that launches a kernel of a library, as Triton's and those of bitsandbytes.
+    """
+
+    MODULE = "module"
+    HOOKED = "hooked"
+    SELECTIVE = "selective"
+    ENGINE = "engine"
+    PLAIN = "plain"
+    LIBRARY = "library"
 
 
 @dataclass(frozen=True)
 class Pace:
     """Factors of a training's speed, apart from the rates that the GPU achieves.
 
+    The host's times are multiples of the one for a module's operators. They were fitted to 74 training steps on the
+    hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host of its own. In
+    brackets what tiny models, whose kernels take next to no time, showed on the host of an H100
+    (`benchmarks/gpu/results/host.md`).
+
     Attributes:
-        launch_seconds: host time for one operator in eager mode, autograd's and the module's Python included. It
-            depends on the host: training steps of PEFT's method comparison that the device does not bound take 32 to
-            78 µs for each (`benchmarks/published/speeds.md`), and 18 to 83 µs were found over other tables.
-        without_graph: share of that time where autograd is off, as in generation. On the host of an H200, a training
-            step that the device does not bound took 29 µs for each operator, and generation 21 to 24
-            (`benchmarks/gpu/results`).
-        by_triton: host time for a kernel that Triton launches, with the Python of the function that it is in, as a
-            multiple of that for one operator: fitted to six steps with Liger that the host of an H100 bounds
-            (`benchmarks/gpu/results`), which took longer by 20 to 85 % than with 1, and now by 1 to 16 %. Another on an
-            H200, DPO, took longer by 84 %, and now by 20 %.
+        launch_seconds: host time for one operator of a module, with its Python and autograd's. It depends on the host:
+            on those four, 40, 50, 52 and 57 µs (44). With 50, the steps of PEFT's method comparison, to which nothing
+            was fitted, are predicted 4.8 % too fast in the median (`benchmarks/published/speeds.md`).
+        hooked: 1.1 (1.4 in a forward pass, 1.5 in the recomputation).
+        selective: 2.2 (2.8 and 3.4).
+        engine: 0.5 (0.6).
+        plain: 0.5, by the seven steps with generation (1.0).
+        library: 8 (3 to 7 for Triton's kernels, 5 for a product with weights of 4 bits).
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 
-    launch_seconds: float = 3e-5
-    without_graph: float = 0.75
-    by_triton: float = 8.0
+    launch_seconds: float = 5e-5
+    hooked: float = 1.1
+    selective: float = 2.2
+    engine: float = 0.5
+    plain: float = 0.5
+    library: float = 8.0
     allow_tf32: bool = False
+
+    def host_seconds(self, caller: Caller) -> float:
+        """Return the host's time to launch one operator."""
+        return self.launch_seconds * (1.0 if caller is Caller.MODULE else getattr(self, caller.value))
 
 
 USUAL_PACE = Pace()

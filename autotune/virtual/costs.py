@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import Launch
-from autotune.core.step_time import USUAL_PACE, Pace, StepTime
+from autotune.core.step_time import USUAL_PACE, Caller, Pace, StepTime
 from autotune.errors import InputError
 from autotune.virtual.links import Collective, sending_seconds
 
@@ -64,8 +64,7 @@ class Work:
         access: for what memory bounds, how it passes over its tensors.
         length: for attention, tokens of a query's row; 0: not known.
         backward: for attention, whether it is the backward pass.
-        in_graph: whether it ran with autograd, in the forward pass or the backward one.
-        by_triton: whether it is a kernel that Triton launches.
+        caller: who has the host launch it.
     """
 
     kind: Kind
@@ -79,8 +78,7 @@ class Work:
     access: Access = Access.POINTWISE
     length: int = 0
     backward: bool = False
-    in_graph: bool = True
-    by_triton: bool = False
+    caller: Caller = Caller.MODULE
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:
@@ -110,13 +108,6 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
         computing = computing / achieved.attended(work.length, backward=work.backward)
     passing = moving / achieved.pointwise
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
-
-
-def _launch_seconds(work: Work, pace: Pace) -> float:
-    """Return the host's time to launch an operator once."""
-    if work.by_triton:
-        return pace.launch_seconds * pace.by_triton
-    return pace.launch_seconds * (1.0 if work.in_graph else pace.without_graph)
 
 
 def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launch: Launch = ALONE) -> StepTime:
@@ -152,7 +143,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         if kind is Kind.SYNCHRONIZE:
             host = device = max(host, device)
             continue
-        launch_seconds = _launch_seconds(work, pace) * work.times
+        launch_seconds = pace.host_seconds(work.caller) * work.times
         launching += launch_seconds
         host += launch_seconds
         seconds = operator_seconds(work, speeds, pace, launch) * work.times

@@ -120,15 +120,12 @@ def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     return (nested, weight * args[0].itemsize)
 
 
-def _int8_product(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    # bitsandbytes/backends/default/ops.py, int8_scaled_mm: a product in int32, cast to float16, and then to the type of
-    # the input where that differs.
-    output = result[0] if isinstance(result, (tuple, list)) else result
-    return (4 * output.numel(), 0 if output.dtype == torch.float16 else 2 * output.numel())
+def _int8_dequant(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    # bitsandbytes/backends/cuda/ops.py, int8_mm_dequant: its kernel writes float16.
+    return (0 if result.dtype == torch.float16 else 2 * result.numel(),)
 
 
 _BITSANDBYTES = {
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
-    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_product,
-    "bitsandbytes.int8_scaled_mm.default": _int8_product,
+    "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }

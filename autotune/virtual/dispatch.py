@@ -11,15 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from autotune.core.step_time import Caller
 from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
+from autotune.virtual.composites import composite
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import Knowledge, Later, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS
-from autotune.virtual.tensors import operator_name, tensors_of
+from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
 from autotune.virtual.work import operator_work
 
 _aten = torch.ops.aten
@@ -34,16 +37,6 @@ _SHAPED_BY_VALUES = frozenset({
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
-# Composites of other operators on every device, with temporaries as large as their input, which a mode sees as one, and
-# the key that they are registered with.
-_KEYS = torch._C.DispatchKey
-_COMPOSITES = {
-    _aten._safe_softmax.default: _KEYS.CompositeExplicitAutograd,
-    _aten.softmax.int: _KEYS.CompositeImplicitAutograd,
-    _aten.isinf.default: _KEYS.CompositeExplicitAutograd,
-    _aten.logsumexp.default: _KEYS.CompositeExplicitAutograd,
-    _aten.logsumexp.out: _KEYS.CompositeExplicitAutogradNonFunctional,
-}
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
@@ -106,14 +99,15 @@ class VirtualMode(TorchDispatchMode):
         if func.namespace == "prim":
             return func(*args, **kwargs)
         if func is _aten._local_scalar_dense.default:
+            self._synchronize(func, args[0])
             return self.knowledge.item(args[0])
         if func is _aten.equal.default:
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return False
-        if (key := _COMPOSITES.get(func)) is not None:
+        if (composed := composite(func)) is not None:
             with self:
-                return func._op_dk(key, *args, **kwargs)
+                return composed(*args, **kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
         received = sharing.received(func, args) if sharing is not None else ()
@@ -126,7 +120,7 @@ class VirtualMode(TorchDispatchMode):
         self._keep(func, args, result, values)
         for tensor, value in received:
             set_known(tensor, value)
-        self._record(func, args, kwargs, inputs, result, notes)
+        self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
         return result
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, memo.Notes | None]:
@@ -196,7 +190,14 @@ class VirtualMode(TorchDispatchMode):
             self.knowledge.no_overflow(args[1])
 
     def _record(
-        self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], result: Any, notes: memo.Notes | None
+        self,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        given: list[torch.Tensor],
+        result: Any,
+        notes: memo.Notes | None,
+        caller: Caller,
     ) -> None:
         inputs = [tensor for tensor in given if isinstance(tensor, FakeTensor)]
         outputs = [tensor for tensor in tensors_of(result) if isinstance(tensor, FakeTensor)]
@@ -211,8 +212,7 @@ class VirtualMode(TorchDispatchMode):
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
-        in_graph = self._in_backward or torch.is_grad_enabled()
-        key = ledger.device_type, ledger.times, self._in_backward, in_graph
+        key = ledger.device_type, ledger.times, self._in_backward, caller
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
@@ -225,7 +225,7 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=_with(work, ledger.times, in_graph=in_graph),
+                work=_with(work, ledger.times, caller),
                 place=place,
                 in_backward=self._in_backward,
                 call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
@@ -233,6 +233,12 @@ class VirtualMode(TorchDispatchMode):
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)
         ledger.operators.append(record)
+
+    def _synchronize(self, func: Any, tensor: Any) -> None:
+        """Note that the host waits for the device, whose value it reads."""
+        if isinstance(tensor, FakeTensor) and type_of_device(tensor) == self._ledger.device_type != "cpu":
+            work = Work(Kind.SYNCHRONIZE)
+            self._ledger.operators.append(OperatorRecord(operator_name(func), ((),), (str(tensor.dtype),), work))
 
     def _follow_autograd(self) -> None:
         """Tag the storages that the forward pass, or its recomputation, saved for the backward pass."""
@@ -248,8 +254,8 @@ class VirtualMode(TorchDispatchMode):
         self._in_backward = in_backward
 
 
-def _with(work: Work, times: int, *, in_graph: bool) -> Work:
-    return work if (times, in_graph) == (1, True) else replace(work, times=times, in_graph=in_graph)
+def _with(work: Work, times: int, caller: Caller) -> Work:
+    return work if (times, caller) == (1, Caller.MODULE) else replace(work, times=times, caller=caller)
 
 
 def _has_mask(indices: Any) -> bool:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from autotune.core.step_time import Caller
 from autotune.virtual.access import access_by_name
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.ledger import Ledger
@@ -63,7 +64,7 @@ def _launching(ledger: Ledger) -> Any:
                 name=name,
                 shapes=tuple(tuple(tensor.shape) for tensor in tensors),
                 dtypes=tuple(str(tensor.dtype) for tensor in tensors),
-                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access, by_triton=True),
+                work=Work(Kind.ELEMENTWISE, dtype, elements, passed_over, access=access, caller=Caller.LIBRARY),
                 in_backward=torch._C._current_graph_task_id() != -1,
             )
         )

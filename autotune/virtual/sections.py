@@ -33,11 +33,10 @@ class _Moment:
         """Whether it is in the backward pass."""
         return self.operator is not None and self.operator.in_backward
 
-    def name(self, *, sized: bool) -> str:
-        """Return the operator's name; if sized, with the shape of its last output or, without any, its last input."""
-        if self.operator is None:
-            return ""
-        return f"{self.operator.name} {self.operator.shapes[-1:]}" if sized else self.operator.name
+    @property
+    def name(self) -> str:
+        """The operator's name, a space, and the shape of its last output or, without any, of its last input."""
+        return "" if self.operator is None else f"{self.operator.name} {self.operator.shapes[-1:]}"
 
 
 def sections(
@@ -134,8 +133,7 @@ def _section(
     names = sorted({name for moment in chosen for name in moment.levels})
     levels = {name: tuple([moment.levels.get(name, 0) for moment in chosen]) for name in names}
     backward = next((index for index, moment in enumerate(chosen) if moment.in_backward), len(chosen))
-    # An optimizer that loops over parameters runs the same operators for each; the sizes distinguish them.
-    moments_named = tuple([moment.name(sized=part.phase == OPTIMIZER_STEP) for moment in chosen])
+    moments_named = tuple([moment.name for moment in chosen])
     return Section(part, moments_named, levels, max([0, *host_levels[first:end]]), time, backward)
 
 

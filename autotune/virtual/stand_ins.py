@@ -10,21 +10,6 @@ import torch
 _aten = torch.ops.aten
 
 
-def _int8_vectorwise_quant(tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
-    # bitsandbytes/backends/cuda/ops.py; which columns have outliers depends on values; none are assumed.
-    rows = tensor.shape[:-1].numel()
-    values = tensor.new_empty(tensor.shape, dtype=torch.int8)
-    scales = tensor.new_empty(rows, dtype=torch.float32)
-    return values, scales, tensor.new_empty(0, dtype=torch.int64) if threshold > 0 else None
-
-
-def _int8_mixed_scaled_mm(
-    a: torch.Tensor, ca: torch.Tensor, cb: torch.Tensor, *others: Any, **more: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    # bitsandbytes/backends/default/ops.py, where no column has outliers.
-    return a.new_empty((*ca.shape[:-1], cb.shape[0])), a.new_empty(0)
-
-
 def _grouped_mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -73,7 +58,5 @@ STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
     str(_aten.addmm.dtype_out): _add_product,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
-    "bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant,
-    "bitsandbytes.int8_mixed_scaled_mm.default": _int8_mixed_scaled_mm,
 }
 """Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""

@@ -39,12 +39,8 @@ _ADDED_TO = 3
 _MATRICES = {_aten.mm: 2, _aten.bmm: 2, _aten.addmm: _ADDED_TO, _aten.baddbmm: _ADDED_TO}
 # PyTorch has formulas for the products that return a new tensor.
 _IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm}
-# Products with quantised weights, and the position of their input among the arguments.
-_WEIGHTS = {
-    "bitsandbytes.gemm_4bit.default": 0,
-    "bitsandbytes.int8_mixed_scaled_mm.default": 0,
-    "bitsandbytes.int8_scaled_mm.default": 0,
-}
+# Products with quantised weights.
+_WEIGHTS = frozenset({"bitsandbytes.gemm_4bit.default", "bitsandbytes.int8_linear_matmul.default"})
 
 
 def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
@@ -107,10 +103,9 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
     The formulas of attention count the whole square of tokens. With ``is_causal``, kernels skip the half above the
     diagonal, as does benchmarks/benchmark_flash_attention.py of https://github.com/Dao-AILab/flash-attention.
     """
-    position = _WEIGHTS.get(operator_name(func))
-    if position is not None:
+    if operator_name(func) in _WEIGHTS:
         # A product with a quantised weight: every output is a sum over the input's last dimension.
-        return int(2 * _first(result).numel() * args[position].shape[-1])
+        return int(2 * result.numel() * args[0].shape[-1])
     packet = _IN_PLACE.get(func.overloadpacket, func.overloadpacket)
     if packet is _aten._grouped_mm:
         return _grouped_flops(args[0], args[1])
@@ -159,12 +154,8 @@ def _multiplied(func: Any, args: Any, result: Any) -> list[torch.Tensor]:
     Half-precision matrices that are added up in float32 are multiplied by the tensor cores.
     """
     if operator_name(func) in _WEIGHTS:
-        return [_first(result)]
+        return [args[0]]
     return [args[1]] if _MATRICES.get(func.overloadpacket) == _ADDED_TO else []
-
-
-def _first(result: Any) -> Any:
-    return result[0] if isinstance(result, (tuple, list)) else result
 
 
 def _kind(packet: Any) -> Kind:

@@ -87,7 +87,7 @@ def estimated(table: Table, model: Path, folder: Path, *, measures: bool) -> Tab
         print(speeds, flush=True)
         times = times_of(table.machine, table.limit_bytes, tracer.server, tracer, cache) if measures else None
         traces = traces_of(workload, table.machine, tracer, cache, times=times)
-        device = device_of(table.machine.hardware, lambda: speeds)
+        device = device_of(table.machine.hardware, lambda _: speeds)
         # A few at once, as in a search: operators are measured for a limited time after each call.
         for start in range(0, len(candidates), _AT_ONCE):
             Evaluator(problem, device, table.limit_bytes, traces).run(candidates[start : start + _AT_ONCE])

@@ -217,7 +217,7 @@ class FailingTracer(AnalyticTracer):
         raise ProbeServerError("no process can be started")
 
 
-def unknown_speeds() -> GpuSpeeds:
+def unknown_speeds(_: GpuSpeeds | None) -> GpuSpeeds:
     """A CPU that cannot be measured."""
     raise ProbeServerError("no process can be started")
 
@@ -322,13 +322,13 @@ def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
     first = speeds_of(machine, job_server, tmp_path / "a", cache)
     assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
-    assert device_of(machine.hardware, lambda: measured).speeds == measured
+    assert device_of(machine.hardware, lambda _: measured).speeds == measured
 
 
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
     measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
     problem = problem_of(machine=CPU)
-    ahead = traced_ahead(problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda: measured, 600.0, lambda _: None)
+    ahead = traced_ahead(problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None)
     assert {request.target for request in tracer.requests} == {"cpu"}
     assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
     assert ahead.predictor is not None

@@ -38,7 +38,7 @@ from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.errors import InputError
+from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
@@ -245,5 +245,5 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
         assert [received.problem.identity(one) for one in known] == [here.identity(one) for one in known]
 
 
-def _no_speeds() -> GpuSpeeds:
-    raise AssertionError
+def _no_speeds(_: GpuSpeeds | None) -> GpuSpeeds:
+    raise AutotuneError("There is no host to measure.")

@@ -9,7 +9,7 @@ import pytest
 from autotune.core.achieved import AchievedRates
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import Launch
-from autotune.core.step_time import Pace
+from autotune.core.step_time import Caller, Pace
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
@@ -107,19 +107,13 @@ def test_short_operators_are_bound_by_their_launches() -> None:
     assert time.seconds == pytest.approx(1e-2, rel=1e-3)
 
 
-def test_launches_without_autograd_take_a_share_of_the_time_of_others() -> None:
-    pace = Pace(launch_seconds=1.0, without_graph=0.5)
+def test_the_time_of_a_launch_depends_on_its_caller() -> None:
+    pace = Pace(launch_seconds=1.0, plain=0.5, library=5.0)
     short = Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)
-    time = step_seconds([short, replace(short, in_graph=False, times=4)], ROUND, pace)
-    assert time.launch_seconds == pytest.approx(3.0)
-    assert time.seconds == pytest.approx(3.0, rel=1e-3)
-
-
-def test_a_kernel_that_triton_launches_takes_the_host_as_long_as_several_operators() -> None:
-    pace = Pace(launch_seconds=1.0, by_triton=8.0)
-    short = Work(Kind.ELEMENTWISE, "bfloat16", 1, 2, 2)
-    time = step_seconds([short, replace(short, by_triton=True, times=2)], ROUND, pace)
-    assert time.launch_seconds == pytest.approx(17.0)
+    works = [short, replace(short, caller=Caller.PLAIN, times=4), replace(short, caller=Caller.LIBRARY)]
+    time = step_seconds(works, ROUND, pace)
+    assert time.launch_seconds == pytest.approx(8.0)
+    assert time.seconds == pytest.approx(8.0, rel=1e-3)
 
 
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:

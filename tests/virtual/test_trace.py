@@ -127,15 +127,3 @@ def test_a_shape_that_follows_from_floating_point_data_is_refused() -> None:
 
     with pytest.raises(UnknownShapeError, match="depends on data"):
         trace(fn, target="cpu")
-
-
-def test_products_with_autograd_are_told_from_those_without() -> None:
-    def once_each(device: torch.device) -> None:
-        layer = nn.Linear(8, 8, bias=False).to(device)
-        given = torch.empty(4, 8, device=device)
-        with torch.no_grad():
-            layer(given)
-        layer(given).sum().backward()
-
-    products = [operator.work for operator in trace(once_each, target="cpu").operators if "mm" in operator.name]
-    assert [work.in_graph for work in products] == [False, True, True]

@@ -1,9 +1,10 @@
-"""The job ``measure_speeds``: measures this CPU's matrix products, copies, and the host's time for an operator."""
+"""The job ``measure_speeds``: measures a CPU's matrix products and copies, and the host's time for an operator."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -12,8 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.core.gpu import GpuSpeeds
+from autotune.core.machine import DeviceKind
 from autotune.core.protocol import SpeedsRequest
+from autotune.core.step_time import Pace
+from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
+from autotune.step.run.meters import METERS
+from autotune.virtual.callers import caller_of
 from autotune.virtual.costs import Kind
 from autotune.virtual.work import operator_work
 
@@ -31,11 +37,18 @@ _TINY = {
     "num_key_value_heads": 1,
 }
 _TOKENS = 4
-_LEAST_STEPS = 5
+_LEAST_STEPS = 15
+_MULTIPLES = Pace(launch_seconds=1.0)
 
 
 def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
-    """Return the best speeds of repeated products and copies, since other load on the machine only slows them."""
+    """Return the speeds of a CPU, or those of a GPU with the host's.
+
+    Of a CPU they are the best of repeated products and copies, since other load on the machine only slows them.
+    """
+    if request.gpu is not None:
+        select_device("cuda")
+        return replace(request.gpu, launch_seconds=_launch_seconds("cuda", request.seconds))
     fp32, fp16, bf16 = (_flops(dtype, request.seconds) for dtype in (torch.float32, torch.float16, torch.bfloat16))
     bandwidth = _bandwidth(request.seconds)
     # A CPU has no transfers between host and device.
@@ -48,7 +61,7 @@ def measure_speeds(request: SpeedsRequest, _context: JobContext) -> GpuSpeeds:
         pcie=bandwidth,
         nvlink=None,
         source="measured",
-        launch_seconds=_launch_seconds(request.seconds),
+        launch_seconds=_launch_seconds("cpu", request.seconds),
     )
 
 
@@ -76,40 +89,51 @@ def _shortest(work: Callable[[], object], seconds: float) -> float:
 
 
 class _Counted(TorchDispatchMode):
-    """Counts the operators that a trace would count."""
+    """Counts the operators that a trace would count, in multiples of the host's time for one of a module."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: DeviceKind) -> None:
         super().__init__()
-        self.count = 0
+        self.count = 0.0
+        self._device = device
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, so that nothing stands between an operator and its caller."""
+        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        caller = caller_of(func, in_backward=torch._C._current_graph_task_id() != -1)
         result = func(*args, **(kwargs or {}))
-        kind = operator_work(func, args, kwargs or {}, result, device_type="cpu").kind
-        self.count += kind not in (Kind.NOTHING, Kind.SYNCHRONIZE)
+        kind = operator_work(func, args, kwargs or {}, result, device_type=self._device).kind
+        if kind not in (Kind.NOTHING, Kind.SYNCHRONIZE):
+            self.count += _MULTIPLES.host_seconds(caller)
         return result
 
 
-def _launch_seconds(seconds: float) -> float:
-    """Return the time for one operator of a step of a tiny Llama, with Python of the model and of autograd.
+def _launch_seconds(device: DeviceKind, seconds: float) -> float:
+    """Return the host's time for one operator of a module, from steps of a tiny Llama.
 
-    The caches are overwritten before each step, as the large tensors of a real one do.
+    The host's caches are overwritten before each step, as the large tensors of a real one on a CPU do.
     """
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY))
-    tokens = torch.zeros(1, _TOKENS, dtype=torch.long)
+    meter = METERS[device]()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **_TINY)).to(device)
+    tokens = torch.zeros(1, _TOKENS, dtype=torch.long, device=device)
     filled = torch.empty(_COPIED_BYTES // 4)
 
-    def step() -> None:
+    def step() -> float:
+        filled.zero_()
+        meter.synchronize()
+        started = time.perf_counter()
         model(tokens).logits.sum().backward()
+        return time.perf_counter() - started
 
+    # A GPU loads a kernel when it is first needed.
     step()
-    with _Counted() as counted:
+    with _Counted(device) as counted:
         step()
     found = list[float]()
     while len(found) < _LEAST_STEPS or sum(found) < seconds:
-        filled.zero_()
-        started = time.perf_counter()
-        step()
-        found.append(time.perf_counter() - started)
+        found.append(step())
     return float(median(found) / counted.count)

@@ -1,0 +1,44 @@
+"""Tells who has the host launch an operator that is dispatched."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+
+from autotune.core.step_time import Caller
+
+_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_CHECKPOINT = torch.utils.checkpoint.__file__
+# Frames between an operator's caller and the functions below: this module's, the mode's handler, and what calls it.
+_ENGINE_AT, _MODE_AT = 3, 4
+
+
+def caller_of(func: Any, *, in_backward: bool) -> Caller:
+    """Return the caller; the dispatch mode's handler calls this itself.
+
+    Args:
+        func: the operator.
+        in_backward: whether autograd's engine runs, which a recomputation is part of.
+    """
+    if func.namespace == "bitsandbytes":
+        return Caller.LIBRARY
+    if torch.is_grad_enabled():
+        if _hooks(False) is None:
+            return Caller.MODULE
+        # Its mode runs operators itself.
+        return Caller.SELECTIVE if _code(_MODE_AT) == ("__torch_dispatch__", _CHECKPOINT) else Caller.HOOKED
+    # The engine runs in a thread of its own, or below what started it.
+    engine = in_backward and _code(_ENGINE_AT)[0] in ("", "_engine_run_backward")
+    return Caller.ENGINE if engine else Caller.PLAIN
+
+
+def _code(depth: int) -> tuple[str, str]:
+    """Return the names of the function and of the file of a frame, or empty ones if there is no such frame."""
+    try:
+        code = sys._getframe(depth).f_code
+    except ValueError:
+        return "", ""
+    return code.co_name, code.co_filename
