@@ -67,7 +67,12 @@ def predicted(
     if options.timeout_seconds is not None:
         seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
     machine, cache = problem.setting.machine, user_cache()
-    measured = partial(speeds_of, machine, server, tracer.folder, cache)
+
+    def measured(gpu: GpuSpeeds | None) -> GpuSpeeds:
+        # A server that starts takes the host's time.
+        tracer.server.wait()
+        return speeds_of(machine, server, tracer.folder, cache, gpu)
+
     times = times_of(machine, limit_bytes, server, tracer, cache)
     return traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times)
 

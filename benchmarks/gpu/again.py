@@ -25,21 +25,26 @@ from benchmarks.gpu.accuracy import Outcome, Prediction
 from benchmarks.gpu.accuracy_report import page
 from benchmarks.gpu.cases import CASES, SCENARIOS, Case
 from benchmarks.gpu.predictions import predict, predict_measured
-from benchmarks.gpu.prepared import prepare
+from benchmarks.gpu.prepared import on_host, prepare
 from benchmarks.gpu.trace_pool import TracePool
 from benchmarks.shapes import CONFIGURATIONS, write_model
 
 
 def predicted_again(
-    gpu: str, cases: Sequence[Case], operators: Mapping[str, float | None], seconds: float
+    gpu: str,
+    cases: Sequence[Case],
+    operators: Mapping[str, float | None],
+    seconds: float,
+    launch_seconds: float | None = None,
 ) -> dict[str, dict[str, Prediction | str]]:
     """Return the predictions of cases, or why there is none, by case and kind.
 
     Args:
         operators: seconds of operators that ran on that GPU, by call.
+        launch_seconds: the host's time for one operator there; None: it was not measured.
     """
     found: dict[str, dict[str, Prediction | str]] = {case.name: {} for case in cases}
-    machine = planned_machine(gpu)
+    machine = on_host(planned_machine(gpu), launch_seconds)
     wanted = [scenario for scenario in SCENARIOS if any(case.scenario == scenario.name for case in cases)]
 
     def tell(case: Case, kind: str, told: Prediction | str) -> None:
@@ -77,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = {outcome.name for outcome in outcomes if outcome.measured is not None}
     cases = [case for case in CASES if case.name in names]
     seconds = {call: one["seconds"] for call, one in times.items()}
-    found = predicted_again(document["device"], cases, seconds, 60 * asked.minutes)
+    host = document.get("launch_seconds")
+    found = predicted_again(document["device"], cases, seconds, 60 * asked.minutes, host)
     outcomes = [_with(outcome, found.get(outcome.name, {})) for outcome in outcomes]
     document["cases"] = [encode(outcome) for outcome in outcomes]
     asked.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

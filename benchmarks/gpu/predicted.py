@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from typing import Any
 from autotune.app.planned import planned_machine
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement, Schedule
-from autotune.core.protocol import OperatorsRequest
+from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
-from autotune.probing import JobServer, measure_operators, probe
+from autotune.probing import JobServer, measure_operators, measure_speeds, probe
 from autotune.units import format_duration
 from benchmarks.gpu.accuracy import Outcome
 from benchmarks.gpu.cases import Case, Scenario
 from benchmarks.gpu.predictions import OPERATORS, predict, predict_measured
-from benchmarks.gpu.prepared import Prepared, prepare
+from benchmarks.gpu.prepared import Prepared, on_host, prepare
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.trace_pool import NO_TIME, TracePool
 from benchmarks.shapes import write_model
@@ -74,13 +75,16 @@ def compare(
         Outcome(case.name, case.scenario, of.model, case.limit_bytes, trainer=of.trainer)
         for case, of in ((case, known[case.scenario]) for case in cases)
     ]
-    record = Record(file, planned, SCHEDULE, unknown)
-    with (
-        tempfile.TemporaryDirectory(prefix="autotune-") as directory,
-        TracePool(planned.hardware.cores, time.monotonic() + seconds * _TRACES_SHARE) as pool,
-        JobServer(device, threads=planned.hardware.threads) as server,
-    ):
-        folder = Path(directory)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autotune-")))
+        server = stack.enter_context(JobServer(device, threads=planned.hardware.threads))
+        speeds = planned.gpu.speeds if planned.gpu is not None else None
+        if device == "cuda" and speeds is not None:
+            # Before other processes start.
+            host = measure_speeds(server, SpeedsRequest(speeds), folder / "host")
+            planned = on_host(planned, host.launch_seconds)
+        pool = stack.enter_context(TracePool(planned.hardware.cores, time.monotonic() + seconds * _TRACES_SHARE))
+        record = Record(file, planned, SCHEDULE, unknown)
         for name, shape in shapes.items():
             write_model(folder / name, shape)
         preparing = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.arguments import SearchArguments
@@ -100,6 +100,14 @@ class Prepared:
             tokens = longest_first.pop(0)
             left -= tokens
             yield tokens
+
+
+def on_host(machine: Machine, launch_seconds: float | None) -> Machine:
+    """Return a machine whose host takes so long for an operator; None: as long as hosts usually do."""
+    gpu = machine.gpu
+    if gpu is None or gpu.speeds is None:
+        return machine
+    return replace(machine, gpu=replace(gpu, speeds=replace(gpu.speeds, launch_seconds=launch_seconds)))
 
 
 def prepare(scenario: Scenario, model: Path, planned: Machine, server: JobServer, folder: Path) -> Prepared:

@@ -92,10 +92,12 @@ class Record:
 
     def _write(self) -> None:
         hardware, versions = self._machine.hardware, environment(self._machine)
+        speeds = self._machine.device.speeds
         document = {
             "device": hardware.name,
             "null_gpu": hardware.is_null,
             "memory_bytes": hardware.memory_bytes,
+            "launch_seconds": speeds.launch_seconds if speeds is not None else None,
             "date": self._date,
             "environment": versions,
             "schedule": encode(self._schedule),
