@@ -33,20 +33,20 @@ class Caller(StrEnum):
 class Pace:
     """Factors of a training's speed, apart from the rates that the GPU achieves.
 
-    The host's times are multiples of the one for a module's operators. They were fitted to 74 training steps on the
-    hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host of its own. In
+    The host's times are multiples of the one for a module's operators. They were fitted to 70 training steps of SFT on
+    the hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host of its own. In
     brackets what tiny models, whose kernels take next to no time, showed on the host of an H100
     (`benchmarks/gpu/results/host.md`).
 
     Attributes:
         launch_seconds: host time for one operator of a module, with its Python and autograd's. It depends on the host:
-            on those four, 40, 50, 52 and 57 µs (44). With 50, the steps of PEFT's method comparison, to which nothing
+            on those four, 40, 50, 52 and 56 µs (44). With 50, the steps of PEFT's method comparison, to which nothing
             was fitted, are predicted 4.8 % too fast in the median (`benchmarks/published/speeds.md`).
         hooked: 1.1 (1.4 in a forward pass, 1.5 in the recomputation).
         selective: 2.2 (2.8 and 3.4).
         engine: 0.5 (0.6).
-        plain: 0.5, by the seven steps with generation (1.0).
-        library: 8 (3 to 7 for Triton's kernels, 5 for a product with weights of 4 bits).
+        plain: 0.5, with which the seven steps with generation are within 37 % (1.0).
+        library: 8.
         allow_tf32: whether float32 products may use TF32 (``tf32=True`` in the trainer's arguments).
     """
 

@@ -46,7 +46,7 @@ class Section:
     """Memory in one part of a run at each of its moments, which are the points right before memory is freed.
 
     Attributes:
-        moments: name of the operator that allocated last before each moment, in order.
+        moments: name of the operator that allocated last before each moment, with the shape of its result, in order.
         levels: by PyTorch's category, the bytes on the device at each moment; each as long as ``moments``.
         host_bytes: peak bytes on the host.
         time: time of this part, or None if the speed of the device is not known.

@@ -1,14 +1,19 @@
-"""Tells who has the host launch an operator that is dispatched."""
+"""Tells who has the host launch an operator that is dispatched, and counts operators by that."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.core.step_time import Caller
+from autotune.virtual.costs import Kind
+from autotune.virtual.work import operator_work
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _CHECKPOINT = torch.utils.checkpoint.__file__
@@ -42,3 +47,34 @@ def _code(depth: int) -> tuple[str, str]:
     except ValueError:
         return "", ""
     return code.co_name, code.co_filename
+
+
+class CountedCallers(TorchDispatchMode):
+    """Counts the operators of real code that have a kernel, by who has the host launch them.
+
+    Args:
+        device_type: of the device that they run on.
+
+    Attributes:
+        counts: the number of operators of each caller.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.counts: Counter[Caller] = Counter()
+        self._device_type = device_type
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False, so that nothing stands between an operator and its caller."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        caller = caller_of(func, in_backward=torch._C._current_graph_task_id() != -1)
+        result = func(*args, **(kwargs or {}))
+        kind = operator_work(func, args, kwargs or {}, result, device_type=self._device_type).kind
+        if kind not in (Kind.NOTHING, Kind.SYNCHRONIZE):
+            self.counts[caller] += 1
+        return result

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
 
-from autotune.virtual.known import set_known
+from autotune.virtual.known import Knowledge, set_known
 from autotune.virtual.tensors import operator_name
 
 _aten = torch.ops.aten
@@ -25,7 +25,7 @@ _ATEN = {
 """Composites on every device, and the key that they are registered with."""
 
 
-def _int8_vectorwise_quant(tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
+def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
     # bitsandbytes/backends/cuda/ops.py. Which columns have outliers depends on values: all of them are taken to have
     # some, which is the most memory that a product may hold, for it keeps a copy of those columns.
     rows, columns = tensor.shape[:-1].numel(), tensor.shape[-1]
@@ -36,9 +36,11 @@ def _int8_vectorwise_quant(tensor: torch.Tensor, threshold: float = 0.0) -> tupl
         outliers = tensor.abs() >= threshold
         some = outliers.any()
         set_known(some, _TRUE)
-        if _aten._local_scalar_dense(some):
-            outliers.any(dim=0)
-            found = torch.arange(columns, device=tensor.device)
+        # The library's host waits for this value.
+        _aten._local_scalar_dense(some)
+        knowledge.assume("every column that is multiplied in 8 bits has an outlier, of which a copy is kept")
+        outliers.any(dim=0)
+        found = torch.arange(columns, device=tensor.device)
     # A kernel of the library.
     values.copy_(tensor)
     if rows > 1 and found is not None:
@@ -55,9 +57,16 @@ _OURS = {"bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant}
 
 @cache
 def composite(func: Any) -> Callable[..., Any] | None:
-    """Return what runs an operator by others, or None if the device runs it itself."""
-    if func.namespace == "bitsandbytes":
-        name = operator_name(func)
-        return partial(func._op_dk, _KEYS.CompositeExplicitAutograd) if name in _BITSANDBYTES else _OURS.get(name)
-    key = _ATEN.get(func)
-    return None if key is None else partial(func._op_dk, key)
+    """Return what runs an operator by others, or None if the device runs it itself.
+
+    It is called with what is known of values, and the operator's arguments.
+    """
+    if func.namespace != "bitsandbytes":
+        key = _ATEN.get(func)
+        return None if key is None else _registered(func, key)
+    name = operator_name(func)
+    return _registered(func, _KEYS.CompositeExplicitAutograd) if name in _BITSANDBYTES else _OURS.get(name)
+
+
+def _registered(func: Any, key: Any) -> Callable[..., Any]:
+    return lambda _, *args, **kwargs: func._op_dk(key, *args, **kwargs)

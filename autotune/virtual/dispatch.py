@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from autotune.core.step_time import Caller
@@ -102,12 +102,13 @@ class VirtualMode(TorchDispatchMode):
             self._synchronize(func, args[0])
             return self.knowledge.item(args[0])
         if func is _aten.equal.default:
+            self._synchronize(func, args[0])
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return False
         if (composed := composite(func)) is not None:
             with self:
-                return composed(*args, **kwargs)
+                return composed(self.knowledge, *args, **kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
         received = sharing.received(func, args) if sharing is not None else ()
@@ -149,7 +150,8 @@ class VirtualMode(TorchDispatchMode):
     def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
         values = known(first), known(second)
         if values[0] is not None and values[1] is not None:
-            return bool(torch.equal(*values))
+            with _disable_current_modes():
+                return bool(torch.equal(*values))
         self.knowledge.assume("two tensors that are compared are equal")
         return True
 
@@ -235,7 +237,7 @@ class VirtualMode(TorchDispatchMode):
         ledger.operators.append(record)
 
     def _synchronize(self, func: Any, tensor: Any) -> None:
-        """Note that the host waits for the device, whose value it reads."""
+        """Note that the host waits for the device, whose value it reads. A CPU's operators are its host's own."""
         if isinstance(tensor, FakeTensor) and type_of_device(tensor) == self._ledger.device_type != "cpu":
             work = Work(Kind.SYNCHRONIZE)
             self._ledger.operators.append(OperatorRecord(operator_name(func), ((),), (str(tensor.dtype),), work))
@@ -267,7 +269,5 @@ def _expanded(index: torch.Tensor | None, mask: torch.Tensor | None) -> list[tor
         return [index]
     if mask is None:
         raise UnknownShapeError("A tensor is indexed by a mask that depends on data that a trace does not have.")
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with _disable_current_modes():
         return list(mask.nonzero(as_tuple=True))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -20,15 +19,11 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from autotune.core.step_time import Caller
 from autotune.inspection.machine import machine
-from autotune.virtual.callers import caller_of
-from autotune.virtual.costs import Kind
-from autotune.virtual.work import operator_work
+from autotune.virtual.callers import CountedCallers
 
 _TINY = {
     "vocab_size": 64,
@@ -39,30 +34,6 @@ _TINY = {
     "num_key_value_heads": 2,
 }
 _TOKENS, _RUNS, _FIRST = 8, 15, 3
-
-
-class _Counted(TorchDispatchMode):
-    """Counts operators that have a kernel, by who launches them."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.callers: Counter[Caller] = Counter()
-        self._device = device
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that nothing stands between an operator and its caller."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        caller = caller_of(func, in_backward=torch._C._current_graph_task_id() != -1)
-        result = func(*args, **(kwargs or {}))
-        kind = operator_work(func, args, kwargs or {}, result, device_type=self._device).kind
-        if kind not in (Kind.NOTHING, Kind.SYNCHRONIZE):
-            self.callers[caller] += 1
-        return result
 
 
 def _model(kind: str = "qwen2", **options: Any) -> Any:
@@ -122,13 +93,13 @@ def measured(device: str) -> dict[str, dict[str, Any]]:
             between = time.perf_counter()
             backward(loss)
             times.append((between - begun, time.perf_counter() - between))
-        with _Counted(device) as there:
+        with CountedCallers(device) as there:
             loss = forward()
-        with _Counted(device) as back:
+        with CountedCallers(device) as back:
             backward(loss)
         passes = zip(("forward", "backward"), (there, back), zip(*times[_FIRST:], strict=True), strict=True)
         found[name] = {
-            which: {"seconds": median(seconds), "operators": {caller.value: n for caller, n in counted.callers.items()}}
+            which: {"seconds": median(seconds), "operators": {caller.value: n for caller, n in counted.counts.items()}}
             for which, counted, seconds in passes
         }
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.errors import ProbeServerError
+from autotune.errors import AutotuneError, ProbeServerError
 from autotune.planning.extrapolation.memory import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
@@ -323,6 +323,22 @@ def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
     assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
     assert device_of(machine.hardware, lambda _: measured).speeds == measured
+
+
+def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured() -> None:
+    def on_this_host(gpu: GpuSpeeds | None) -> GpuSpeeds:
+        assert gpu is not None
+        return replace(gpu, launch_seconds=1e-4)
+
+    def not_measured(_: GpuSpeeds | None) -> GpuSpeeds:
+        raise AutotuneError("The job failed.")
+
+    hardware = replace(GPU.hardware, name="NVIDIA H100 80GB HBM3")
+    found, unknown = (device_of(hardware, each).speeds for each in (on_this_host, not_measured))
+    assert found is not None
+    assert unknown is not None
+    assert found.launch_seconds == 1e-4
+    assert unknown == replace(found, launch_seconds=None)
 
 
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:

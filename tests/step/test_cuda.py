@@ -13,10 +13,11 @@ import torch
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION
-from autotune.core.protocol import CheckPackingRequest, PrepareReply
+from autotune.core.protocol import CheckPackingRequest, PrepareReply, SpeedsRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
-from autotune.probing import JobServer, check_packing, probe
+from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer, check_packing, measure_speeds, probe
 from autotune.units import GIB, MIB
 from tests.probing import misbehaving
 from tests.step.requests import plan, probe_request
@@ -84,3 +85,12 @@ def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: P
     request = CheckPackingRequest("sft", ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
     for check in check_packing(cuda_server, request, tmp_path).checks:
         assert check.separates, check
+
+
+def test_a_job_measures_what_the_host_of_a_gpu_takes_for_an_operator(cuda_server: JobServer, tmp_path: Path) -> None:
+    speeds = find_gpu("H100-80GB").speeds
+    assert speeds is not None
+    found = measure_speeds(cuda_server, SpeedsRequest(speeds), tmp_path)
+    # Hosts of rented GPUs take 40 to 56 µs; a null GPU's hook and other work on the machine take their time.
+    assert 1e-6 < (found.launch_seconds or 0) < 1e-2
+    assert replace(found, launch_seconds=None) == speeds

@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import TypeVar
 
 from autotune.core.plan import AllocatorUse
-from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import Replayed, TraceReply
 from autotune.planning.extrapolation.depth import layer_weights
@@ -145,13 +144,13 @@ class Fit:
         sections = dict(zip(self._depths, self._each(part, lambda section: section), strict=True))
         # Deeper traces have whole layers inserted.
         shortest = min(sections.values(), key=lambda section: len(section.moments))
-        # The shapes tell the head from a layer with the same operators. Some grow with the depth, as what a router
-        # returns for all layers; but an optimizer that loops over parameters runs the same operators for each.
-        places = _places(sections, shortest, lambda moment: moment)
-        if places is None and part.phase != OPTIMIZER_STEP:
-            places = _places(sections, shortest, lambda moment: moment.partition(" ")[0])
-        if places is None:
-            return None
+        # Moments have shapes, which tell the head from a layer with the same operators.
+        places: dict[int, tuple[list[int], list[int]]] = {}
+        for depth, section in sections.items():
+            first, last = (align(shortest.moments, section.moments) for align in (from_start, from_end))
+            if first is None or last is None:
+                return None
+            places[depth] = first, last
         moved = {depth: [end - start for start, end in zip(*both, strict=True)] for depth, both in places.items()}
         deeper = (found for depth, found in moved.items() if depth > self._depths[0])
         layers = next(deeper, [0] * len(shortest.moments))
@@ -167,25 +166,6 @@ class Fit:
                 continue
             found_stretches.append(Aligned(start, end, layers[kept], apart[kept], self._edges))
         return found_stretches
-
-
-def _places(
-    sections: Mapping[int, Section], shortest: Section, name: Callable[[str], str]
-) -> dict[int, tuple[list[int], list[int]]] | None:
-    """Return, for each depth, the places of the moments of the shortest section, from the start and from the end.
-
-    Args:
-        name: returns by what a moment is recognised.
-    """
-    wanted = [name(moment) for moment in shortest.moments]
-    places: dict[int, tuple[list[int], list[int]]] = {}
-    for depth, section in sections.items():
-        moments = [name(moment) for moment in section.moments]
-        first, last = from_start(wanted, moments), from_end(wanted, moments)
-        if first is None or last is None:
-            return None
-        places[depth] = first, last
-    return places
 
 
 def _section(reply: TraceReply, part: Part) -> Section:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.core.gpu import GpuSpeeds
@@ -19,9 +17,7 @@ from autotune.core.step_time import Pace
 from autotune.step.distributed.group import select_device
 from autotune.step.job import JobContext
 from autotune.step.run.meters import METERS
-from autotune.virtual.callers import caller_of
-from autotune.virtual.costs import Kind
-from autotune.virtual.work import operator_work
+from autotune.virtual.callers import CountedCallers
 
 # Large enough to be compute-bound, small enough to be repeated many times.
 _SIDE = 256
@@ -88,30 +84,6 @@ def _shortest(work: Callable[[], object], seconds: float) -> float:
     return min(found)
 
 
-class _Counted(TorchDispatchMode):
-    """Counts the operators that a trace would count, in multiples of the host's time for one of a module."""
-
-    def __init__(self, device: DeviceKind) -> None:
-        super().__init__()
-        self.count = 0.0
-        self._device = device
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that nothing stands between an operator and its caller."""
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        caller = caller_of(func, in_backward=torch._C._current_graph_task_id() != -1)
-        result = func(*args, **(kwargs or {}))
-        kind = operator_work(func, args, kwargs or {}, result, device_type=self._device).kind
-        if kind not in (Kind.NOTHING, Kind.SYNCHRONIZE):
-            self.count += _MULTIPLES.host_seconds(caller)
-        return result
-
-
 def _launch_seconds(device: DeviceKind, seconds: float) -> float:
     """Return the host's time for one operator of a module, from steps of a tiny Llama.
 
@@ -131,9 +103,10 @@ def _launch_seconds(device: DeviceKind, seconds: float) -> float:
 
     # A GPU loads a kernel when it is first needed.
     step()
-    with _Counted(device) as counted:
+    with CountedCallers(device) as counted:
         step()
     found = list[float]()
     while len(found) < _LEAST_STEPS or sum(found) < seconds:
         found.append(step())
-    return float(median(found) / counted.count)
+    multiples = sum(count * _MULTIPLES.host_seconds(caller) for caller, count in counted.counts.items())
+    return float(median(found) / multiples)
