@@ -167,7 +167,7 @@ endef
 # dependencies, NVIDIA's libraries (2.5 GB) are left out. Each build of torch names a Triton of its own.
 CUDA_TORCH = 'torch===$(shell sed -n 's/^torch==//p' constraints.txt)'
 TRITON := from importlib.metadata import requires; \
-	print(next(each.partition(";")[0] for each in requires("torch") if each.startswith("triton==")))
+	print(next(each.partition(";")[0] for each in requires("torch") if each.startswith("triton")))
 $(CUDA_READY): $(READY)
 	$(call copied,.venv,.venv-cuda)
 	$(CUDA_BIN)/python -m pip install --quiet --no-deps --no-compile $(CUDA_TORCH)

@@ -66,8 +66,8 @@ def padded(
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=shortest_of_each)[0]
     lengths = [known[position] for known in (longest_first, shortest_of_each or ()) if known for position in worst]
     width = rounded_up(longest_first[0], multiple)
-    # Of rows of several sequences only the widest sequence's length is known.
-    filled = _filled(longest_first, rows, width) if documents.sequences == 1 else 1.0
+    held = sum(kept.most_of[longest_first[place % len(longest_first)]] for place in range(rows))
+    filled = share_of(held, rows * documents.sequences * width)
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
         worst=Shape(rows, width, filled=filled),
@@ -144,11 +144,13 @@ class _Kept:
         by_width: their number by the tokens of their longest sequence.
         shortest: the fewest tokens of any sequence of a document of that width.
         tokens_of: the tokens in all sequences of the documents of that width.
+        most_of: the most tokens in all sequences of a document of that width.
     """
 
     by_width: Mapping[int, int]
     shortest: Mapping[int, int]
     tokens_of: Mapping[int, int]
+    most_of: Mapping[int, int]
 
     @property
     def rows(self) -> int:
@@ -167,15 +169,15 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
     shortest = np.arange(max(by_width) + 1)
-    tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
+    tokens, most = (np.zeros(max(by_width) + 1, dtype=np.int64) for _ in range(2))
     for counts, sequences in documents.kept(length, dropping=dropping):
-        np.minimum.at(shortest, sequences.max(axis=1), sequences.min(axis=1))
-        np.add.at(tokens, sequences.max(axis=1), counts * sequences.sum(axis=1))
+        width, together = sequences.max(axis=1), sequences.sum(axis=1)
+        np.minimum.at(shortest, width, sequences.min(axis=1))
+        np.add.at(tokens, width, counts * together)
+        np.maximum.at(most, width, together)
     widths = list(by_width)
     return _Kept(
-        by_width,
-        dict(zip(widths, shortest[widths].tolist(), strict=True)),
-        dict(zip(widths, tokens[widths].tolist(), strict=True)),
+        by_width, *(dict(zip(widths, found[widths].tolist(), strict=True)) for found in (shortest, tokens, most))
     )
 
 
@@ -248,11 +250,6 @@ def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
         found.append((tokens, share - below))
         below = share
     return found
-
-
-def _filled(longest_first: Sequence[int], rows: int, width: int) -> float:
-    """Return the share of a micro-batch of the longest rows that is no padding."""
-    return share_of(sum(longest_first[place % len(longest_first)] for place in range(rows)), rows * width)
 
 
 def share_of(held: int, tokens: int) -> float:

@@ -31,6 +31,8 @@ _CUDNN_PREFERRED_ON = (9, 10)
 # The first release whose wheel on PyPI depends on such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13
 # 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163).
 _TORCH_WITH_CUDNN = (2, 11)
+# https://github.com/pytorch/pytorch/pull/191085: mem-efficient attention takes query heads that share keys.
+_EFFICIENT_SHARES_KEYS = (2, 14)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
 _FLASH_ALIGNMENT = 8
 _MASK_ALIGNMENT = 16
@@ -116,7 +118,7 @@ def _kernel(
         return _Kernel.CUDNN
     if mask is None and _flash_runs(q, k, v, dropout_p, is_causal, capability):
         return _Kernel.FLASH
-    return _Kernel.EFFICIENT if q.size(1) == k.size(1) and _efficient_runs(q, v, capability) else _Kernel.MATH
+    return _Kernel.EFFICIENT if _efficient_runs(q, k, v, capability) else _Kernel.MATH
 
 
 def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
@@ -150,8 +152,10 @@ def _flash_runs(
     )
 
 
-def _efficient_runs(q: Tensor, v: Tensor, capability: tuple[int, int]) -> bool:
+def _efficient_runs(q: Tensor, k: Tensor, v: Tensor, capability: tuple[int, int]) -> bool:
     # can_use_mem_efficient_attention, and minimum_gemm_alignment for the heads.
+    if q.size(1) != k.size(1) and torch.__version__ < _EFFICIENT_SHARES_KEYS:
+        return False
     if capability >= _AMPERE:
         alignment = 16 // q.itemsize
     else:

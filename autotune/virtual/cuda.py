@@ -99,7 +99,8 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     # aten/src/ATen/native/transformers/cuda/attention_backward.cu, _efficient_attention_backward: delta in float32, and
     # the kernel's workspace (mem_eff_attention/kernel_backward.h, workspace_size): the gradient of queries in float32,
     # in blocks of queries and of elements with 16 bytes each, and that of keys and values per split where a head's
-    # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order.
+    # elements do not fit the block. Block sizes are those of kernels/cutlassB.h, in its order. With grouped-query
+    # attention, the gradients of keys and values per query head (on a null GPU, with PyTorch 2.14.1).
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
     rows, columns = next(block for size, block in _EFFICIENT_BLOCKS if head <= size)
@@ -109,7 +110,11 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     if query.itemsize == 2 and not in_registers:
         splits = max(1, min(-(-key.size(2) // columns), 200 // (batch * heads)))
         elements += 2 * splits * columns * -(-head // rows) * rows
-    return (delta, 4 * batch * heads * elements)
+    taken = (delta, 4 * batch * heads * elements)
+    if heads == key.size(1):
+        return taken
+    expanded = batch * heads * key.size(2) * head * key.itemsize
+    return (*taken, expanded, expanded)
 
 
 def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:

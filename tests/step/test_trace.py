@@ -267,6 +267,20 @@ def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
         assert replace(reply, seconds=0.0) == replace(run(args, words, layers=2), seconds=0.0)
 
 
+def test_a_reference_model_has_no_kernels_of_liger_in_any_trace_of_a_process(
+    job_server: JobServer, model: Path, tmp_path: Path
+) -> None:
+    shape = {"per_device_train_batch_size": 2, "max_length": 128, "bf16": True, "use_liger_kernel": True}
+    plan = TrainingPlan("dpo", shape)
+    request = replace(a_request(model), plan=plan, worst=((20, 100, 100), (20, 80, 80)), layers=2)
+
+    replies, failure = trace_all(job_server, [request, request], tmp_path / "together")
+
+    assert failure is None
+    first, second = (replace(reply, seconds=0.0) for reply in replies)
+    assert first == second
+
+
 def test_the_first_that_cannot_be_traced_ends_its_process(job_server: JobServer, model: Path, tmp_path: Path) -> None:
     requests = [a_request(model, args) for args in ({}, {"optim": "lomo"}, {})]
 

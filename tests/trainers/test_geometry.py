@@ -9,7 +9,9 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
 from autotune.trainers import find_trainer
+from autotune.trainers.geometry import padded
 from tests.settings import plan_with, setting, workload
 
 
@@ -110,3 +112,12 @@ def test_rows_end_to_end_are_rounded_up_as_a_whole(choices: Mapping[str, str], t
 
 def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
     assert geometry({100: 1, 50: 1}, padding_free="on", per_device_train_batch_size=4)[1] == Shape(1, 300)
+
+
+def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() -> None:
+    documents = Documents.of_groups([(1, 11, 100, 60), (1, 11, 100, 80), (1, 11, 50, 50)])
+
+    found = padded(documents, rows=2, micro_batches=1, ranks=1, length=None, multiple=1)
+
+    # Of two pairs that are as wide, both count as the one with more tokens: 2 x 180 of 2 x 2 x 100.
+    assert found.worst == Shape(2, 100, filled=0.9)

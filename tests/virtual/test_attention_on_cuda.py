@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 _SCRIPT = """
 import json, sys
@@ -74,6 +75,7 @@ CASES = {
     "ampere, heads of 224": (sdpa(head=224), (8, 0)),
     "ampere, heads of 20": (sdpa(head=20, mask=(BATCH, 1, TOKENS, TOKENS)), (8, 0)),
     "hopper, shared": (sdpa(shared=SHARED), (9, 0)),
+    "hopper, shared, float32": (sdpa(shared=SHARED, dtype=torch.float32), (9, 0)),
     "flex": (flex(causal), (8, 0)),
     "flex, documents": (flex(documents), (8, 0)),
     "flex, no lse": (flex(causal, lse=False), (8, 0)),
@@ -133,6 +135,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ("ampere, heads of 224", _FLASH),
         ("ampere, heads of 20", _MATH),
         ("hopper, shared", _CUDNN),
+        ("hopper, shared, float32", _EFFICIENT if torch.__version__ >= (2, 14) else _MATH),
     ],
 )
 def test_attention_is_the_operator_that_cuda_would_choose(found: dict[str, Any], case: str, operator: str) -> None:

@@ -83,6 +83,15 @@ def test_efficient_attention_accumulates_queries_in_float32(head: int) -> None:
     assert exact <= workspace <= 1.01 * exact
 
 
+def test_efficient_attention_holds_gradients_of_each_query_head_that_shares_a_key() -> None:
+    query, key = _tensor(2, 8, 512, 64), _tensor(2, 2, 512, 64)
+    backward = _aten._scaled_dot_product_efficient_attention_backward.default
+
+    *_, keys, values = scratch(backward, (query, query, key, key), {}, (query, key, key, None))
+
+    assert keys == values == 2 * 2 * 8 * 512 * 64
+
+
 @pytest.mark.parametrize("kernels", [scratch, cpu.scratch], ids=["cuda", "cpu"])
 def test_softmax_copies_what_is_not_contiguous(kernels: Callable[..., tuple[int, ...]]) -> None:
     logits = _tensor(2, 10, 7, dtype=torch.float32)

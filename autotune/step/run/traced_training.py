@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,7 @@ from unittest import mock
 import numpy as np
 import torch
 from accelerate.utils import memory
+from transformers import trainer as trainer_module
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
@@ -72,6 +74,7 @@ def traced_training(
             tempfile.TemporaryDirectory(dir=parent) as folder,
             engine_on(device, plan),
             _cache_emptied(device),
+            _models_as_before_liger(),
             # Not only around the call of `generate`: with FSDP2, the Trainer takes that function from the model before.
             short_generation(),
         ):
@@ -96,6 +99,30 @@ def traced_training(
                 save_tensors(trainer, Path(folder))
 
     return run
+
+
+@contextmanager
+def _models_as_before_liger() -> Iterator[None]:
+    """Restore at the end the modules of transformers' models in which Liger replaces classes and functions.
+
+    Liger does so when a trainer is built, and TRL has built the reference model before. Without this, reference models
+    of later traces in the same process would have Liger's kernels, which no real training's reference has.
+    """
+    before: dict[str, dict[str, Any]] = {}
+    apply = trainer_module.apply_liger_kernel
+
+    def noted(*args: Any) -> None:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.models."):
+                before.setdefault(name, dict(vars(module)))
+        apply(*args)
+
+    with mock.patch.object(trainer_module, "apply_liger_kernel", noted):
+        try:
+            yield
+        finally:
+            for name, names in before.items():
+                vars(sys.modules[name]).update(names)
 
 
 def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
