@@ -34,8 +34,8 @@ class Pace:
     """Factors of a training's speed, apart from the rates that the GPU achieves.
 
     The host's times are multiples of the one for a module's operators. They were fitted to 70 steps of plain
-    fine-tuning on the hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host of
-    its own. In brackets what tiny models, whose kernels take next to no time, showed on the host of an H100
+    fine-tuning on the hosts of an H100, three times, and an H200 (`benchmarks/gpu/results`), with a time of each host
+    of its own. In brackets what tiny models, whose kernels take next to no time, showed on the host of an H100
     (`benchmarks/gpu/results/host.md`).
 
     Attributes:
