@@ -19,7 +19,7 @@ from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES
 from autotune.virtual import adopt, phase, trace
 from autotune.virtual.records import Trace
 from autotune.virtual.replay import OutOfMemoryError, replay
-from autotune.virtual.varied import SHARES, MicroBatch, varied
+from autotune.virtual.varied import MicroBatch, steps_before, varied
 from benchmarks.published.tables import Outcome
 
 _TOKEN = 5
@@ -71,16 +71,16 @@ def outcome(settings: Mapping[str, Any], capability: tuple[int, int]) -> Outcome
     except OutOfMemoryError:
         reserved, fits = free, False
     batch = MicroBatch(settings["rows"], settings["tokens"])
-    lengths = [round(share * batch.tokens) for share in SHARES]
+    lengths = steps_before(batch.tokens, 1)
     found = {"reserved": reserved, "fits": int(fits), "varied": _after(traced, batch, lengths, capability) - free}
     seconds = time.perf_counter() - started
     chance = random.Random(0)
-    lengths = [chance.randint(batch.tokens // 2, batch.tokens) for _ in range(_RANDOM_LENGTHS)]
+    lengths = [(chance.randint(batch.tokens // 2, batch.tokens),) for _ in range(_RANDOM_LENGTHS)]
     found["random"] = _after(traced, batch, lengths, capability) - free
     return Outcome(found, counted[-1], "", seconds)
 
 
-def _after(traced: Trace, batch: MicroBatch, lengths: list[int], capability: tuple[int, int]) -> int:
+def _after(traced: Trace, batch: MicroBatch, lengths: list[tuple[int, ...]], capability: tuple[int, int]) -> int:
     """Return what is reserved where the last iteration comes after others of these lengths."""
     last = traced.phases[-1]
     return replay(varied(traced, last, batch, lengths), capability=capability).peak_reserved_bytes

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from autotune.virtual import phase, trace
+from autotune.virtual.phases import MICRO_BATCH
 from autotune.virtual.records import Place, Trace
 from autotune.virtual.replay import replay
-from autotune.virtual.varied import SHARES, MicroBatch, varied
+from autotune.virtual.varied import MicroBatch, steps_before, varied
 
 # The gradient of an embedding is sorted from 3,073 tokens on, in blocks that do not go with the tokens.
 ROWS, TOKENS, WIDTH, VOCABULARY = 12, 256, 512, 6000
@@ -41,25 +42,27 @@ class _Network(nn.Module):
         return nn.functional.cross_entropy(shifted, ids[:, 1:].reshape(-1)), logits
 
 
-def _training(lengths: Sequence[int], *, kept: bool) -> Callable[[torch.device], None]:
-    """Return a loop of a step for each length.
+def _training(steps: Sequence[Sequence[int]], *, kept: bool) -> Callable[[torch.device], None]:
+    """Return a loop of steps, given the length of each of their micro-batches.
 
     Args:
-        kept: whether what the model returns lives into the next step.
+        kept: whether what the model returns lives into the next micro-batch.
     """
 
     def run(device: torch.device) -> None:
         model = _Network(layers=6).to(device)
         optimizer = torch.optim.AdamW(model.parameters())
-        for number, tokens in enumerate(lengths):
+        for number, lengths in enumerate(steps):
             with phase(str(number)):
-                ids = torch.ones(ROWS, tokens, dtype=torch.int64).to(device)
-                returned = model(ids)
-                returned[0].backward()
+                for tokens in lengths:
+                    with phase(MICRO_BATCH):
+                        ids = torch.ones(ROWS, tokens, dtype=torch.int64).to(device)
+                        returned = model(ids)
+                        returned[0].backward()
+                        if not kept:
+                            del returned
                 optimizer.step()
                 optimizer.zero_grad()
-                if not kept:
-                    del returned
 
     return run
 
@@ -72,10 +75,10 @@ def _device_sizes(traced: Trace, first: int) -> list[int]:
 @pytest.mark.parametrize("kept", [False, True], ids=["freed", "kept"])
 @pytest.mark.parametrize("tokens", [96, 240, 255])
 def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, kept: bool) -> None:
-    longest = trace(_training([TOKENS] * 4, kept=kept))
-    really = trace(_training([TOKENS, TOKENS, TOKENS, tokens, TOKENS], kept=kept))
+    longest = trace(_training([[TOKENS]] * 4, kept=kept))
+    really = trace(_training([[TOKENS], [TOKENS], [TOKENS], [tokens], [TOKENS]], kept=kept))
 
-    scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [tokens])
+    scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [(tokens,)])
 
     assert replay(scaled).peak_allocated_bytes == pytest.approx(replay(really).peak_allocated_bytes, rel=0.001)
     assert replay(scaled).peak_reserved_bytes == pytest.approx(replay(really).peak_reserved_bytes, rel=0.01)
@@ -84,16 +87,30 @@ def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, 
     assert sorted(there) == pytest.approx(sorted(here), rel=0.02)
 
 
+@pytest.mark.parametrize("lengths", [(96, TOKENS), (TOKENS, 96)], ids=["longest last", "longest first"])
+def test_micro_batches_of_a_step_have_the_sizes_that_they_really_have(lengths: tuple[int, int]) -> None:
+    longest = [TOKENS, TOKENS]
+    traced = trace(_training([longest] * 4, kept=False))
+    really = trace(_training([longest, longest, longest, lengths, longest], kept=False))
+
+    scaled = varied(traced, traced.phase("3"), MicroBatch(ROWS, TOKENS), [lengths])
+
+    assert replay(scaled).peak_allocated_bytes == pytest.approx(replay(really).peak_allocated_bytes, rel=0.001)
+    assert replay(scaled).peak_reserved_bytes == pytest.approx(replay(really).peak_reserved_bytes, rel=0.01)
+    here = _device_sizes(really, really.phase("3").first_event)
+    there = [event.change_bytes for event in scaled.events][-len(here) :]
+    assert there == pytest.approx(here, rel=0.02)
+
+
 def test_steps_of_the_same_length_leave_all_as_it_is() -> None:
-    traced = trace(_training([TOKENS] * 3, kept=True))
-    again = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), [TOKENS] * 5)
+    traced = trace(_training([[TOKENS]] * 3, kept=True))
+    again = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), [(TOKENS,)] * 5)
     assert replay(again) == replay(traced)
 
 
 def test_the_longest_reserves_more_after_shorter_steps_that_leave_something_in_the_cache() -> None:
-    traced = trace(_training([TOKENS] * 3, kept=True))
-    before = [round(share * TOKENS) for share in SHARES]
-    after = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), before)
+    traced = trace(_training([[TOKENS]] * 3, kept=True))
+    after = varied(traced, traced.phase("2"), MicroBatch(ROWS, TOKENS), steps_before(TOKENS, 1))
 
     assert replay(after).peak_reserved_bytes > 1.03 * replay(traced).peak_reserved_bytes
     # What tensors need stays what it was.

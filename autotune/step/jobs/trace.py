@@ -52,7 +52,7 @@ from autotune.virtual.records import OperatorRecord, Peak, Trace
 from autotune.virtual.replay import replay, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
-from autotune.virtual.varied import SHARES, MicroBatch, varied
+from autotune.virtual.varied import MicroBatch, steps_before, varied
 
 # For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
 _USUAL_CAPABILITY = (8, 0)
@@ -269,12 +269,12 @@ def _peak(peak: Peak) -> TracedPeak:
 
 
 def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, own: Replayed | None) -> int | None:
-    """Return the additional bytes that the allocator reserves when shorter steps precede the second one."""
+    """Return the additional bytes that the allocator reserves when shorter micro-batches precede the second step."""
     if not request.varied or own is None or own.reserved_bytes is None:
         return None
     batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
-    before = [round(share * batch.tokens) for share in SHARES]
-    after = varied(traced, traced.phase(step_name(1)), batch, before)
+    step = traced.phase(step_name(1))
+    after = varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
     after_reserved_bytes = _replay_of(after, request.gpu, request.allocator).reserved_bytes
     return max(0, (after_reserved_bytes or 0) - own.reserved_bytes)
 
