@@ -37,6 +37,7 @@ class Shape:
             belong to them; empty elsewhere. More rows than it has are those of several micro-batches, drawn at once; it
             is made of the first of them.
         evaluated: whether these are rows of the dataset that training is evaluated on.
+        trained: the share of the tokens, 0 to 1, padding left out, that the loss counts; 0: that of the whole dataset.
     """
 
     rows: int
@@ -46,6 +47,7 @@ class Shape:
     filled: float = 1.0
     chosen: tuple[int, ...] = ()
     evaluated: bool = False
+    trained: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,13 @@ class Documents:
         groups: a row of the table for each distinct document, with its count and the document; at least one.
         order: for each document in the order of the dataset, the index of its group; None where no micro-batch depends
             on the order.
+        trained: for each group, the tokens that the loss counts in the sequences of one of its documents; None where
+            that is all tokens, or not known.
     """
 
     groups: Table
     order: Table | None = None
+    trained: Table | None = None
 
     @classmethod
     def of_groups(cls, groups: Iterable[tuple[int, ...]]) -> Documents:
@@ -51,28 +54,30 @@ class Documents:
         return cls.of_groups((count, 1, tokens) for tokens, count in lengths.counts.items())
 
     @classmethod
-    def of_rows(cls, rows: Any, *, ordered: bool) -> Documents:
+    def of_rows(cls, rows: Any, *, ordered: bool, trained: Any = None) -> Documents:
         """Return the documents of a dataset.
 
         Args:
             rows: the document of each row, an array of shape (rows, numbers of a document); not empty.
             ordered: whether their order is kept.
+            trained: the tokens of each row that the loss counts, an array of shape (rows,); None: not known.
         """
         import numpy as np
 
-        rows = np.asarray(rows)
+        rows = np.asarray(rows) if trained is None else np.column_stack([rows, trained])
         ascending = np.lexsort(rows.T[::-1])
         differs = np.zeros(len(rows), dtype=bool)
         for column in rows.T:
             differs[1:] |= np.diff(column[ascending]) != 0
         starts = np.flatnonzero(np.append(~differs[:1], differs[1:]))
         distinct = rows[ascending[starts]]
-        groups = Table([np.diff(starts, append=len(rows)), *distinct.T])
+        columns = [np.diff(starts, append=len(rows)), *distinct.T]
+        counted = None if trained is None else Table([columns.pop()])
         if not ordered:
-            return cls(groups)
+            return cls(Table(columns), trained=counted)
         places = np.empty(len(rows), dtype=np.int32)
         places[ascending] = np.cumsum(differs, dtype=np.int32)
-        return cls(groups, Table([places]))
+        return cls(Table(columns), Table([places]), counted)
 
     @property
     def sequences(self) -> int:
@@ -134,7 +139,31 @@ class Documents:
         if self.order is not None:
             raise ValueError("documents in the order of the dataset cannot be left out by length")
         groups = self.groups.rows()
-        return Documents(Table(groups[groups[:, 2:].max(axis=1) <= tokens].T))
+        left = groups[:, 2:].max(axis=1) <= tokens
+        return Documents(Table(groups[left].T), trained=self.trained and Table(self.trained.rows()[left].T))
+
+    def trained_share(self, count: int, max_length: int | None) -> float:
+        """Return the share of tokens, 0 to 1, that the loss counts in the widest documents; 0 if it is not known.
+
+        Of documents that are equally wide, it is of those with the highest share. A document that is cut keeps its
+        share: where the counted tokens come last, it has less.
+
+        Args:
+            count: documents.
+            max_length: tokens to which sequences are cut; None: they are not cut.
+        """
+        if self.trained is None:
+            return 0.0
+        import numpy as np
+
+        groups = self.groups.rows()
+        sequences = np.minimum(groups[:, 2:], max_length or self.longest)
+        width, tokens = sequences.max(axis=1), sequences.sum(axis=1, dtype=np.int64)
+        counted = tokens * (self.trained.rows()[:, 0] / groups[:, 2:].sum(axis=1))
+        widest = np.lexsort((-counted / tokens, -width))
+        there = groups[widest, 0].cumsum()
+        taken = np.diff(there.clip(max=count), prepend=0)
+        return float((taken * counted[widest]).sum() / (taken * tokens[widest]).sum())
 
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.

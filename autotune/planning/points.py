@@ -77,7 +77,8 @@ def trace_request(
     """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset
-    trainable = round(shape.filled * dataset.trainable_tokens / dataset.documents.tokens, 3)
+    share = shape.trained or dataset.trainable_tokens / dataset.documents.tokens
+    trainable = round(shape.filled * share, 3)
     return TraceRequest(
         plan=trainer.traced_plan(plan, layout, shape),
         model=setting.workload.model_source,

@@ -310,6 +310,6 @@ That is off by 2 % at most, where the host bounds the time of both."""
 def _is_nearly_worst(geometry: BatchGeometry, shape: Shape) -> bool:
     """Return whether a micro-batch has nearly the size of the largest, which is traced for its memory."""
     worst = geometry.worst
-    alike = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside) == shape
+    alike = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=0.0) == shape
     figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
     return alike and all((1 - _NEARLY) * most <= own <= most for own, most in figures)

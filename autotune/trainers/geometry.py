@@ -70,7 +70,7 @@ def padded(
     filled = share_of(held, rows * documents.sequences * width)
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
-        worst=Shape(rows, width, filled=filled),
+        worst=Shape(rows, width, filled=filled, trained=documents.trained_share(rows, length)),
         sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
         tokens=rows * (kept.tokens / total),
         micro_batches=micro_batches,
@@ -94,7 +94,8 @@ def end_to_end(
     counts, total, mean = kept.by_width, kept.rows, kept.tokens / kept.rows
     longest_first = _longest_first(counts, rows)
     together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
-    worst, held = Shape(1, rounded_up(together, multiple)), float(rows * micro_batches * ranks)
+    worst = Shape(1, rounded_up(together, multiple), trained=documents.trained_share(rows, length))
+    held = float(rows * micro_batches * ranks)
     sizes = _flat_sizes(counts, rows, multiple, together)
     return BatchGeometry(Layout.FLAT, worst, sizes, rows * mean, micro_batches, held, total, ranks=ranks)
 

@@ -15,14 +15,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from autotune.nullgpu import environment, null_device
 from autotune.planning.tracing.cache import digest_of
+
+if TYPE_CHECKING:
+    from autotune.core.candidate import Candidate
+    from autotune.planning.evaluator import Evaluator
+    from autotune.trainers.problem import TrainerProblem
 
 FOLDER = Path(__file__).parent
 H100, RTX4090 = "H100-80GB", "RTX4090"
@@ -126,6 +133,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="plans whose name has one of these words")
     parser.add_argument("--again", metavar="CHOICE", help="run rows with this choice anew: attention=flex_attention")
+    parser.add_argument("--plan", action="store_true", help="plan the rows anew, and keep what their runs took")
     parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
     if not asked.page and "NULLGPU_DEVICE" not in os.environ:
@@ -137,10 +145,10 @@ def main() -> int:
         for each in PLANS:
             if asked.only and not any(word in each.name for word in asked.only):
                 continue
-            known = [row["choices"] for row in rows if row["plan"] == each.name]
-            anew = [choices for choices in known if asked.again and asked.again in _words(choices)]
-            if anew or not known:
-                for row in compared(each, anew):
+            known = [row for row in rows if row["plan"] == each.name]
+            anew = [row["choices"] for row in known if asked.again and asked.again in _words(row["choices"])]
+            if asked.plan or anew or not known:
+                for row in replanned(each, known) if asked.plan else compared(each, anew):
                     print(line_of(row), flush=True)
                     rows = [*(old for old in rows if not _same(old, row)), row]
                     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -156,23 +164,18 @@ def _words(choices: Mapping[str, Any]) -> list[str]:
     return [f"{knob}={choice}" for knob, choice in choices.items()]
 
 
-def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
-    """Plan, train candidates from all over the table, and yield a row for each.
-
-    Args:
-        anew: choices of candidates, as rows have them, that are planned and trained instead.
-    """
+@contextmanager
+def _planned(of: Planned) -> Iterator[tuple[Evaluator, Path]]:
+    """Give what plans candidates of a workload, and a folder."""
+    # They import PyTorch's CUDA build, which needs the libraries of a null GPU.
     from autotune.app.arguments import SearchArguments
     from autotune.app.options import checked_options
     from autotune.app.planned import planned_machine
     from autotune.app.problem import problem_of
-    from autotune.app.requests import probe_request, traces_of
-    from autotune.app.tracking import Tracking
+    from autotune.app.requests import traces_of
     from autotune.core.events import ignore
-    from autotune.core.measurement import Schedule
     from autotune.planning.evaluator import Evaluator
     from autotune.planning.tracing.cache import Cache
-    from autotune.probing import JobServer, probe
     from autotune.probing.tracing import ServerTracer
     from benchmarks.nullgpu.cases import Case
     from benchmarks.nullgpu.run import Workloads
@@ -185,17 +188,42 @@ def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[di
         fix=of.fix,
         num_processes=of.processes,
     )
-    options = checked_options(asked)
-    schedule = Schedule(
-        warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2, max_seconds=1.0, target_error=0.05
-    )
     with tempfile.TemporaryDirectory() as directory, ServerTracer(planned.hardware.cores, ignore) as tracer:
         folder = Path(directory)
         workload = Workloads(tracer.server, folder).of(Case(of.trainer, of.model, of.lengths, 1))
-        problem = problem_of(options, workload, planned, of.batch)
+        problem = problem_of(checked_options(asked), workload, planned, of.batch)
         traces = traces_of(workload, planned, tracer, Cache(folder / "cache"))
-        budget = planned.hardware.available_bytes
-        evaluator = Evaluator(problem, planned.gpu, budget, traces)
+        yield Evaluator(problem, planned.gpu, planned.hardware.available_bytes, traces), folder
+
+
+def replanned(of: Planned, rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Plan the candidates of rows anew, and yield the rows with that in place of what was planned."""
+    with _planned(of) as (evaluator, _):
+        candidates = [_candidate(evaluator.problem, row["choices"]) for row in rows]
+        evaluator.run(candidates)
+        for row, candidate in zip(rows, candidates, strict=True):
+            memory = evaluator.estimate(candidate).memory
+            if memory is not None:
+                yield {**row, "sources": _sources(), "planned": _figures(memory.peak_bytes, memory.reserved_bytes)}
+
+
+def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+    """Plan, train candidates from all over the table, and yield a row for each.
+
+    Args:
+        anew: choices of candidates, as rows have them, that are planned and trained instead.
+    """
+    from autotune.app.requests import probe_request
+    from autotune.app.tracking import Tracking
+    from autotune.core.events import ignore
+    from autotune.core.measurement import Schedule
+    from autotune.probing import JobServer, probe
+
+    schedule = Schedule(
+        warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2, max_seconds=1.0, target_error=0.05
+    )
+    with _planned(of) as (evaluator, folder):
+        problem = evaluator.problem
         if anew:
             evaluator.run([_candidate(problem, choices) for choices in anew])
         else:
@@ -216,15 +244,20 @@ def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[di
                         knob: choice for knob, choice in chosen.candidate.items() if choice != problem.baseline[knob]
                     },
                     "sources": _sources(),
-                    "planned": {"allocated": chosen.memory.peak_bytes, "reserved": chosen.memory.reserved_bytes},
+                    "torch": version("torch"),
+                    "planned": _figures(chosen.memory.peak_bytes, chosen.memory.reserved_bytes),
                     "measured": {"status": found.status.value, "reason": found.reason[:300],
-                                 "allocated": found.peak_bytes, "reserved": found.reserved_bytes},
+                                 **_figures(found.peak_bytes, found.reserved_bytes)},
                 }  # fmt: skip
         finally:
             server.close()
 
 
-def _candidate(problem: Any, choices: Mapping[str, Any]) -> Any:
+def _figures(allocated: int | None, reserved: int | None) -> dict[str, int | None]:
+    return {"allocated": allocated, "reserved": reserved}
+
+
+def _candidate(problem: TrainerProblem, choices: Mapping[str, Any]) -> Candidate:
     """Return the candidate of a row's choices."""
     known = {technique.name: technique for technique in problem.trainer.techniques}
     parsed = {knob: known[knob].parse(choice, problem.setting) for knob, choice in choices.items()}

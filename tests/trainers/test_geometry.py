@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import pytest
 
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import padded
+from autotune.trainers.geometry import end_to_end, padded
 from tests.settings import plan_with, setting, workload
 
 
@@ -121,3 +121,12 @@ def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() 
 
     # Of two pairs that are as wide, both count as the one with more tokens: 2 x 180 of 2 x 2 x 100.
     assert found.worst == Shape(2, 100, filled=0.9)
+
+
+@pytest.mark.parametrize("lay", [padded, end_to_end])
+def test_long_rows_of_long_answers_have_more_tokens_that_the_loss_counts(lay: Callable[..., BatchGeometry]) -> None:
+    documents = Documents.of_rows([[1, 200]] * 9 + [[1, 1000]], ordered=False, trained=[20] * 9 + [900])
+
+    found = lay(documents, rows=1, micro_batches=1, ranks=1, length=None, multiple=1)
+
+    assert found.worst.trained == 0.9

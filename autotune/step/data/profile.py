@@ -76,7 +76,8 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     """Return the profile of tokenised rows."""
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
     lengths, trainable = known.lengths(rows), known.trainable(rows)
-    documents = documents_of(trainer, lengths, known.kept_from(rows))
+    counted = None if (trainable == lengths.sum(axis=1)).all() else trainable
+    documents = documents_of(trainer, lengths, known.kept_from(rows), counted)
     completions = known.completions(rows)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
@@ -91,20 +92,22 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         ),
         completions=None if completions is None else _distribution(completions),
         images=image_profile(rows, trainer, lengths, trainable),
-        several=None if single and documents.order is None else documents,
+        several=None if single and documents.order is None and counted is None else documents,
     )
 
 
-def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts) -> Documents:
+def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts, trained: Counts | None = None) -> Documents:
     """Return the documents of rows, given what an adapter reads of them.
 
     Args:
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
+        trained: tokens of each row that the loss counts; shape (rows,). None: all, or not known.
     """
     needs, *sequences = trainer.document(tuple(lengths.T))
     columns = [np.maximum(needs, kept_from), *sequences]
-    return Documents.of_rows(np.stack(columns, axis=1, dtype=np.int32, casting="unsafe"), ordered=trainer.ordered)
+    stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
+    return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
 
 
 def _distribution(lengths: Counts) -> LengthDistribution:
