@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.api.check import check
     from autotune.api.preflight import PreflightCallback
-    from autotune.api.probe import probe
-    from autotune.api.result import ProbeResult
+    from autotune.api.probe import ProbeResult, probe
     from autotune.app.catalogue import catalogue
     from autotune.app.dry_run import dry_run
     from autotune.app.estimate import estimate
@@ -66,7 +65,7 @@ _HOMES = {
     "MemoryEstimate": "autotune.core.estimate",
     "Plan": "autotune.core.estimate",
     "PreflightCallback": "autotune.api.preflight",
-    "ProbeResult": "autotune.api.result",
+    "ProbeResult": "autotune.api.probe",
     "Rent": "autotune.core.rent",
 }
 

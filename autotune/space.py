@@ -29,7 +29,6 @@ class SpaceFile:
         recipes: choices to try first, each on top of the baseline.
     """
 
-    trainer: str
     choices: Mapping[str, tuple[Choice, ...]]
     recipes: tuple[Mapping[str, Choice], ...]
 
@@ -110,7 +109,7 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
     for item in _items(by_name["recipes"], path) if "recipes" in by_name else []:
         entries = _entries(item, path, "a recipe, a mapping from technique to choice")
         recipes.append({str(key.value): _choice(key, node, path, techniques) for key, node in entries})
-    return SpaceFile(trainer, choices, tuple(recipes))
+    return SpaceFile(choices, tuple(recipes))
 
 
 def _entries(node: Any, path: Path, wanted: str) -> Iterator[tuple[Any, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
+from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
@@ -31,7 +31,6 @@ class Options:
     """What was asked for, where that has to be checked or converted; every field has been checked on its own.
 
     Attributes:
-        num_processes: processes that train together, or None for one on each device, or for one to each worker.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
@@ -40,7 +39,6 @@ class Options:
     """
 
     trainer: Trainer
-    num_processes: int | None
     global_batch_size: int | None
     token_coverage: float
     allowed: frozenset[str]
@@ -51,7 +49,6 @@ class Options:
     teacher: ModelSource | None = None
     effort: Effort = EFFORTS["normal"]
     timeout_seconds: float | None = None
-    seed: int = 0
 
     def after(self, seconds: float) -> Options:
         """Return the options with that much of their time limit used up."""
@@ -80,13 +77,13 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     """
     trainer = find_trainer(asked.trainer or DEFAULT)
     check_evaluation(trainer, evaluates=asked.evaluates)
-    processes, max_length, coverage = asked.num_processes, asked.max_length, asked.token_coverage
+    max_length, coverage = asked.max_length, asked.token_coverage
     _check_range("token coverage", 1.0 if coverage is None else coverage, 0.0, 1.0)
     _check_numbers(
         {
             "global batch size": asked.global_batch_size,
             "maximum length": max_length,
-            "number of processes": processes,
+            "number of processes": asked.num_processes,
         }
     )
     if max_length is not None and coverage is not None:
@@ -95,19 +92,19 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
     fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
-    excluded = frozenset(find(knob, trainer.techniques).name for knob in asked.exclude)
-    both = sorted(excluded & fixed.keys())
+    for knob in (*asked.exclude, *(each for each in asked.allow if each != GLOBAL_BATCH)):
+        find(knob, trainer.techniques)
+    both = sorted(fixed.keys() & asked.exclude)
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
     file = Path(asked.space) if asked.space is not None else default_file(trainer.name)
     return Options(
         trainer=trainer,
-        num_processes=None if processes == AUTO else processes,
         global_batch_size=asked.global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
-        allowed=frozenset(_allowed(knob, trainer) for knob in asked.allow) | fixed.keys(),
-        wishes=Wishes(fixed, excluded),
+        allowed=frozenset(asked.allow) | fixed.keys(),
+        wishes=Wishes(fixed, frozenset(asked.exclude)),
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, asked),
         coverage_asked=coverage is not None,
@@ -133,7 +130,6 @@ def probe_options(asked: ProbeArguments) -> Options:
         options if asked.base is not None else _with_teacher(options),
         effort=EFFORTS[asked.effort],
         timeout_seconds=parse_duration(asked.timeout) if isinstance(asked.timeout, str) else asked.timeout,
-        seed=asked.seed,
     )
 
 
@@ -226,10 +222,6 @@ def _check_numbers(numbers: Mapping[str, int | Auto | None]) -> None:
     for name, number in numbers.items():
         if isinstance(number, int) and number < 1:
             raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
-
-
-def _allowed(name: str, trainer: Trainer) -> str:
-    return name if name == GLOBAL_BATCH else find(name, trainer.techniques).name
 
 
 def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:

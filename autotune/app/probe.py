@@ -48,7 +48,7 @@ def probe(asked: ProbeArguments) -> Result:
     config = written(str(asked.base), asked.trainer) if asked.base is not None else None
     options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
     given = _given(asked) if config is None else None
-    processes = options.num_processes
+    processes = asked.num_processes
     if config is not None and processes is None:
         processes = started_by(config) or 1
     machine, (own, *further) = divided(asked.device, processes, asked.workers)

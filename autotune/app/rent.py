@@ -114,12 +114,15 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
         alone: whether it is the only kind.
     """
     tried: list[Offer] = []
+    single: Evaluator | None = None
     for number in numbers:
-        tried.append(survey.offer(word, number))
+        offer, evaluator = survey.offer(word, number)
+        tried.append(offer)
+        single = evaluator if number == 1 else single
         if not should_try_more_gpus(tried, alone=alone):
             break
-    if not any(offer.fits for offer in tried):
-        tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
+    if single is not None and not any(offer.fits for offer in tried):
+        tried = [survey.offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
     return shown(tried, alone=alone)
 
 
@@ -147,15 +150,14 @@ class _Survey:
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
     _bests: dict[Candidate, None] = field(default_factory=dict)
-    _single: tuple[Offer, Evaluator] | None = None
 
     @property
     def unit(self) -> Unit:
         """The unit that times and costs refer to."""
         return "epoch" if self.asked.dataset is not None else "billion tokens"
 
-    def offer(self, word: str | None, processes: int) -> Offer:
-        """Return the offer for a number of GPUs."""
+    def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
+        """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
@@ -163,26 +165,21 @@ class _Survey:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
-            self._single = None if processes == 1 else self._single
             self.refused.append(error)
-            return replace(blank, reason=error.message)
+            return replace(blank, reason=error.message), None
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
         Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
-        self._single = (blank, evaluator) if processes == 1 else self._single
-        return self._best(blank, evaluator)
+        return self._best(blank, evaluator), evaluator
 
-    def offloading(self) -> Offer | None:
-        """Return the offer for one GPU, of the kind planned for last, with last resorts; None without any."""
-        if self._single is None:
-            return None
-        blank, own = self._single
+    def offloading(self, single: Offer, own: Evaluator) -> Offer:
+        """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
         evaluator = with_what_offloads(own, self.options.file)
         if evaluator is own:
-            return None
-        offer = self._best(blank, evaluator)
+            return single
+        offer = self._best(Offer(single.gpu, 1), evaluator)
         self.offloads += [offer] if offer.fits else []
         return offer
 
