@@ -142,7 +142,8 @@ def headline(found: Answer, held: int | None, spare: int | None) -> str:
         place = found.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
         asked = format_bytes(found.failed.requested_bytes)
-        return f"{found.outcome.value}: out of memory {_step(found.failed.step)}{at}, {asked} asked for"
+        when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
+        return f"{found.outcome.value}: out of memory {when}{at}, {asked} asked for"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
         return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
     return f"{found.outcome.value}: {found.reason}"
@@ -244,10 +245,6 @@ def _ended(ending: Ending) -> str:
     if ending.signal == signal.SIGKILL:
         return "killed by signal 9, as the kernel does where the host's memory runs out"
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"
-
-
-def _step(step: int) -> str:
-    return f"in step {step}" if step else "before the first batch"
 
 
 def _gpus(count: int) -> str:

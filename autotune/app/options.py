@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments
+from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments, time_limit
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
@@ -17,7 +16,6 @@ from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
-from autotune.units import parse_duration
 
 DEFAULT_TOKEN_COVERAGE = 0.99
 MOST_TOKENS = 1 << 24
@@ -79,13 +77,9 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     check_evaluation(trainer, evaluates=asked.evaluates)
     max_length, coverage = asked.max_length, asked.token_coverage
     _check_range("token coverage", 1.0 if coverage is None else coverage, 0.0, 1.0)
-    _check_numbers(
-        {
-            "global batch size": asked.global_batch_size,
-            "maximum length": max_length,
-            "number of processes": asked.num_processes,
-        }
-    )
+    _check_number("global batch size", asked.global_batch_size)
+    _check_number("maximum length", max_length)
+    _check_number("number of processes", asked.num_processes)
     if max_length is not None and coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
     fixed = dict(asked.fix or {})
@@ -123,13 +117,14 @@ def probe_options(asked: ProbeArguments) -> Options:
     if asked.effort not in EFFORTS:
         raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
-    _check_numbers({"number of trials": asked.trials, "number of workers": asked.workers})
+    _check_number("number of trials", asked.trials)
+    _check_number("number of workers", asked.workers)
     options = checked_options(asked, asked.init)
     # A base may name the teacher.
     return replace(
         options if asked.base is not None else _with_teacher(options),
         effort=EFFORTS[asked.effort],
-        timeout_seconds=parse_duration(asked.timeout) if isinstance(asked.timeout, str) else asked.timeout,
+        timeout_seconds=time_limit(asked.timeout),
     )
 
 
@@ -139,16 +134,12 @@ def plan_options(asked: PlannedArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
-    return _with_teacher(_of_rows(asked))
-
-
-def _of_rows(asked: PlannedArguments) -> Options:
     length = asked.seq_len
     if (asked.dataset is None) == (length is None):
         what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
         raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
     if length is None:
-        return checked_options(asked)
+        return _with_teacher(checked_options(asked))
     if asked.evaluates:
         raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
     if not 1 <= length <= MOST_TOKENS:
@@ -166,7 +157,7 @@ def _of_rows(asked: PlannedArguments) -> Options:
     # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
     sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
-    return checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked)
+    return _with_teacher(checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked))
 
 
 def _with_teacher(options: Options) -> Options:
@@ -218,10 +209,9 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")
 
 
-def _check_numbers(numbers: Mapping[str, int | Auto | None]) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, int) and number < 1:
-            raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
+def _check_number(name: str, number: int | Auto | None) -> None:
+    if isinstance(number, int) and number < 1:
+        raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
 
 
 def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:

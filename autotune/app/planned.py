@@ -206,9 +206,7 @@ def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
 def state_of(name: str) -> list[tuple[str, int, int]] | None:
     """Return names, sizes and times of change of the files that a path names, or None where it names none."""
     path = Path(name)
-    if not exists(path):
-        return None
-    return sorted(_files(path))
+    return sorted(_files(path)) if exists(path) else None
 
 
 def _files(path: Path) -> Iterator[tuple[str, int, int]]:

@@ -28,7 +28,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.machine import Machine
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -84,7 +84,7 @@ def rent(asked: RentArguments) -> Rent:
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
         survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
-        offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
+        offers = [offer for word in words for offer in _offers_of(survey, word, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
     return Rent(
@@ -92,7 +92,7 @@ def rent(asked: RentArguments) -> Rent:
         model=workload.model.name,
         dataset=workload.dataset.name,
         trainer=options.trainer.name,
-        unit=survey.unit,
+        unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=asked.num_processes,
         num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
@@ -107,7 +107,7 @@ def rent(asked: RentArguments) -> Rent:
     )
 
 
-def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Sequence[Offer]:
+def _offers_of(survey: _Survey, word: str | None, *, alone: bool) -> Sequence[Offer]:
     """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
 
     Args:
@@ -115,7 +115,7 @@ def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alo
     """
     tried: list[Offer] = []
     single: Evaluator | None = None
-    for number in numbers:
+    for number in survey.numbers:
         offer, evaluator = survey.offer(word, number)
         tried.append(offer)
         single = evaluator if number == 1 else single
@@ -150,11 +150,6 @@ class _Survey:
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
     _bests: dict[Candidate, None] = field(default_factory=dict)
-
-    @property
-    def unit(self) -> Unit:
-        """The unit that times and costs refer to."""
-        return "epoch" if self.asked.dataset is not None else "billion tokens"
 
     def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
         """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
