@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autotune.api.check import check
     from autotune.api.preflight import PreflightCallback
-    from autotune.api.probe import probe
-    from autotune.api.result import ProbeResult
+    from autotune.api.probe import ProbeResult, probe
     from autotune.app.catalogue import catalogue
     from autotune.app.dry_run import dry_run
     from autotune.app.estimate import estimate
@@ -54,24 +53,21 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-_HOMES = {
-    "AutotuneError": "autotune.errors",
-    "check": "autotune.api.check",
-    "probe": "autotune.api.probe",
-    "InputError": "autotune.errors",
-    "WillNotFit": "autotune.errors",
-    "Verdict": "autotune.core.verdict",
-    "DryRun": "autotune.core.dry_run",
-    "Estimate": "autotune.core.estimate",
-    "MemoryEstimate": "autotune.core.estimate",
-    "Plan": "autotune.core.estimate",
-    "PreflightCallback": "autotune.api.preflight",
-    "ProbeResult": "autotune.api.result",
-    "Rent": "autotune.core.rent",
+# By module; any other name is that of a module in ``autotune.app``, which has a function of this name.
+_NAMES = {
+    "autotune.api.check": ("check",),
+    "autotune.api.preflight": ("PreflightCallback",),
+    "autotune.api.probe": ("ProbeResult", "probe"),
+    "autotune.core.dry_run": ("DryRun",),
+    "autotune.core.estimate": ("Estimate", "MemoryEstimate", "Plan"),
+    "autotune.core.rent": ("Rent",),
+    "autotune.core.verdict": ("Verdict",),
+    "autotune.errors": ("AutotuneError", "InputError", "WillNotFit"),
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES.get(name, f"autotune.app.{name}")), name)
+    home = next((module for module, names in _NAMES.items() if name in names), f"autotune.app.{name}")
+    return getattr(importlib.import_module(home), name)

@@ -105,16 +105,22 @@ def hidden_words(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def hidden_values(document: Any) -> Any:
-    """Return a document of mappings and lists with :data:`SHOWN` for the values of secret keys."""
+def hidden_values(document: Any, known: Collection[str] = (), *, secret: bool = False) -> Any:
+    """Return a document of mappings and lists with :data:`SHOWN` for the values of secret keys.
+
+    Args:
+        known: secrets that its texts may have anywhere (:func:`secrets_in`).
+        secret: whether all of it is secret.
+    """
     if isinstance(document, Mapping):
         return {
-            name: _hidden_all(value) if isinstance(name, str) and is_secret(name) else hidden_values(value)
-            for name, value in document.items()
+            name: hidden_values(value, known, secret=secret or is_secret(str(name))) for name, value in document.items()
         }
     if isinstance(document, (list, tuple)):
-        return type(document)(map(hidden_values, document))
-    return hidden(document) if isinstance(document, str) else document
+        return type(document)(hidden_values(each, known, secret=secret) for each in document)
+    if secret:
+        return SHOWN if is_value(document) else document
+    return hidden(document, known) if isinstance(document, str) else document
 
 
 def without_secrets(document: Any) -> Any:
@@ -123,7 +129,7 @@ def without_secrets(document: Any) -> Any:
         return {
             name: without_secrets(value)
             for name, value in document.items()
-            if not (isinstance(name, str) and is_secret(name) and any(_leaves(value)))
+            if not (is_secret(str(name)) and any(_leaves(value)))
         }
     if isinstance(document, (list, tuple)):
         return type(document)(map(without_secrets, document))
@@ -148,7 +154,9 @@ def secrets_in(given: Any) -> frozenset[str]:
         )
         return frozenset().union(*parts)
     if isinstance(given, (list, tuple)):
-        behind = (str(word) for before, word in pairwise(given) if _is_option(before) and not _begins_option(word))
+        behind = (
+            str(word) for before, word in pairwise(given) if _is_option(before) and not str(word).startswith("--")
+        )
         return frozenset(behind).union(*map(secrets_in, given))
     return frozenset(_in_text(_joined(given))) if isinstance(given, str) else frozenset()
 
@@ -159,11 +167,7 @@ def is_value(value: object) -> bool:
 
 
 def _is_option(word: object) -> bool:
-    return isinstance(word, str) and _begins_option(word) and "=" not in word and is_secret(word)
-
-
-def _begins_option(word: object) -> bool:
-    return str(word).startswith("--")
+    return isinstance(word, str) and word.startswith("--") and "=" not in word and is_secret(word)
 
 
 def _joined(text: str) -> str:
@@ -186,14 +190,6 @@ def _places(pattern: re.Pattern[str], text: str) -> Iterator[tuple[int, int]]:
         if text[start:end] not in _NO_VALUES:
             yield start, end
         place = found.end()
-
-
-def _hidden_all(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _hidden_all(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_hidden_all, value))
-    return SHOWN if is_value(value) else value
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -29,7 +29,6 @@ class SpaceFile:
         recipes: choices to try first, each on top of the baseline.
     """
 
-    trainer: str
     choices: Mapping[str, tuple[Choice, ...]]
     recipes: tuple[Mapping[str, Choice], ...]
 
@@ -110,7 +109,7 @@ def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile
     for item in _items(by_name["recipes"], path) if "recipes" in by_name else []:
         entries = _entries(item, path, "a recipe, a mapping from technique to choice")
         recipes.append({str(key.value): _choice(key, node, path, techniques) for key, node in entries})
-    return SpaceFile(trainer, choices, tuple(recipes))
+    return SpaceFile(choices, tuple(recipes))
 
 
 def _entries(node: Any, path: Path, wanted: str) -> Iterator[tuple[Any, Any]]:
@@ -167,17 +166,17 @@ def resolve(
     techniques = tuple(techniques)
     baseline = starting_point(techniques, setting, wishes)
     reachable = _reachable(file, techniques, setting, wishes)
+    held = setting.base.held if setting.base is not None else {}
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
     unlockable: list[Unlockable] = []
     for technique in techniques:
         knob = technique.name
         asked = knob not in wishes.fixed and knob not in wishes.excluded and technique.matters(setting)
-        held = setting.base.held.get(knob) if setting.base is not None else None
-        if asked and held:
+        if asked and knob in held:
             others = (technique.parse(spelling, setting) for spelling in file.choices.get(knob, ()))
-            left_out += [LeftOut(knob, other, held) for other in dict.fromkeys(others) if other != baseline[knob]]
-        if not asked or held or knob not in file.choices:
+            left_out += [LeftOut(knob, other, held[knob]) for other in dict.fromkeys(others) if other != baseline[knob]]
+        if not asked or knob in held or knob not in file.choices:
             choices[knob] = (baseline[knob],)
             continue
         kept, locked = [baseline[knob]], []
@@ -194,10 +193,12 @@ def resolve(
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
             unlockable.append(Unlockable(knob, tuple(locked), how_changes(technique, setting.workload.trainer)))
-    held_knobs = setting.base.held.keys() if setting.base is not None else frozenset()
     # A recipe's choice of a held knob is left out, and the rest of the recipe is tried.
-    free = ({knob: spelling for knob, spelling in recipe.items() if knob not in held_knobs} for recipe in file.recipes)
-    recipes = (_recipe(recipe, baseline, techniques, setting) for recipe in free)
+    free = (
+        {knob: find(knob, techniques).parse(spelling, setting) for knob, spelling in recipe.items() if knob not in held}
+        for recipe in file.recipes
+    )
+    recipes = (baseline.but(**recipe) for recipe in free)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))
 
@@ -238,13 +239,6 @@ def _default_choice(technique: Technique, setting: Setting) -> Choice:
             hint=f"Write another value, or give --fix {technique.name}=CHOICE.",
         )
     return choice
-
-
-def _recipe(
-    recipe: Mapping[str, Choice], baseline: Candidate, techniques: Iterable[Technique], setting: Setting
-) -> Candidate:
-    known = {technique.name: technique for technique in techniques}
-    return baseline.but(**{knob: known[knob].parse(spelling, setting) for knob, spelling in recipe.items()})
 
 
 def _ruled_out(

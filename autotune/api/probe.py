@@ -1,11 +1,169 @@
-"""``autotune.probe``: search, confirm, and hand over the fastest configuration that fits."""
+"""``autotune.probe``, and what it returns: the result document, and the winner as objects of TRL."""
 
 from __future__ import annotations
 
-from autotune.api.result import ProbeResult
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 from autotune.app.arguments import ProbeArguments
 from autotune.app.probe import probe as search
 from autotune.app.public import taking
+from autotune.core.plan import TrainingPlan
+from autotune.core.result import Choosable, Result, Trial
+from autotune.core.status import RunStatus
+from autotune.emit.arguments import BY_ACCELERATE
+from autotune.emit.config import config_text
+from autotune.emit.document import json_text
+from autotune.emit.files import write_text
+from autotune.emit.measured import measured
+from autotune.emit.rows import TrainingRows, training_rows
+from autotune.errors import AutotuneError
+from autotune.trainers import find_trainer
+
+if TYPE_CHECKING:
+    import datasets
+    import peft
+    import transformers
+
+
+@dataclass(frozen=True)
+class ProbeResult:
+    """The outcome of a search.
+
+    Attributes:
+        document: everything that was found, as in ``result.json``.
+    """
+
+    document: Result
+
+    @property
+    def status(self) -> RunStatus:
+        """``found``, ``nothing_fits`` or ``interrupted``."""
+        return self.document.status
+
+    @property
+    def recommended(self) -> Choosable | None:
+        """The fastest candidate that fits, or None."""
+        return self.document.recommended
+
+    @property
+    def baseline(self) -> Choosable | None:
+        """TRL's default at the same global batch, or the user's own configuration; None when it was not measured."""
+        return self.document.baseline
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """Every candidate that the search looked at."""
+        return self.document.trials
+
+    @property
+    def config(self) -> transformers.TrainingArguments:
+        """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported only now.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        plan, base = self._plan(), self.document.base
+        if base is not None:
+            # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
+            own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
+            plan = replace(plan, args={**plan.args, **own})
+        return self._objects().config(plan)
+
+    @property
+    def peft_config(self) -> peft.PeftConfig | None:
+        """The winner's PEFT configuration, or None when it trains all weights.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        return self._objects().peft_config(self._plan())
+
+    @property
+    def quantization_config(self) -> transformers.BitsAndBytesConfig | None:
+        """The winner's quantisation, for the trainer's argument of that name, or None.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        return self._objects().quantization_config(self._plan())
+
+    @property
+    def model_init_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments for ``from_pretrained`` that the winner was measured with.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        kwargs: dict[str, Any] = self._objects().model_init_kwargs(self._plan())
+        return kwargs
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Environment variables that the winner was measured with, to be set before a GPU is first used.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        return self._plan().env
+
+    @property
+    def train_dataset(self) -> datasets.Dataset:
+        """The rows to train on: the dataset, or its copy in the bundle, where rows had to be cut or were dropped.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        found = self._rows()
+        return self._objects().training_dataset(**found.entry(found.split))
+
+    @property
+    def eval_dataset(self) -> datasets.Dataset | None:
+        """The rows to evaluate on, cut like those to train on; None without evaluation.
+
+        Raises:
+            AutotuneError: nothing was found.
+        """
+        found = self._rows()
+        if found.evaluated is None:
+            return None
+        return self._objects().training_dataset(**found.entry(found.evaluated))
+
+    def to_yaml(self, path: str | Path) -> None:
+        """Write the file that the trainer's ``trl`` command takes with ``--config``.
+
+        Raises:
+            AutotuneError: nothing was found, TRL's command line cannot train by it, or the file cannot be written.
+        """
+        if not find_trainer(self.document.trainer).runs_by_command(self._plan()):
+            raise AutotuneError(
+                "TRL's command line cannot train this recommendation.", hint="Run the bundle's train.py."
+            )
+        directory = Path(self.document.output_directory)
+        write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
+
+    def to_json(self) -> str:
+        """Return the document of ``result.json``."""
+        return json_text(self.document)
+
+    def _found(self) -> Choosable:
+        if self.document.recommended is None:
+            raise AutotuneError(f"There is no recommendation: the search ended with status {self.status.value}.")
+        return self.document.recommended
+
+    def _plan(self) -> TrainingPlan:
+        return self._found().plan
+
+    def _rows(self) -> TrainingRows:
+        return training_rows(self.document.workload, self._plan(), Path(self.document.output_directory))
+
+    @staticmethod
+    def _objects() -> Any:
+        # Named, not imported: only here does the user's own process need torch and TRL.
+        return importlib.import_module("autotune.step.objects")
 
 
 @taking(ProbeArguments)

@@ -214,10 +214,9 @@ def device_of(hardware: Hardware, speeds: Speeds) -> Gpu:
     if hardware.kind == "cpu":
         return Gpu(hardware.name, hardware.memory_bytes, "usable", "", PROCESS_BYTES, speeds=speeds(None))
     gpu = described(hardware)
-    if gpu.speeds is None:
-        return gpu
-    with suppress(AutotuneError):
-        return replace(gpu, speeds=speeds(gpu.speeds))
+    if gpu.speeds is not None:
+        with suppress(AutotuneError):
+            gpu = replace(gpu, speeds=speeds(gpu.speeds))
     return gpu
 
 

@@ -238,8 +238,8 @@ class RentArguments(PlannedArguments):
     prices: str | Path | Mapping[str, float] | None = None
 
 
-_OBJECTS = frozenset({"listener", "config", "peft_config"})
-"""Arguments of a check that settings do not have as they are."""
+OBJECTS = frozenset({"listener", "config", "peft_config"})
+"""Arguments that only Python can give: no options, and not in settings as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +295,7 @@ class CheckArguments(Arguments):
     @property
     def settings(self) -> dict[str, object]:
         """The given options by name, without secrets."""
-        kept = {name: as_json(value) for name, value in vars(self).items() if name not in _OBJECTS}
+        kept = {name: as_json(value) for name, value in vars(self).items() if name not in OBJECTS}
         shown = {**hidden_values({**kept, "config": self.file}), "command": hidden_words(self.command)}
         return {name: value for name, value in shown.items() if value not in (None, (), False)}
 

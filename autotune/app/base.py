@@ -193,7 +193,8 @@ def _held(
             continue
         elif not _is_replaceable(technique, candidate, setting):
             yield name, f"{base.name} has {value}, and another choice would change training (--allow {name})"
-        elif name == _LENGTH and not options.coverage_asked and _cuts(candidate, setting):
+        # Without packing, a choice of padding-free rows that are not cut is the longest row.
+        elif name == _LENGTH and not options.coverage_asked and int(candidate[_LENGTH]) < setting.workload.longest:
             yield name, f"{base.name} cuts rows by {value}, and another length would keep other tokens (--allow {name})"
 
 
@@ -203,11 +204,6 @@ def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting
     option = option_of(technique, choice)
     exact = technique.effect(choice, candidate, setting) is Effect.EXACT
     return exact and (option is None or option.replaceable)
-
-
-def _cuts(candidate: Candidate, setting: Setting) -> bool:
-    # Without packing, a choice of padding-free rows that are not cut is the longest row.
-    return int(candidate[_LENGTH]) < setting.workload.longest
 
 
 def _coverage(candidate: Candidate, setting: Setting) -> float:

@@ -6,15 +6,14 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autotune.app.arguments import DryRunArguments, time_limit
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
-from autotune.confidential import hidden, hidden_words, secrets_in
+from autotune.confidential import hidden_values, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
 from autotune.core.dry_run import (
     SCHEMA,
@@ -72,10 +71,13 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     if not 1 <= count <= _MOST_GPUS:
         raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
     device = _device(asked.gpu)
-    asked.listener(StageStarted(f"Running {_named(command)} on {_gpus(count)} of {format_bytes(device.total)}"))
+    program = " ".join(hidden_words(command)[:3])
+    asked.listener(StageStarted(f"Running {program} on {_gpus(count)} of {format_bytes(device.total)}"))
     with ScratchFolder() as folder:
         ran = run(command, device, count, folder, steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds)
-    ran = _masked(ran, command)
+    known = secrets_in(command) | secrets_in(dict(os.environ))
+    shown = (decode(Followed, hidden_values(encode(each), known)) for each in ran.processes)
+    ran = dataclasses.replace(ran, processes=tuple(shown))
     found = answer(ran, count, steps)
     held, spare = _most(ran.processes, found.failed)
     return DryRun(
@@ -121,8 +123,8 @@ def answer(ran: Ran, count: int, steps: int) -> Answer:
     if ran.ending.timed_out:
         return Answer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
     error = next((each.error for each in ran.processes if each.error is not None), None)
-    ended_well = ran.ending.code == 0 or _all_stopped(using, ranks)
-    if not ended_well:
+    all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks
+    if ran.ending.code != 0 and not all_stopped:
         what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)
         if not any(each.spans for each in using):
             return Answer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
@@ -140,7 +142,8 @@ def headline(found: Answer, held: int | None, spare: int | None) -> str:
         place = found.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
         asked = format_bytes(found.failed.requested_bytes)
-        return f"{found.outcome.value}: out of memory {_step(found.failed.step)}{at}, {asked} asked for"
+        when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
+        return f"{found.outcome.value}: out of memory {when}{at}, {asked} asked for"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
         return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
     return f"{found.outcome.value}: {found.reason}"
@@ -170,10 +173,6 @@ def _failed(ran: Ran) -> FailedAllocation | None:
             # A library asked CUDA by itself.
             return FailedAllocation(each.steps + 1, 0, 0, 0, 0, 0, each.error.place)
     return None
-
-
-def _all_stopped(using: Sequence[Followed], ranks: int) -> bool:
-    return len({each.rank for each in using if each.ended == "stopped"}) >= ranks
 
 
 def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tuple[int | None, int | None]:
@@ -234,21 +233,6 @@ def _device(gpu: str | None) -> NullDevice:
     return null_device(hardware.name, hardware.memory_bytes)
 
 
-def _masked(ran: Ran, command: Sequence[str]) -> Ran:
-    """Return the record of a command without the secrets in the texts of its processes."""
-    known = secrets_in(tuple(command)) | secrets_in(dict(os.environ))
-    shown: tuple[Any, ...] = tuple(decode(Followed, _without(encode(each), known)) for each in ran.processes)
-    return dataclasses.replace(ran, processes=shown)
-
-
-def _without(document: Any, known: frozenset[str]) -> Any:
-    if isinstance(document, Mapping):
-        return {name: _without(value, known) for name, value in document.items()}
-    if isinstance(document, (list, tuple)):
-        return [_without(each, known) for each in document]
-    return hidden(document, known) if isinstance(document, str) else document
-
-
 def _used(refused: Sequence[Refused]) -> str:
     """Return the used functions that null GPUs do not support, in words."""
     by_use: dict[str, str] = {}
@@ -263,13 +247,5 @@ def _ended(ending: Ending) -> str:
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"
 
 
-def _step(step: int) -> str:
-    return f"in step {step}" if step else "before the first batch"
-
-
 def _gpus(count: int) -> str:
     return "1 null GPU" if count == 1 else f"{count} null GPUs"
-
-
-def _named(command: Sequence[str]) -> str:
-    return " ".join(hidden_words(command)[:3])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
+from autotune.core.plan import Launch
 from autotune.core.workload import Workload
 from autotune.planning.vllm import assumed_beside
 from autotune.techniques.base import OFF
@@ -20,34 +22,34 @@ _NAMED = 5
 """Most rows that are named in a note."""
 
 
-def notes_on(problem: TrainerProblem) -> tuple[str, ...]:
-    """Return the notes on a run, the most important first."""
+def notes_on(problem: TrainerProblem) -> Iterator[str]:
+    """Yield the notes on a run, the most important first."""
     setting = problem.setting
     model, documents = setting.workload.model, setting.workload.dataset.documents
-    notes = [*notes_on_prompts(setting.workload), *problem.trainer.peculiarities]
+    yield from notes_on_prompts(setting.workload)
+    yield from problem.trainer.peculiarities
     not_separated = never_separated(setting)
     if not_separated and "packing" in problem.choices:
-        notes.append(f"Packing and padding-free were not tried: {not_separated}.")
+        yield f"Packing and padding-free were not tried: {not_separated}."
     if model.has_weights is False:
-        notes.append(
+        yield (
             f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
             "to config.json, or name a model that has them in config.yaml."
         )
     if model.max_positions is not None and documents.longest > model.max_positions:
-        notes.append(
+        yield (
             f"The longest row has {documents.longest} tokens, and the model was made for {model.max_positions} "
             "positions."
         )
     if documents.rows < setting.global_batch_size:
-        notes.append(
+        yield (
             f"The dataset has {documents.rows} documents, fewer than a global batch of {setting.global_batch_size}: "
             "they were repeated to measure whole steps."
         )
     if setting.machine.device_reason:
-        notes.append(f"Measured on the CPU: {setting.machine.device_reason}.")
+        yield f"Measured on the CPU: {setting.machine.device_reason}."
     if setting.machine.hardware.is_null:
-        notes.append("Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing.")
-    return tuple(notes)
+        yield "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
 
 
 _LOADING_SHARE = 0.1
@@ -85,18 +87,17 @@ def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
             yield f"Of {gpu.name}, some rates are those of other cards: {gpu.speeds.achieved.generation}."
 
 
-def notes_on_workers(hardware: Hardware, further: int) -> tuple[str, ...]:
-    """Return a note if each worker had a share of a CPU: the figures do not hold for the whole CPU.
+def notes_on_workers(hardware: Hardware, further: int) -> Iterator[str]:
+    """Yield a note if each worker had a share of a CPU: the figures do not hold for the whole CPU.
 
     Args:
         hardware: the device as each worker had it.
         further: number of workers in addition to the first.
     """
-    if hardware.kind != "cpu" or not further:
-        return ()
-    cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
-    memory = format_bytes(hardware.memory_bytes * hardware.processes)
-    return (f"Each of the {further + 1} workers had {cores} and {memory}; all figures are for such a share.",)
+    if hardware.kind == "cpu" and further:
+        cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
+        memory = format_bytes(hardware.memory_bytes * hardware.processes)
+        yield f"Each of the {further + 1} workers had {cores} and {memory}; all figures are for such a share."
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:
@@ -154,3 +155,24 @@ def notes_on_vllm(problem: TrainerProblem) -> Iterator[str]:
         yield "With vllm=server, the server has GPUs of its own; memory is planned for the GPUs that train."
     if COLOCATED & set(choices):
         yield f"Assumed of vLLM: {'; '.join(assumed_beside(problem.setting.workload.model))}."
+
+
+def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
+    """Return whether the processes of a machine may hold more on the host together than it has."""
+    return host_bytes is not None and memory.host_need_bytes > host_bytes
+
+
+def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | None) -> Iterator[str]:
+    """Yield a sentence on the host's memory, unless a single process is on a machine that has enough.
+
+    Args:
+        memory: None where it is not known; nothing is then yielded.
+        host_bytes: memory of the machine; None where it is not known.
+    """
+    if memory is None or (launch.processes == 1 and not lacks_host_memory(memory, host_bytes)):
+        return
+    each = launch.per_machine
+    whose = "its process" if each == 1 else f"the {each} processes on it together"
+    needed = f"needs up to {format_bytes(memory.host_need_bytes)} of host memory per machine, for {whose}"
+    has = f"; this machine has {format_bytes(host_bytes)}" if host_bytes is not None else ""
+    yield f"It {needed}{has}: the most while the model is loaded, in a step, or while a checkpoint is saved."

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.arguments import AUTO, Auto, PlannedArguments, ProbeArguments, SearchArguments
+from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments, time_limit
 from autotune.core.candidate import Choice
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
@@ -17,7 +16,6 @@ from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers
-from autotune.units import parse_duration
 
 DEFAULT_TOKEN_COVERAGE = 0.99
 MOST_TOKENS = 1 << 24
@@ -31,7 +29,6 @@ class Options:
     """What was asked for, where that has to be checked or converted; every field has been checked on its own.
 
     Attributes:
-        num_processes: processes that train together, or None for one on each device, or for one to each worker.
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
@@ -40,7 +37,6 @@ class Options:
     """
 
     trainer: Trainer
-    num_processes: int | None
     global_batch_size: int | None
     token_coverage: float
     allowed: frozenset[str]
@@ -51,7 +47,6 @@ class Options:
     teacher: ModelSource | None = None
     effort: Effort = EFFORTS["normal"]
     timeout_seconds: float | None = None
-    seed: int = 0
 
     def after(self, seconds: float) -> Options:
         """Return the options with that much of their time limit used up."""
@@ -80,34 +75,30 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     """
     trainer = find_trainer(asked.trainer or DEFAULT)
     check_evaluation(trainer, evaluates=asked.evaluates)
-    processes, max_length, coverage = asked.num_processes, asked.max_length, asked.token_coverage
+    max_length, coverage = asked.max_length, asked.token_coverage
     _check_range("token coverage", 1.0 if coverage is None else coverage, 0.0, 1.0)
-    _check_numbers(
-        {
-            "global batch size": asked.global_batch_size,
-            "maximum length": max_length,
-            "number of processes": processes,
-        }
-    )
+    _check_number("global batch size", asked.global_batch_size)
+    _check_number("maximum length", max_length)
+    _check_number("number of processes", asked.num_processes)
     if max_length is not None and coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
     fixed = dict(asked.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
         raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
     fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
-    excluded = frozenset(find(knob, trainer.techniques).name for knob in asked.exclude)
-    both = sorted(excluded & fixed.keys())
+    for knob in (*asked.exclude, *(each for each in asked.allow if each != GLOBAL_BATCH)):
+        find(knob, trainer.techniques)
+    both = sorted(fixed.keys() & asked.exclude)
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
     file = Path(asked.space) if asked.space is not None else default_file(trainer.name)
     return Options(
         trainer=trainer,
-        num_processes=None if processes == AUTO else processes,
         global_batch_size=asked.global_batch_size,
         token_coverage=DEFAULT_TOKEN_COVERAGE if coverage is None else coverage,
         # Fixing a choice by name allows it.
-        allowed=frozenset(_allowed(knob, trainer) for knob in asked.allow) | fixed.keys(),
-        wishes=Wishes(fixed, excluded),
+        allowed=frozenset(asked.allow) | fixed.keys(),
+        wishes=Wishes(fixed, frozenset(asked.exclude)),
         file=load(file, trainer.name, trainer.techniques),
         rollouts=_rollouts(trainer, asked),
         coverage_asked=coverage is not None,
@@ -126,14 +117,14 @@ def probe_options(asked: ProbeArguments) -> Options:
     if asked.effort not in EFFORTS:
         raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
-    _check_numbers({"number of trials": asked.trials, "number of workers": asked.workers})
+    _check_number("number of trials", asked.trials)
+    _check_number("number of workers", asked.workers)
     options = checked_options(asked, asked.init)
     # A base may name the teacher.
     return replace(
         options if asked.base is not None else _with_teacher(options),
         effort=EFFORTS[asked.effort],
-        timeout_seconds=parse_duration(asked.timeout) if isinstance(asked.timeout, str) else asked.timeout,
-        seed=asked.seed,
+        timeout_seconds=time_limit(asked.timeout),
     )
 
 
@@ -143,16 +134,12 @@ def plan_options(asked: PlannedArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`; or the rows are not given in exactly one way.
     """
-    return _with_teacher(_of_rows(asked))
-
-
-def _of_rows(asked: PlannedArguments) -> Options:
     length = asked.seq_len
     if (asked.dataset is None) == (length is None):
         what = "neither a dataset nor a length" if asked.dataset is None else "both a dataset and a length"
         raise InputError(f"There is {what}.", hint="Give a DATASET, or --seq-len N.")
     if length is None:
-        return checked_options(asked)
+        return _with_teacher(checked_options(asked))
     if asked.evaluates:
         raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
     if not 1 <= length <= MOST_TOKENS:
@@ -170,7 +157,7 @@ def _of_rows(asked: PlannedArguments) -> Options:
     # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
     sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
-    return checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked)
+    return _with_teacher(checked_options(replace(asked, max_length=length) if cuts and not sets_length else asked))
 
 
 def _with_teacher(options: Options) -> Options:
@@ -222,14 +209,9 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")
 
 
-def _check_numbers(numbers: Mapping[str, int | Auto | None]) -> None:
-    for name, number in numbers.items():
-        if isinstance(number, int) and number < 1:
-            raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
-
-
-def _allowed(name: str, trainer: Trainer) -> str:
-    return name if name == GLOBAL_BATCH else find(name, trainer.techniques).name
+def _check_number(name: str, number: int | Auto | None) -> None:
+    if isinstance(number, int) and number < 1:
+        raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
 
 
 def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.app.notes import notes_on_loading
@@ -127,18 +127,16 @@ def _status(outcome: SearchOutcome) -> RunStatus:
     return RunStatus.NOTHING_FITS if decided else RunStatus.INTERRUPTED
 
 
-def _contradicted(outcome: SearchOutcome) -> tuple[str, ...]:
-    """Return a note for each candidate that was predicted not to fit, and fits."""
-    notes = []
+def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
+    """Yield a note for each candidate that was predicted not to fit, and fits."""
     for record in outcome.contradicted:
         predicted, shown = record.prediction, record.measurement
         if predicted is not None:
             measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
-            notes.append(
+            yield (
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
                 f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
-    return tuple(notes)
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:

@@ -55,7 +55,7 @@ class Output:
         Raises:
             InputError: another run writes to it.
         """
-        with _opened(self.directory / _LOCK_FILE) as file:
+        with os.fdopen(_opened(self.directory / _LOCK_FILE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -88,8 +88,7 @@ class Output:
 
     def remember_budget(self, budget_bytes: int) -> None:
         """Keep the memory budget for a resume, since what others use of a device differs from day to day."""
-        text = json.dumps({"budget_bytes": budget_bytes})
-        write_text(self.directory / _RUN_FILE, text + "\n")
+        write_text(self.directory / _RUN_FILE, json.dumps({"budget_bytes": budget_bytes}) + "\n")
 
 
 def default_output(model: str, dataset: str, base: str | Path | None = None) -> str:
@@ -128,19 +127,14 @@ def open_output(directory: str | Path) -> Output:
     return Output(path)
 
 
-@contextmanager
-def _opened(lock: Path) -> Iterator[int]:
+def _opened(lock: Path) -> int:
     """Open the file of a lock, which may be there; what it is a link to belongs to somebody else."""
     try:
-        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         hint = "Choose another --output, or remove the file if no run is going on."
         raise InputError(f"The lock file {lock} cannot be opened: {why}.", hint=hint) from error
-    try:
-        yield file
-    finally:
-        os.close(file)
 
 
 def _slug(name: str) -> str:

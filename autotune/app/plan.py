@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.host import host_notes
-from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
+from autotune.app.notes import host_notes, notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import plan_options
@@ -58,7 +57,7 @@ def plan(asked: PlanArguments) -> Plan:
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
-    planned = planned_machine(asked.gpu, options.num_processes, asked.num_machines, asked.network)
+    planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     if asked.network is not None:
         check_network(asked.network, [planned])
     planned, options = set_aside(planned, options, asked.server_gpus)
@@ -89,7 +88,7 @@ def plan(asked: PlanArguments) -> Plan:
         bundle, unwritten, failure = None, "", None
         if folder is not None:
             reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
-            writer = PlanWriter(folder, problem, options, planned, budget_bytes, asked.settings, reader)
+            writer = PlanWriter(folder, evaluator, asked.settings, reader, options.peft)
             bundle, unwritten, failure = writer.write(best, split)
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
     found = Plan(

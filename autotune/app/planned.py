@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -208,11 +208,6 @@ def state_of(name: str) -> list[tuple[str, int, int]] | None:
     path = Path(name)
     if not exists(path):
         return None
-    return sorted(_files(path))
-
-
-def _files(path: Path) -> Iterator[tuple[str, int, int]]:
-    for file in [path] if path.is_file() else path.rglob("*"):
-        if file.is_file():
-            seen = file.stat()
-            yield str(file.relative_to(path)), seen.st_size, seen.st_mtime_ns
+    files = [path] if path.is_file() else path.rglob("*")
+    seen = ((file.relative_to(path), file.stat()) for file in files if file.is_file())
+    return sorted((str(place), found.st_size, found.st_mtime_ns) for place, found in seen)

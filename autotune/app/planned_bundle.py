@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.options import Options
 from autotune.app.servers import longest_sequence
 from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
+from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate, MemoryEstimate
-from autotune.core.machine import Machine
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import PLAN, remove_planned_bundle, write_planned_bundle
 from autotune.emit.files import check_writable
@@ -21,7 +20,7 @@ from autotune.emit.serving import asking
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
-from autotune.trainers.problem import TrainerProblem
+from autotune.planning.evaluator import Evaluator
 
 _CHOOSE = "Choose another --output."
 
@@ -56,18 +55,17 @@ class PlanWriter:
 
     Attributes:
         folder: as :func:`bundle_folder` returns it.
-        planned: the machine without the GPUs of a server.
+        evaluator: of the training, without the GPUs of a server.
         settings: of the plan.
         reader: reads the rows again where a bundle needs a copy of them, which are not kept.
+        peft: the PEFT configuration of the training.
     """
 
     folder: Path
-    problem: TrainerProblem
-    options: Options
-    planned: Machine
-    budget_bytes: int
+    evaluator: Evaluator
     settings: Mapping[str, object]
     reader: WorkloadReader
+    peft: Choice
 
     def write(
         self, best: Sequence[Estimate], split: ServerSplit | str | None
@@ -93,8 +91,8 @@ class PlanWriter:
     def _written(
         self, fastest: Estimate, memory: MemoryEstimate, spare_bytes: int, split: ServerSplit | None
     ) -> PlannedBundle:
-        problem = self.problem
-        workload, hardware = problem.setting.workload, problem.setting.machine.hardware
+        problem = self.evaluator.problem
+        workload, planned = problem.setting.workload, problem.setting.machine
         plan = problem.trainer.plan(fastest.candidate, problem.setting)
         document = PlannedBundle(
             schema=SCHEMA,
@@ -103,9 +101,9 @@ class PlanWriter:
             trainer=problem.trainer.name,
             model=workload.model.name,
             dataset=workload.dataset.name,
-            device=self.planned.device.name,
-            processes=hardware.processes,
-            budget_bytes=self.budget_bytes,
+            device=planned.device.name,
+            processes=planned.hardware.processes,
+            budget_bytes=self.evaluator.budget_bytes,
             global_batch_size=problem.setting.global_batch_size,
             candidate=fastest.candidate,
             plan=asking(plan) if split is not None else plan,
@@ -114,16 +112,16 @@ class PlanWriter:
             spare_bytes=spare_bytes,
             tokens_per_second=fastest.tokens_per_second,
             server=split,
-            environment=environment(self.planned),
+            environment=environment(planned),
             settings=self.settings,
         )
-        here = self.planned.gpu is None or self.planned.host_bytes is not None
+        here = planned.gpu is None or planned.host_bytes is not None
         given = handover_of(
             document,
             self._with_rows(workload) if copies_rows(workload, plan) else workload,
-            hardware,
+            planned.hardware,
             max_tokens=longest_sequence(fastest.candidate, problem),
-            threads=hardware.threads if here else None,
+            threads=planned.hardware.threads if here else None,
         )
         write_planned_bundle(document, given, self.folder)
         return document
@@ -138,6 +136,6 @@ class PlanWriter:
             workload.dataset_source,
             workload.evaluation_source,
             workload.rollouts,
-            self.options.peft,
+            self.peft,
         )
         return replace(workload, dataset=again.dataset, evaluation=again.evaluation)

@@ -21,7 +21,6 @@ from autotune.app.search import Run
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore, without
-from autotune.core.machine import Machine
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
@@ -48,14 +47,15 @@ def probe(asked: ProbeArguments) -> Result:
     config = written(str(asked.base), asked.trainer) if asked.base is not None else None
     options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
     given = _given(asked) if config is None else None
-    processes = options.num_processes
+    processes = asked.num_processes
     if config is not None and processes is None:
         processes = started_by(config) or 1
     machine, (own, *further) = divided(asked.device, processes, asked.workers)
     batch = global_batch_of(options, machine)
     name = default_output(str(asked.model), str(asked.dataset), asked.base)
     out = open_output(name if asked.output is None else asked.output)
-    budget_bytes = _budget(asked.memory_budget, machine, out, resume=asked.resume)
+    remembered = out.remembered_budget() if asked.resume and asked.memory_budget is None else None
+    budget_bytes = checked_budget(asked.memory_budget if remembered is None else remembered, machine.hardware)
     hardware = machine.hardware
     with (
         out.held(),
@@ -211,11 +211,6 @@ def _handed_over(
     )
     file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
-
-
-def _budget(asked: str | int | None, machine: Machine, out: Output, *, resume: bool) -> int:
-    remembered = out.remembered_budget() if resume and asked is None else None
-    return checked_budget(asked if remembered is None else remembered, machine.hardware)
 
 
 def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.machine import Machine
-from autotune.core.rent import BILLION, SCHEMA, Offer, Rent, Unit
+from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
@@ -84,7 +84,7 @@ def rent(asked: RentArguments) -> Rent:
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
         survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
-        offers = [offer for word in words for offer in _offers_of(survey, word, numbers, alone=len(words) == 1)]
+        offers = [offer for word in words for offer in _offers_of(survey, word, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
     return Rent(
@@ -92,7 +92,7 @@ def rent(asked: RentArguments) -> Rent:
         model=workload.model.name,
         dataset=workload.dataset.name,
         trainer=options.trainer.name,
-        unit=survey.unit,
+        unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
         num_processes=asked.num_processes,
         num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
@@ -107,19 +107,22 @@ def rent(asked: RentArguments) -> Rent:
     )
 
 
-def _offers_of(survey: _Survey, word: str | None, numbers: Sequence[int], *, alone: bool) -> Sequence[Offer]:
+def _offers_of(survey: _Survey, word: str | None, *, alone: bool) -> Sequence[Offer]:
     """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
 
     Args:
         alone: whether it is the only kind.
     """
     tried: list[Offer] = []
-    for number in numbers:
-        tried.append(survey.offer(word, number))
+    single: Evaluator | None = None
+    for number in survey.numbers:
+        offer, evaluator = survey.offer(word, number)
+        tried.append(offer)
+        single = evaluator if number == 1 else single
         if not should_try_more_gpus(tried, alone=alone):
             break
-    if not any(offer.fits for offer in tried):
-        tried = [survey.offloading() or offer if offer.processes == 1 else offer for offer in tried]
+    if single is not None and not any(offer.fits for offer in tried):
+        tried = [survey.offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
     return shown(tried, alone=alone)
 
 
@@ -147,15 +150,9 @@ class _Survey:
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
     _bests: dict[Candidate, None] = field(default_factory=dict)
-    _single: tuple[Offer, Evaluator] | None = None
 
-    @property
-    def unit(self) -> Unit:
-        """The unit that times and costs refer to."""
-        return "epoch" if self.asked.dataset is not None else "billion tokens"
-
-    def offer(self, word: str | None, processes: int) -> Offer:
-        """Return the offer for a number of GPUs."""
+    def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
+        """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
@@ -163,26 +160,21 @@ class _Survey:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
         except InputError as error:
-            self._single = None if processes == 1 else self._single
             self.refused.append(error)
-            return replace(blank, reason=error.message)
+            return replace(blank, reason=error.message), None
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
         Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
-        self._single = (blank, evaluator) if processes == 1 else self._single
-        return self._best(blank, evaluator)
+        return self._best(blank, evaluator), evaluator
 
-    def offloading(self) -> Offer | None:
-        """Return the offer for one GPU, of the kind planned for last, with last resorts; None without any."""
-        if self._single is None:
-            return None
-        blank, own = self._single
+    def offloading(self, single: Offer, own: Evaluator) -> Offer:
+        """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
         evaluator = with_what_offloads(own, self.options.file)
         if evaluator is own:
-            return None
-        offer = self._best(blank, evaluator)
+            return single
+        offer = self._best(Offer(single.gpu, 1), evaluator)
         self.offloads += [offer] if offer.fits else []
         return offer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
@@ -68,16 +68,14 @@ def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
     return ours.tokens_per_second / theirs.tokens_per_second
 
 
-def _failed(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
-    """Return a note for each candidate that a run after its probe showed not to fit, or not to run."""
+def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
+    """Yield a note for each candidate that a run after its probe showed not to fit, or not to run."""
     baseline = outcome.baseline
-    notes = []
     for record in outcome.failed_confirmations:
         of_baseline = baseline is not None and record.number == baseline.number
         name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
         failure = next(run for run in runs_after(record, outcome.records) if not run.ok)
-        notes.append(f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason}).")
-    return tuple(notes)
+        yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
 
 
 def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:

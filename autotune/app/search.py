@@ -60,7 +60,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     asked, options, problem = run.asked, run.options, run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        seed, limit_seconds = seed_of(one, options.seed), timeout_of(one, options.effort, seconds_left)
+        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, options.effort, seconds_left)
         schedule = replace(one.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
         request = probe_request(problem, one.candidate, schedule, run.limit_bytes, seed)
         return run_probe(run.server, request, run.output.probe(one), limit_seconds)
@@ -70,7 +70,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         probe_candidate,
         effort=options.effort,
         memory_limit_bytes=run.limit_bytes,
-        seed=options.seed,
+        seed=asked.seed,
         trials=asked.trials,
         timeout_seconds=options.timeout_seconds,
         storage=storage_of(run),

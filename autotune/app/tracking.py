@@ -34,13 +34,10 @@ class Tracking:
 
     def pass_on(self, event: Event) -> None:
         """Pass an event of the tracer on, except the stages of its single calls."""
-        match event:
-            case Tracing():
-                self._listener(self._of_all(event))
-            case StageStarted():
-                pass
-            case _:
-                self._listener(event)
+        if isinstance(event, Tracing):
+            self._listener(self._of_all(event))
+        elif not isinstance(event, StageStarted):
+            self._listener(event)
 
     def search(self, evaluator: Evaluator, starts: Sequence[Candidate] | None = None, limit: int = MOST_TRACED) -> None:
         """Search the space of an evaluator's problem.

@@ -9,12 +9,11 @@ from dataclasses import fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from autotune.app.arguments import AUTO
+from autotune.app.arguments import AUTO, OBJECTS
 from autotune.app.public import descriptions, placeholders
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
-_NO_OPTIONS = ("listener", "config", "peft_config")
 # Options that are not named like their argument.
 _SPELLED = {"fits": "--no-fit", "imports": "--import"}
 
@@ -37,7 +36,7 @@ def add_options(
         group = parser.add_argument_group(title)
         homes |= dict.fromkeys(names, group)
         others = others if names else group
-    declared = set(_NO_OPTIONS)
+    declared = set(OBJECTS)
     every = [each for kind in kinds for each in fields(kind)]
     positional = {each.name for each in every if not each.kw_only and not isinstance(each.default, str)}
     for kind in kinds:

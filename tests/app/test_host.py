@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.app.host import host_notes, lacks_host_memory
+from autotune.app.notes import host_notes, lacks_host_memory
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import Launch
 from autotune.units import GIB

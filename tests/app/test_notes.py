@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
 def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(trainer: Trainer) -> None:
     here = setting(of=replace(workload(), trainer=trainer.name))
-    told = notes_on(problem(here, trainer=trainer.name))
+    told = tuple(notes_on(problem(here, trainer=trainer.name)))
     written = " ".join(PAGE.read_text(encoding="utf-8").split())
     for sentence in trainer.peculiarities:
         assert sentence in told

@@ -71,6 +71,7 @@ def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> N
         ({"max_length": -5}, "maximum length of -5"),
         ({"trials": 0}, "trials of 0"),
         ({"timeout": "soon"}, "'soon' is not a duration"),
+        ({"timeout": -1.0}, "A time-out of -1 seconds is not possible"),
         ({"max_length": 512, "token_coverage": 0.9}, "contradict each other"),
         ({"max_length": 512, "fix": {"max_length": 1024}}, "contradicts --fix max_length=1024"),
         ({"fix": {"packin": "bfd"}}, "Did you mean 'packing'"),

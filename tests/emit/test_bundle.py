@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune.api.result import ProbeResult
+from autotune.api.probe import ProbeResult
 from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from autotune.api.result import ProbeResult
+from autotune.api.probe import ProbeResult
 from autotune.core.result import BaseFile, Result
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result

@@ -11,7 +11,7 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, 
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
-from autotune.app.host import host_notes
+from autotune.app.notes import host_notes
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of

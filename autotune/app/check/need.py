@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.host import lacks_host_memory
+from autotune.app.notes import lacks_host_memory
 from autotune.app.requests import request_of
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
-from autotune.app.host import lacks_host_memory
+from autotune.app.notes import lacks_host_memory
 from autotune.app.planned import state_of
 from autotune.core.json_text import read_json
 from autotune.core.machine import Machine

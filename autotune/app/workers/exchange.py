@@ -1,8 +1,8 @@
 """The messages between the first worker and the further ones, and the serialised search.
 
 At a socket, the first worker sends an :class:`Assignment` and then the packed :class:`~autotune.app.search.Run`; the
-other one answers with events as they happen, and at last with :class:`Ended`. At the end of the socket, which is the
-end of the first worker, the other one interrupts itself as Ctrl-C would.
+other one answers with events as they happen, and at last with a text: why it gave up, or nothing if it did not. At the
+end of the socket, which is the end of the first worker, the other one interrupts itself as Ctrl-C would.
 """
 
 from __future__ import annotations
@@ -31,17 +31,6 @@ class Assignment:
 
     share: Share
     hardware: Hardware
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A worker has ended.
-
-    Attributes:
-        failure: why it gave up, in a sentence; empty if it did not.
-    """
-
-    failure: str = ""
 
 
 class _Packer(pickle.Pickler):

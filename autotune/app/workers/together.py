@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from autotune.app.search import Run, run_search, storage_of
-from autotune.app.workers.exchange import Assignment, Ended, packed
+from autotune.app.workers.exchange import Assignment, packed
 from autotune.confidential import hidden
 from autotune.core.events import (
     ONCE_MORE,
@@ -127,19 +127,19 @@ class _Worker:
         self._errors.close()
 
     def _follow(self, assignment: Assignment, data: bytes) -> None:
-        ended: Ended | None = None
+        failure: str | None = None
         with contextlib.suppress(EOFError, OSError):
             self._connection.send(assignment)
             self._connection.send_bytes(data)
-            while ended is None:
+            while failure is None:
                 received = self._connection.recv()
-                if isinstance(received, Ended):
-                    ended = received
+                if isinstance(received, str):
+                    failure = received
                 else:
                     self._forwarder.pass_on_from(self._number, received)
         self._process.wait()
-        if not self._closing and (ended is None or ended.failure):
-            why = ended.failure if ended is not None else f"{self._exit_text()}."
+        if not self._closing and failure != "":
+            why = failure or f"{self._exit_text()}."
             message = f"Worker {self._number + 1} (process {self._process.pid}) ended: {why} The others go on."
             self._forwarder.lost(self._number, message)
 

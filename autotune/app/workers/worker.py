@@ -9,7 +9,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from autotune.app.search import run_search
-from autotune.app.workers.exchange import Assignment, Ended, unpacked
+from autotune.app.workers.exchange import Assignment, unpacked
 from autotune.core.events import ignore
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer
@@ -25,13 +25,13 @@ def main(connection: Connection) -> None:
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     try:
+        failure = ""
         try:
             _search(connection)
-            ended = Ended()
         except AutotuneError as error:
-            ended = Ended(str(error))
+            failure = str(error)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        connection.send(ended)
+        connection.send(failure)
     except (KeyboardInterrupt, EOFError, BrokenPipeError, ConnectionError):
         # The first worker has ended, or is about to: there is no receiver.
         return

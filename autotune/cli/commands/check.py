@@ -62,12 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     from autotune.reporting.watch import watching
 
     several = len(words) > 1 and all(word.endswith(_FILES) for word in words)
+    configurations = words if several or len(words) == 1 else [words]
     with watching(stderr_console()) as listener:
-        if several:
-            found = list(check_each([CheckArguments(word, **options, listener=listener) for word in words]))
-        else:
-            asked = CheckArguments(words[0] if len(words) == 1 else words, **options, listener=listener)
-            found = [check(asked)]
+        asked = [CheckArguments(each, **options, listener=listener) for each in configurations]
+        found = list(check_each(asked)) if several else [check(asked[0])]
     if as_json:
         write_json(Verdicts(tuple(found)) if several else found[0])
     else:

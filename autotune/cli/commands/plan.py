@@ -20,6 +20,7 @@ DESCRIPTION = (
     "are stated, and autotune probe measures."
 )
 _LIST = "list"
+_FOR_ONE_PLAN = ("html", "all", "top", "explain", "output", "server_gpus")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,8 +55,7 @@ def epilog() -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Plan, show the estimates, and return the exit code: 1 where nothing is predicted to fit."""
     options, as_json = options_of(arguments)
-    form = {name: options.pop(name, None) for name in ("html", "all")}
-    if form["all"] and not as_json:
+    if "all" in options and not as_json:
         raise InputError("--all is for --json.", hint="Give both, or --top N for a longer table.")
     if options.get("gpu") == _LIST:
         return _list(as_json=as_json)
@@ -63,12 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("There is no MODEL.", hint="See autotune plan --help.")
 
     if options.get("gpu") == ALL or options.get("num_processes") == AUTO:
-        for name in (name for name, given in form.items() if given is not None):
-            raise _for_one_plan(name)
+        for name in (name for name in _FOR_ONE_PLAN if name in options):
+            raise InputError(
+                f"{option(name)} is for one plan, not for a table.",
+                hint="Leave it out, or name the GPU and the number of processes.",
+            )
         return _compare(options, as_json=as_json)
     if "prices" in options:
         raise InputError("--prices is for a table of GPUs.", hint="Add --gpu all, or --num-processes auto.")
-    return _plan(options, form["html"], as_json=as_json, whole=form["all"] is True)
+    return _plan(options, options.pop("html", None), as_json=as_json, whole=options.pop("all", False))
 
 
 def _list(*, as_json: bool) -> int:
@@ -128,13 +131,6 @@ def _say(text: str) -> None:
     stderr_console().print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def _for_one_plan(name: str) -> InputError:
-    return InputError(
-        f"{option(name)} is for one plan, not for a table.",
-        hint="Leave it out, or name the GPU and the number of processes.",
-    )
-
-
 def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     """Compare GPUs, show the table, and return the exit code: 1 where nothing is predicted to fit on any."""
     from autotune.app.rent import rent
@@ -142,9 +138,6 @@ def _compare(options: dict[str, Any], *, as_json: bool) -> int:
     from autotune.reporting.rent import rent_report
     from autotune.reporting.watch import watching
 
-    for name in ("top", "explain", "output", "server_gpus"):
-        if name in options:
-            raise _for_one_plan(name)
     # Without a name, it is this machine's GPU whose numbers are compared.
     options.setdefault("gpu", None)
     with watching(stderr_console()) as listener:
