@@ -46,9 +46,10 @@ class CachingAllocator:
     ``torch.cuda.memory_reserved`` would return: allocated counts whole blocks, including rounding and remainders that
     are too small to be split off.
 
-    Not simulated: blocks that wait for another stream (``record_stream``), CUDA graphs' private pools, ``max_split_size_mb``, ``roundup_power2_divisions`` and
-    ``garbage_collection_threshold``. Each new segment gets a higher address than the one before, as on a fresh device;
-    addresses only decide between free blocks of the same size.
+    Not simulated: blocks that wait for another stream (``record_stream``), CUDA graphs' private pools,
+    ``max_split_size_mb``, ``roundup_power2_divisions`` and ``garbage_collection_threshold``. Each new segment gets a
+    higher address than the one before, as on a fresh device; addresses only decide between free blocks of the same
+    size.
 
     Attributes:
         limit_bytes: the most that the allocator may reserve: the device's memory less the context and other processes;

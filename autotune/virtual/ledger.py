@@ -5,14 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from autotune.core.batch_geometry import Recompiled
-from autotune.virtual.peaks import Stretch, peaks_of
-from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
+from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
 from autotune.virtual.tensors import storage_of, type_of_device
 
 
@@ -21,14 +19,6 @@ class _Live(NamedTuple):
     size: int
     place: Place
     reference: weakref.ref[torch.UntypedStorage]
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    name: str
-    first_event: int
-    first_operator: int
-    start_bytes: int
 
 
 class Ledger:
@@ -62,7 +52,6 @@ class Ledger:
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
         self._next = 0
-        self._device_bytes = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return whether a tensor is on the device or the host."""
@@ -74,9 +63,8 @@ class Ledger:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        known = self._live.get(key)
-        if known is not None:
-            self._resize(key, known, storage.nbytes())
+        if key in self._live:
+            self.resized(storage)
             return
         number, size, place = self._next, storage.nbytes(), self.place(tensor)
         self._next += 1
@@ -94,10 +82,11 @@ class Ledger:
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record that a storage has been given another size outside of an operator; 0 bytes free it."""
-        known = self._live.get(storage._cdata)
-        if known is not None:
-            self._resize(storage._cdata, known, storage.nbytes())
+        """Record the size of a storage that may have been given another one; 0 bytes free it."""
+        known, size = self._live.get(storage._cdata), storage.nbytes()
+        if known is not None and size != known.size:
+            self._live[storage._cdata] = known._replace(size=size)
+            self._add(size - known.size, known.place, known.number)
 
     def scratch(self, sizes: Iterable[int], place: Place) -> None:
         """Record workspaces that a kernel allocates and frees before it returns."""
@@ -169,40 +158,13 @@ class Ledger:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record the body of the context as a phase of the trace."""
-        opened = _Open(name, len(self.events), len(self.operators), self._device_bytes)
+        first_event, first_operator = len(self.events), len(self.operators)
         try:
             yield
         finally:
-            self._close(opened)
-
-    def _close(self, opened: _Open) -> None:
-        empty = Peak()
-        self.phases.append(
-            Phase(
-                opened.name,
-                opened.first_event,
-                len(self.events),
-                opened.first_operator,
-                len(self.operators),
-                opened.start_bytes,
-                self._device_bytes,
-                empty,
-                empty,
-            )
-        )
-
-    def peaks(self, place: Place, stretches: Iterable[Stretch]) -> list[Peak]:
-        """Return the peak of live bytes at a place, for each range of events."""
-        return peaks_of(self.events, self.categories, place, stretches)
-
-    def _resize(self, key: int, known: _Live, size: int) -> None:
-        if size != known.size:
-            self._live[key] = known._replace(size=size)
-            self._add(size - known.size, known.place, known.number)
+            self.phases.append(Phase(name, first_event, len(self.events), first_operator, len(self.operators)))
 
     def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
         if change_bytes:
             operator = len(self.operators) if operator is None else operator
             self.events.append(MemoryEvent(change_bytes, place, number, operator))
-            if place is Place.DEVICE:
-                self._device_bytes += change_bytes

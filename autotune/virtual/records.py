@@ -110,10 +110,10 @@ class Phase:
     end_event: int
     first_operator: int
     end_operator: int
-    start_bytes: int
-    end_bytes: int
-    device_peak: Peak
-    host_peak: Peak
+    start_bytes: int = 0
+    end_bytes: int = 0
+    device_peak: Peak = Peak()
+    host_peak: Peak = Peak()
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Trace:
     operators: tuple[OperatorRecord, ...]
     categories: Mapping[int, Category]
     phases: tuple[Phase, ...]
-    device_peak: Peak
-    host_peak: Peak
-    assumptions: Mapping[str, int]
+    device_peak: Peak = Peak()
+    host_peak: Peak = Peak()
+    assumptions: Mapping[str, int] = field(default_factory=dict)
     settled: Mapping[int, int] = field(default_factory=dict)
     kept: Mapping[int, int | None] = field(default_factory=dict)
     alike: frozenset[tuple[int, int]] = frozenset()

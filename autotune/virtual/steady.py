@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.peaks import peaks_of
+from autotune.virtual.peaks import with_peaks
 from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Place, Trace
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Trace
 
 _Place = tuple[int, int]
 """A position in a trace: an index of an event and an index of an operator."""
@@ -94,7 +94,7 @@ class _Copy:
         self._trace = trace
         self._events: list[MemoryEvent] = []
         self._operators: list[OperatorRecord] = []
-        self._phases: list[tuple[str, _Place, _Place]] = []
+        self._phases: list[Phase] = []
         self._born: dict[int, int] = {}
         for index, event in enumerate(trace.events):
             self._born.setdefault(event.storage, index)
@@ -112,7 +112,7 @@ class _Copy:
 
     def add(self, name: str, begun: _Place) -> None:
         """Add a phase from a position up to the current one."""
-        self._phases.append((name, begun, self.place))
+        self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
 
     def take(self, span: _Span, *, further: bool = False) -> None:
         """Append a range.
@@ -152,36 +152,22 @@ class _Copy:
         works = (Work(Kind.ELEMENTWISE, bytes_read=2 * size, bytes_written=size) for size in gradients.values())
         self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
         for phase in filter(span.holds, self._trace.phases):
+            first_event, end_event = (places[at - span.first_event] for at in (phase.first_event, phase.end_event))
             last = phase.end_operator + shift
-            ends = (places[phase.end_event - span.first_event], len(self._operators) if last == end else last)
-            begun = (places[phase.first_event - span.first_event], phase.first_operator + shift)
-            self._phases.append((phase.name, begun, ends))
+            end_operator = len(self._operators) if last == end else last
+            self._phases.append(Phase(phase.name, first_event, end_event, phase.first_operator + shift, end_operator))
 
     def finished(self) -> Trace:
         """Return the composed trace."""
-        levels = [0]
-        for event in self._events:
-            levels.append(levels[-1] + (event.change_bytes if event.place is Place.DEVICE else 0))
-
-        stretches = [(0, len(self._events)), *((begun[0], ends[0]) for _, begun, ends in self._phases)]
-        on_device, on_host = (
-            peaks_of(self._events, self._categories, place, stretches) for place in (Place.DEVICE, Place.HOST)
-        )
-        peaks = zip(self._phases, on_device[1:], on_host[1:], strict=True)
-        phases = (
-            Phase(name, begun[0], ends[0], begun[1], ends[1], levels[begun[0]], levels[ends[0]], *both)
-            for (name, begun, ends), *both in peaks
-        )
-        return replace(
+        composed = replace(
             self._trace,
             events=tuple(self._events),
             operators=tuple(self._operators),
             categories=self._categories,
-            phases=tuple(phases),
-            device_peak=on_device[0],
-            host_peak=on_host[0],
+            phases=tuple(self._phases),
             streams=self._streams,
         )
+        return with_peaks(composed)
 
     def _gradients(self, span: _Span) -> dict[int, int]:
         """Return the bytes of the gradients that a range allocates and does not free, by storage."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 from unittest import mock
@@ -27,8 +26,9 @@ from autotune.virtual.known import listed, made_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
+from autotune.virtual.peaks import with_peaks
 from autotune.virtual.ranks import World, as_one_rank
-from autotune.virtual.records import Category, Place, Trace
+from autotune.virtual.records import Category, Trace
 from autotune.virtual.tensors import replaced
 
 Target = Literal["cpu", "cuda"]
@@ -94,24 +94,19 @@ def trace(
         _running.append((mode, ledger))
         stack.callback(_running.pop)
         fn(device)
-        stretches = [(0, len(ledger.events)), *((phase.first_event, phase.end_event) for phase in ledger.phases)]
-        on_device, on_host = (ledger.peaks(place, stretches) for place in (Place.DEVICE, Place.HOST))
-        peaks = zip(ledger.phases, on_device[1:], on_host[1:], strict=True)
-        phases = tuple(replace(phase, device_peak=device, host_peak=host) for phase, device, host in peaks)
-        return Trace(
+        found = Trace(
             target=target,
             events=tuple(ledger.events),
             operators=tuple(ledger.operators),
             categories=dict(ledger.categories),
-            phases=phases,
-            device_peak=on_device[0],
-            host_peak=on_host[0],
+            phases=tuple(ledger.phases),
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
             kept=dict(ledger.kept),
             alike=frozenset(alike),
             streams=dict(ledger.streams),
         )
+        return with_peaks(found)
 
 
 def assume(what: str) -> None:
