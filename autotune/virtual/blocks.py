@@ -120,22 +120,21 @@ class FreeList:
 
     def add(self, block: Block) -> None:
         """Add a free block."""
-        if block.mapped:
-            key = block.size << _ADDRESS_BITS | block.address
-            insort(self._keys, key)
-            self._blocks[key] = block
-        else:
-            insort(self._unmapped, block.address)
-            self._blocks[block.address] = block
+        keys, key = self._place(block)
+        insort(keys, key)
+        self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
         """Remove a block that was added."""
-        if block.mapped:
-            keys, key = self._keys, block.size << _ADDRESS_BITS | block.address
-        else:
-            keys, key = self._unmapped, block.address
+        keys, key = self._place(block)
         del keys[bisect_left(keys, key)]
         del self._blocks[key]
+
+    def _place(self, block: Block) -> tuple[list[int], int]:
+        """Return the list that a block belongs in, and its key there."""
+        if block.mapped:
+            return self._keys, block.size << _ADDRESS_BITS | block.address
+        return self._unmapped, block.address
 
     def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
         """Remove and return the smallest mapped block of at least ``size``, lowest address first, or None.
@@ -158,15 +157,14 @@ class FreeList:
     def first_expandable(self, size: int) -> Block | None:
         """Return the lowest free or unmapped block that has, with its successor, addresses for ``size``, or None."""
         for address in self._unmapped:
-            block: Block = self._blocks[address]
+            block = self._blocks[address]
             before = block.previous
             if before is not None and not before.allocated:
                 block = before
-            room, at = 0, block
-            while room < size and not at.allocated:
+            room = 0
+            at: Block | None = block
+            while at is not None and room < size and not at.allocated:
                 room += at.size
-                if at.next is None:
-                    break
                 at = at.next
             if room >= size:
                 return block

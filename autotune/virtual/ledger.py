@@ -11,7 +11,11 @@ import torch
 
 from autotune.core.batch_geometry import Recompiled
 from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
+from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import storage_of, type_of_device
+
+# Every tensor has fewer than 2**48 elements.
+_ADDRESS_BITS = 48
 
 
 class _Live(NamedTuple):
@@ -30,7 +34,6 @@ class Ledger:
     Attributes:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
-        stream: the number of the current stream of the device; 0 is the default one.
         generates: whether completions are being generated.
         again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
@@ -47,7 +50,6 @@ class Ledger:
         self.times = 1
         self.again = Recompiled()
         self.generates = False
-        self.stream = 0
         self.streams: dict[int, int] = {}
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
@@ -77,8 +79,8 @@ class Ledger:
                 self._add(-size, place, number, operator=-1)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
-        if self.stream:
-            self.streams[number] = self.stream
+        if stream := current_stream().stream_id:
+            self.streams[number] = stream
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -105,7 +107,7 @@ class Ledger:
 
     def multiplied(self, *, in_backward: bool) -> None:
         """Record that the running operator is a matrix product on the device; its result is allocated."""
-        if in_backward not in self._multiplied and self.device_type != "cpu":
+        if in_backward not in self._multiplied:
             self._multiplied.add(in_backward)
             self.events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, len(self.operators)))
 
@@ -116,6 +118,14 @@ class Ledger:
             KeyError: it was never recorded: its tensors are on the meta device.
         """
         return self._live[storage._cdata].number
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Return an address for a live storage, so far from any other that no two views have the same.
+
+        Raises:
+            KeyError: as :meth:`number`.
+        """
+        return (self.number(storage) + 1) << _ADDRESS_BITS
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""

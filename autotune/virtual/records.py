@@ -92,6 +92,10 @@ class Peak:
     categories: Mapping[Category, int] = field(default_factory=dict)
 
 
+Position = tuple[int, int]
+"""A position in a trace: an index of an event and an index of an operator."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """A named part of a trace, such as one optimizer step.
@@ -114,6 +118,16 @@ class Phase:
     end_bytes: int = 0
     device_peak: Peak = Peak()
     host_peak: Peak = Peak()
+
+    @property
+    def begin(self) -> Position:
+        """The position of its first event and operator."""
+        return self.first_event, self.first_operator
+
+    @property
+    def end(self) -> Position:
+        """The position after its last event and operator."""
+        return self.end_event, self.end_operator
 
 
 @dataclass(frozen=True)
