@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from autotune.virtual.blocks import Block, FreeList
 
 # The sizes of c10/core/AllocatorConfig.h (torch 2.11 to 2.13), under their names there; the large buffer is the default
@@ -42,26 +39,6 @@ class OutOfMemoryError(Exception):
         self.limit_bytes = limit_bytes
 
 
-@dataclass(frozen=True)
-class Fragment:
-    """A block of memory that is reserved but free.
-
-    Attributes:
-        address: its start, in the simulator's own address space.
-        nbytes: its size.
-        small: whether it belongs to the pool for requests of up to 1 MiB.
-        stream: the stream that may reuse it.
-        whole: whether it is a whole segment, which the allocator can release to the device. Pages of an expandable
-            segment can be released one by one and are never whole.
-    """
-
-    address: int
-    nbytes: int
-    small: bool
-    stream: int
-    whole: bool
-
-
 class CachingAllocator:
     """The caching allocator of one device at its default settings, following c10/cuda/CUDACachingAllocator.cpp.
 
@@ -69,9 +46,10 @@ class CachingAllocator:
     ``torch.cuda.memory_reserved`` would return: allocated counts whole blocks, including rounding and remainders that
     are too small to be split off.
 
-    Not simulated: CUDA graphs' private pools, ``max_split_size_mb``, ``roundup_power2_divisions`` and
-    ``garbage_collection_threshold``. Each new segment gets a higher address than the one before, as on a fresh device;
-    addresses only decide between free blocks of the same size.
+    Not simulated: blocks that wait for another stream (``record_stream``), CUDA graphs' private pools,
+    ``max_split_size_mb``, ``roundup_power2_divisions`` and ``garbage_collection_threshold``. Each new segment gets a
+    higher address than the one before, as on a fresh device; addresses only decide between free blocks of the same
+    size.
 
     Attributes:
         limit_bytes: the most that the allocator may reserve: the device's memory less the context and other processes;
@@ -79,7 +57,7 @@ class CachingAllocator:
             expandable segments by less than a page.
         expandable_segments: PyTorch's setting of that name.
         allocated_bytes, reserved_bytes: current values.
-        peak_allocated_bytes, peak_reserved_bytes: maxima since the beginning or the last :meth:`reset_peaks`.
+        peak_allocated_bytes, peak_reserved_bytes: maxima since the beginning.
         retries: how often the cache had to be released before a request could be met (``num_alloc_retries``).
     """
 
@@ -92,8 +70,6 @@ class CachingAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
         self._lists: dict[tuple[int, bool], FreeList] = {}
-        self._waiting: list[Block] = []
-        self._used_by_others: set[Block] = set()
         # As on a device, no segment begins at address zero.
         self._next_address = SMALL_BUFFER_BYTES
 
@@ -123,14 +99,14 @@ class CachingAllocator:
         remainder = block.size - size
         # should_split: the large pool keeps remainders of up to 1 MiB with the block, unless its segments can expand.
         if remainder > SMALL_BYTES or (remainder >= MIN_BLOCK_BYTES and (small or self.expandable_segments)):
-            block = block.split(size)
+            free_list.add(block.cut(size))
         block.allocated = True
         self.allocated_bytes += block.size
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
         return block
 
     def free(self, block: Block) -> None:
-        """Return a block to the cache; a block that other streams use becomes reusable at :meth:`synchronize`.
+        """Return a block to the cache.
 
         Raises:
             ValueError: the block has been freed already.
@@ -141,48 +117,16 @@ class CachingAllocator:
             raise ValueError(f"the block at {block.address:#x} was freed twice")
         self.allocated_bytes -= block.size
         block.allocated = False
-        if block in self._used_by_others:
-            self._used_by_others.remove(block)
-            block.pending = True
-            self._waiting.append(block)
-        else:
-            block.merge_into_cache()
-
-    def record_stream(self, block: Block, stream: int) -> None:
-        """Record that another stream uses the block: freeing it then waits for that stream."""
-        if stream != block.free_list.stream:
-            self._used_by_others.add(block)
-
-    def synchronize(self) -> None:
-        """Synchronise all streams: freed blocks that waited for a stream become reusable."""
-        waiting, self._waiting = self._waiting, []
-        for block in waiting:
-            block.pending = False
-            block.merge_into_cache()
+        block.merge_into_cache()
 
     def empty_cache(self) -> None:
         """Release every wholly free segment, and every free page of expandable segments, to the device."""
-        self.synchronize()
         for free_list in self._lists.values():
             self.reserved_bytes -= free_list.release()
 
-    def reset_peaks(self) -> None:
-        """Reset the peaks to the current values."""
-        self.peak_allocated_bytes = self.allocated_bytes
-        self.peak_reserved_bytes = self.reserved_bytes
-
-    def fragments(self) -> list[Fragment]:
-        """Return the blocks that are reserved but free, by address; blocks that wait for a stream are not free."""
-        return sorted(self._fragments(), key=lambda fragment: fragment.address)
-
-    def _fragments(self) -> Iterator[Fragment]:
-        for (stream, small), free_list in self._lists.items():
-            for block in free_list.blocks():
-                yield Fragment(block.address, block.size, small, stream, block.is_whole)
-
     def _free_list(self, stream: int, small: bool) -> FreeList:
         page_bytes = SMALL_BUFFER_BYTES if small else LARGE_BUFFER_BYTES
-        return self._lists.setdefault((stream, small), FreeList(stream, small, page_bytes))
+        return self._lists.setdefault((stream, small), FreeList(small, page_bytes))
 
     def _reserve(self, size: int, free_list: FreeList) -> Block | None:
         if self.expandable_segments:

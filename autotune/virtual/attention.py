@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 from unittest import mock
 
 import torch
@@ -25,25 +24,17 @@ _NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
 # The same file, check_cudnn_tensor_shapes, for cuDNN before 9.22.1: head sizes of queries and keys, and of values.
 _LARGEST_CUDNN_HEAD = 128
 _LARGE_CUDNN_HEADS = (192, 128)
-# The same file, check_prefer_cudnn_attention (since PyTorch 2.10): the oldest cuDNN version and the GPUs.
+# The same file, check_prefer_cudnn_attention: the oldest cuDNN version and the GPUs. The wheels on PyPI depend on such
+# a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48
+# (https://github.com/huggingface/transformers/pull/48163).
 _CUDNN_PREFERRED_FROM = 91501
 _CUDNN_PREFERRED_ON = (9, 10)
-# The first release whose wheel on PyPI depends on such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13
-# 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163).
-_TORCH_WITH_CUDNN = (2, 11)
 # https://github.com/pytorch/pytorch/pull/191085: mem-efficient attention takes query heads that share keys.
 _EFFICIENT_SHARES_KEYS = (2, 14)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
 _FLASH_ALIGNMENT = 8
 _MASK_ALIGNMENT = 16
 _CUDNN_ALIGNMENT = 8
-
-
-class _Kernel(Enum):
-    CUDNN = auto()
-    FLASH = auto()
-    EFFICIENT = auto()
-    MATH = auto()
 
 
 def prefers_cudnn(capability: tuple[int, int]) -> bool:
@@ -55,22 +46,19 @@ def prefers_cudnn(capability: tuple[int, int]) -> bool:
     if major not in _CUDNN_PREFERRED_ON:
         return False
     if torch.version.cuda is None:
-        return bool(torch.__version__ >= _TORCH_WITH_CUDNN)
+        return True
     if int(torch.version.cuda.split(".")[0]) < 13 and minor not in (0, 3):
         return False
-    return bool(torch.__version__ >= (2, 10)) and (torch.backends.cudnn.version() or 0) >= _CUDNN_PREFERRED_FROM
+    return (torch.backends.cudnn.version() or 0) >= _CUDNN_PREFERRED_FROM
 
 
 @contextmanager
-def attention_as_on_cuda(
-    device_type: str, capability: tuple[int, int], alike: set[tuple[int, int]] | None = None
-) -> Iterator[None]:
+def attention_as_on_cuda(device_type: str, capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
     """Patch ``scaled_dot_product_attention`` to call, on a device, the operator that PyTorch would call on CUDA.
 
     Args:
         alike: other compute capabilities; those with which PyTorch would have called another operator are removed.
     """
-    others = set() if alike is None else alike
     original = functional.scaled_dot_product_attention
 
     def attention(
@@ -94,16 +82,10 @@ def attention_as_on_cuda(
             attn_mask = torch.where(attn_mask, zero, out)
         asked = query, key, value, attn_mask, dropout_p, is_causal
         kernel = _kernel(*asked, capability)
-        others.difference_update([other for other in others if _kernel(*asked, other) is not kernel])
-        if kernel is _Kernel.CUDNN:
-            return _cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        if kernel is _Kernel.FLASH:
-            return _flash(query, key, value, dropout_p, is_causal, scale)
-        if kernel is _Kernel.EFFICIENT:
-            return _efficient(query, key, value, attn_mask, dropout_p, is_causal, scale)
-        return _aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        alike.difference_update([other for other in alike if _kernel(*asked, other) is not kernel])
+        if kernel is None:
+            return _aten._scaled_dot_product_attention_math(*asked, None, scale=scale, enable_gqa=enable_gqa)[0]
+        return kernel(*asked, scale)
 
     # torch.distributed.tensor.experimental.context_parallel replaces the function that has this name.
     attention.__name__ = "scaled_dot_product_attention"
@@ -113,12 +95,13 @@ def attention_as_on_cuda(
 
 def _kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: tuple[int, int]
-) -> _Kernel:
+) -> Callable[..., Tensor] | None:
+    """Return the function below that calls the operator of the first kernel that runs; None: the plain products."""
     if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p):
-        return _Kernel.CUDNN
+        return _cudnn
     if mask is None and _flash_runs(q, k, v, dropout_p, is_causal, capability):
-        return _Kernel.FLASH
-    return _Kernel.EFFICIENT if _efficient_runs(q, k, v, capability) else _Kernel.MATH
+        return _flash
+    return _efficient if _efficient_runs(q, k, v, capability) else None
 
 
 def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
@@ -180,7 +163,7 @@ def _cudnn(
     )[0]
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, _: None, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
     head = q.size(-1)
     scale = head**-0.5 if scale is None else scale
     missing = -head % _FLASH_ALIGNMENT

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autotune.virtual.tensors import tensors_of, type_of_device
+from autotune.virtual.tensors import argument, tensors_of, type_of_device
 
 _KEY = "AutocastPrivateUse1"
 _LOWER = (
@@ -110,15 +110,12 @@ def _casting(operator: Any, choose: Callable[[Any], torch.dtype], device_type: s
 
 
 def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
+    place = [parameter.name for parameter in operator._schema.arguments].index("dtype")
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        first = args[0]
-        names = [argument.name for argument in operator._schema.arguments]
-        explicit = kwargs.get("dtype") is not None or (
-            "dtype" in names and len(args) > names.index("dtype") and args[names.index("dtype")] is not None
-        )
-        if not explicit and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
-            kwargs = {**kwargs, "dtype": torch.float32}
-            args = args[: names.index("dtype")] if len(args) > names.index("dtype") else args
+        first, given = args[0], argument(operator, args, kwargs, "dtype")
+        if given is None and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
+            args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
         with _without_autocast():
             return operator(*args, **kwargs)
 

@@ -18,12 +18,11 @@ class Block:
         free_list: the pool and stream that it belongs to.
         previous, next: the neighbours in the segment, or None at its ends.
         allocated: whether it is in use.
-        pending: whether it was freed while other streams still use it.
         mapped: whether its addresses are backed by memory; False only within expandable segments.
         expandable: whether its segment can grow.
     """
 
-    __slots__ = ("address", "allocated", "expandable", "free_list", "mapped", "next", "pending", "previous", "size")
+    __slots__ = ("address", "allocated", "expandable", "free_list", "mapped", "next", "previous", "size")
 
     def __init__(self, address: int, size: int, free_list: FreeList) -> None:
         self.address = address
@@ -32,7 +31,6 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.allocated = False
-        self.pending = False
         self.mapped = True
         self.expandable = False
 
@@ -47,11 +45,6 @@ class Block:
         following = self.next
         return self.size + (following.size if following is not None and not following.mapped else 0)
 
-    def split(self, size: int) -> Block:
-        """Shrink the block to ``size``, return the remainder to the cache, and return the block."""
-        self.free_list.add(self.cut(size))
-        return self
-
     def cut(self, size: int) -> Block:
         """Shrink the block to ``size`` and return the remainder, which is in no free list yet."""
         rest = Block(self.address + size, self.size - size, self.free_list)
@@ -64,26 +57,22 @@ class Block:
         return rest
 
     def merge_into_cache(self) -> None:
-        """Merge the block with its free, mapped neighbours and return it to the cache."""
-        self.join_neighbours()
-        self.free_list.add(self)
-
-    def join_neighbours(self) -> None:
-        """Merge with the neighbours that are free and have the same mapping state as the block."""
+        """Merge the block with its free neighbours in the same mapping state, and return it to the cache."""
         before, after = self.previous, self.next
-        if before is not None and not before.allocated and not before.pending and before.mapped is self.mapped:
+        if before is not None and not before.allocated and before.mapped is self.mapped:
             self.free_list.remove(before)
             self.address = before.address
             self.size += before.size
             self.previous = before.previous
             if before.previous is not None:
                 before.previous.next = self
-        if after is not None and not after.allocated and not after.pending and after.mapped is self.mapped:
+        if after is not None and not after.allocated and after.mapped is self.mapped:
             self.free_list.remove(after)
             self.size += after.size
             self.next = after.next
             if after.next is not None:
                 after.next.previous = self
+        self.free_list.add(self)
 
     def map(self, nbytes: int) -> Block:
         """Map the first ``nbytes`` of an unmapped block; return the free block that they are now part of."""
@@ -116,15 +105,13 @@ class FreeList:
     """The free blocks of one pool on one stream: mapped ones by size, then address; unmapped ones by address.
 
     Attributes:
-        stream: the stream that may reuse the blocks.
         small: whether this is the pool for small requests.
         page_bytes: the granularity by which an expandable segment of this pool grows.
     """
 
-    __slots__ = ("_blocks", "_keys", "_unmapped", "page_bytes", "small", "stream")
+    __slots__ = ("_blocks", "_keys", "_unmapped", "page_bytes", "small")
 
-    def __init__(self, stream: int, small: bool, page_bytes: int) -> None:
-        self.stream = stream
+    def __init__(self, small: bool, page_bytes: int) -> None:
         self.small = small
         self.page_bytes = page_bytes
         self._keys: list[int] = []
@@ -133,22 +120,21 @@ class FreeList:
 
     def add(self, block: Block) -> None:
         """Add a free block."""
-        if block.mapped:
-            key = block.size << _ADDRESS_BITS | block.address
-            insort(self._keys, key)
-            self._blocks[key] = block
-        else:
-            insort(self._unmapped, block.address)
-            self._blocks[block.address] = block
+        keys, key = self._place(block)
+        insort(keys, key)
+        self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
         """Remove a block that was added."""
-        if block.mapped:
-            keys, key = self._keys, block.size << _ADDRESS_BITS | block.address
-        else:
-            keys, key = self._unmapped, block.address
+        keys, key = self._place(block)
         del keys[bisect_left(keys, key)]
         del self._blocks[key]
+
+    def _place(self, block: Block) -> tuple[list[int], int]:
+        """Return the list that a block belongs in, and its key there."""
+        if block.mapped:
+            return self._keys, block.size << _ADDRESS_BITS | block.address
+        return self._unmapped, block.address
 
     def take_best_fit(self, size: int, *, expandable: bool) -> Block | None:
         """Remove and return the smallest mapped block of at least ``size``, lowest address first, or None.
@@ -171,15 +157,14 @@ class FreeList:
     def first_expandable(self, size: int) -> Block | None:
         """Return the lowest free or unmapped block that has, with its successor, addresses for ``size``, or None."""
         for address in self._unmapped:
-            block: Block = self._blocks[address]
+            block = self._blocks[address]
             before = block.previous
-            if before is not None and not before.allocated and not before.pending:
+            if before is not None and not before.allocated:
                 block = before
-            room, at = 0, block
-            while room < size and not at.allocated and not at.pending:
+            room = 0
+            at: Block | None = block
+            while at is not None and room < size and not at.allocated:
                 room += at.size
-                if at.next is None:
-                    break
                 at = at.next
             if room >= size:
                 return block

@@ -71,17 +71,9 @@ def _embedding_backward(
 
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum in float32, and
-    # with grouped-query attention the gradients of keys and values per query head. Sizes are [B, H, tokens, D].
-    batch, heads, tokens, head = query.shape
-    rounded_tokens = -(-tokens // 128) * 128
-    rounded_head = -(-head // 32) * 32 if head <= 192 else 256
-    softmax_d = 4 * batch * heads * rounded_tokens
-    dq_accum = softmax_d * rounded_head
-    if heads == key.size(1):
-        return (softmax_d, dq_accum)
-    expanded = batch * heads * key.size(2) * head * key.itemsize
-    return (softmax_d, dq_accum, expanded, expanded)
+    # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: that of FlashAttention 2. Sizes are
+    # [B, H, tokens, D].
+    return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
 
 
 def _cudnn_backward(query: torch.Tensor) -> tuple[int, ...]:

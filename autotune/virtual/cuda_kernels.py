@@ -18,20 +18,7 @@ import yaml
 from packaging.version import Version
 
 TABLE = "cuda_kernels.yaml"
-_COMPOSITE = "CompositeImplicitAutograd"
-_CUDA = "CUDA"
-
-
-def in_dispatcher() -> tuple[str, ...]:
-    """Return the names, such as ``aten::silu_backward``, of PyTorch's operators with a CUDA kernel and a composite.
-
-    A PyTorch that was built without CUDA has no CUDA kernels, and the result is empty.
-    """
-    return tuple(
-        name
-        for name in sorted(torch._C._dispatch_get_all_op_names())
-        if torch._C._dispatch_has_kernel(name) and _has_kernel(name, _CUDA) and _has_kernel(name, _COMPOSITE)
-    )
+COMPOSITE = "CompositeImplicitAutograd"
 
 
 def shipped() -> Mapping[str, Sequence[str]]:
@@ -69,7 +56,7 @@ def register_cuda_kernels() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL", "PrivateUse1")
     table = shipped()
     for name in table[nearest(table, release())]:
-        if torch._C._dispatch_has_kernel(name) and _has_kernel(name, _COMPOSITE):
+        if torch._C._dispatch_has_kernel(name) and has_kernel(name, COMPOSITE):
             library.impl(name.removeprefix("aten::"), _unreachable(name))
     return library
 
@@ -81,5 +68,6 @@ def _unreachable(name: str) -> Callable[..., Any]:
     return kernel
 
 
-def _has_kernel(name: str, key: str) -> bool:
+def has_kernel(name: str, key: str) -> bool:
+    """Return whether an operator of this PyTorch has a kernel for a dispatch key."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))

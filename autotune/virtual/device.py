@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 from types import ModuleType
@@ -24,57 +24,11 @@ from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import noting_launches
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.streams import Event, Stream, current_stream, default_stream
 
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
-# Every tensor has fewer than 2**48 elements.
-_ADDRESS_BITS = 48
-
-
-class _Event:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-class Stream(_Event):
-    """A stream on which all work is already done; as a context manager, it is the current stream."""
-
-    stream_id = 0
-    device_index = 0
-    device_type = 20  # PrivateUse1 of c10/core/DeviceType.h (PyTorch 2.15)
-
-    def wait_stream(self, stream: Any) -> None:
-        """Do nothing: that stream's work is done."""
-
-    def wait_event(self, event: Any) -> None:
-        """Do nothing: it has happened."""
-
-    def record_event(self, event: Any = None) -> _Event:
-        """Return an event that has happened."""
-        return event or _Event()
-
-    def is_capturing(self) -> bool:
-        """Return False: no graph is captured. Adam calls this on every accelerator from PyTorch 2.15 on."""
-        return False
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
 
 
 def _rng_state(device: Any = None) -> torch.Tensor:
@@ -88,23 +42,23 @@ def _addressed(ledger: Ledger) -> Callable[[torch.UntypedStorage], int]:
     """Return a function that gives storages without memory addresses.
 
     Activation offloading identifies a tensor by the address of its storage plus the offset of the view
-    (trl/models/activation_offloading.py, _get_unique_tensor_key), for a while after the tensor is gone. The addresses
-    are so far apart that no two views collide, and none is used again.
+    (trl/models/activation_offloading.py, _get_unique_tensor_key), for a while after the tensor is gone. No address is
+    used again.
     """
 
     def address(storage: torch.UntypedStorage) -> int:
-        return int(_real_address(storage)) or (ledger.number(storage) + 1) << _ADDRESS_BITS
+        return int(_real_address(storage)) or ledger.address(storage)
 
     return address
 
 
 MODULE = ModuleType(f"torch.{NAME}")
 MODULE.__dict__.update(
-    Event=_Event,
+    Event=Event,
     Stream=Stream,
-    stream=lambda stream: stream if stream is not None else Stream(),
-    current_stream=lambda device=None: Stream(),
-    default_stream=lambda device=None: Stream(),
+    stream=lambda stream: stream if stream is not None else current_stream(),
+    current_stream=current_stream,
+    default_stream=default_stream,
     synchronize=lambda device=None: None,
     is_available=lambda: True,
     is_initialized=lambda: True,
@@ -112,7 +66,7 @@ MODULE.__dict__.update(
     current_device=lambda: 0,
     device_count=lambda: 1,
     set_device=lambda device: None,
-    device=lambda device: Stream(),
+    device=lambda device: nullcontext(),
     manual_seed=lambda seed: None,
     manual_seed_all=lambda seed: None,
     get_rng_state=_rng_state,
@@ -138,7 +92,7 @@ def _registered() -> torch.device:
 
 @contextmanager
 def standing_in_for_cuda(
-    ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]] | None = None
+    ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]]
 ) -> Iterator[tuple[torch.device, Any]]:
     """Yield the virtual device and the function for kernels' workspaces; libraries see the device as a GPU.
 
@@ -160,6 +114,8 @@ def standing_in_for_cuda(
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _addressed(ledger)))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
+        # FSDP2 waits by this name for weights that it has gathered ahead and not used.
+        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current_stream))
         stack.enter_context(_data_first_on_the_host())
         # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
         for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -18,12 +18,16 @@ from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
 from autotune.virtual.composites import composite
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.known import Knowledge, Later, known, set_known
+from autotune.virtual.known import SAMPLED, Knowledge, Later, known, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS
+from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
 from autotune.virtual.work import operator_work
+
+if TYPE_CHECKING:
+    from autotune.virtual.ranks.collectives import Collectives
 
 _aten = torch.ops.aten
 
@@ -44,22 +48,6 @@ _DEVICE = torch.ops.prim.device.default
 _LAST_FIRST = frozenset({_aten.native_dropout.default})
 
 
-class Sharing(Protocol):
-    """How to run operators that only a training with several processes has.
-
-    Attributes:
-        wrappers: kinds of tensors that consist of others; they first dispatch an operator on those themselves.
-    """
-
-    wrappers: frozenset[type]
-
-    def received(self, func: Any, args: Any) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the tensors that an operator receives from other ranks, with what is known of their values."""
-
-    def sent(self, func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
-        """Return the work of an operator that sends tensors to other ranks."""
-
-
 class UnknownShapeError(RuntimeError):
     """The shape of a result depends on values that are not known in a trace."""
 
@@ -67,15 +55,19 @@ class UnknownShapeError(RuntimeError):
 class VirtualMode(TorchDispatchMode):
     """Runs operators under the fake tensor mode below it on the stack, and updates the ledger.
 
+    Args:
+        collectives: the operators that only a training with several processes has, or None for a single one.
+
     Attributes:
         knowledge: the known values.
-        sharing: how operators are run that only a training with several processes has, or None for a single one.
     """
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
+    def __init__(
+        self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, collectives: Collectives | None = None
+    ) -> None:
         super().__init__()
         self.knowledge = Knowledge()
-        self.sharing: Sharing | None = None
+        self._collectives = collectives
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
@@ -91,8 +83,8 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        sharing = self.sharing
-        if sharing is not None and not sharing.wrappers.isdisjoint(types):
+        collectives = self._collectives
+        if collectives is not None and not collectives.wrappers.isdisjoint(types):
             return NotImplemented
         if func is _DEVICE and isinstance(args[0], FakeTensor) and not self._fake.in_kernel_invocation:
             return args[0].fake_device
@@ -111,7 +103,7 @@ class VirtualMode(TorchDispatchMode):
                 return composed(self.knowledge, *args, **kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
-        received = sharing.received(func, args) if sharing is not None else ()
+        received = collectives.received(func, args) if collectives is not None else ()
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
             result, notes = self._shaped(func, args, values), None
@@ -186,10 +178,12 @@ class VirtualMode(TorchDispatchMode):
         elif func is _aten.topk.default:
             dimension = args[2] if len(args) > 2 else -1
             self.knowledge.balance(result[1], args[0].size(dimension))
-        elif func.overloadpacket in (_aten.multinomial, _aten.isnan):
-            self.knowledge.sample(func.overloadpacket is _aten.multinomial, result)
+        elif func.overloadpacket is _aten.multinomial:
+            self.knowledge.fill("a sampled token does not end its completion", result, SAMPLED)
+        elif func.overloadpacket is _aten.isnan:
+            self.knowledge.fill("no value is not a number", result, 0)
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
-            self.knowledge.no_overflow(args[1])
+            self.knowledge.fill("scaled gradients are finite", args[1], 0)
 
     def _record(
         self,
@@ -219,15 +213,15 @@ class VirtualMode(TorchDispatchMode):
         if record is None:
             every = inputs + outputs
             work = (
-                self.sharing.sent(func, args, kwargs, result, on_side_stream=ledger.stream > 0)
-                if self.sharing is not None and func.namespace in _COLLECTIVES
+                self._collectives.sent(func, args, kwargs, result, on_side_stream=current_stream().stream_id > 0)
+                if self._collectives is not None and func.namespace in _COLLECTIVES
                 else operator_work(func, args, kwargs, result, device_type=ledger.device_type)
             )
             record = notes[key] = OperatorRecord(
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=_with(work, ledger.times, caller),
+                work=replace(work, times=ledger.times, caller=caller),
                 place=place,
                 in_backward=self._in_backward,
                 call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
@@ -254,10 +248,6 @@ class VirtualMode(TorchDispatchMode):
             self._ledger.tag_live(Category.ACTIVATION, since=self._recomputing_since)
             self._recomputing_since = None
         self._in_backward = in_backward
-
-
-def _with(work: Work, times: int, caller: Caller) -> Work:
-    return work if (times, caller) == (1, Caller.MODULE) else replace(work, times=times, caller=caller)
 
 
 def _has_mask(indices: Any) -> bool:

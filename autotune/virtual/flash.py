@@ -42,13 +42,11 @@ _HEAD_ALIGNMENT = 8
 def flash_attention_installed() -> Iterator[None]:
     """Patch transformers to report FlashAttention as installed and to use the functions of this module."""
     module = sys.modules.get("transformers.modeling_flash_attention_utils")
-    # transformers before 5 loads the packages without this function.
-    if not hasattr(module, "_lazy_imports"):
+    if module is None:
         yield
         return
     from transformers import PreTrainedModel
 
-    assert module is not None
     real: Callable[..., Any] = module._lazy_imports
 
     def lazy_imports(implementation: str | None, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -34,11 +34,8 @@ def short_generation() -> Iterator[None]:
         with generating():
             return _Generation(whole, model, generation_config, inputs).run()
 
-    GenerationMixin.generate = generate
-    try:
+    with mock.patch.object(GenerationMixin, "generate", generate):
         yield
-    finally:
-        GenerationMixin.generate = whole
 
 
 class _Generation:
@@ -67,7 +64,9 @@ class _Generation:
                 # The loop keeps the scores of the token before the last, so both are generated.
                 last = min(2, new - 1)
                 self._continued(cache, self._prompt + new - last, last)
-        token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in _ends(self._config))
+        ends = self._config.eos_token_id
+        ends = ends if isinstance(ends, list) else [ends]
+        token = next(token for token in range(_TOKEN, _TOKEN + 100) if token not in ends)
         ids = adopt(np.full((self._rows, self._prompt + new), token, dtype=np.int64))
         return ids.to(self._inputs[self._ids].device)
 
@@ -115,8 +114,3 @@ def _fill(cache: Any, tokens: int) -> None:
             new = before.new_empty
             del before
             setattr(layer, name, new(rows, heads, held, width))
-
-
-def _ends(config: Any) -> Sequence[int]:
-    ends = config.eos_token_id
-    return ends if isinstance(ends, list) else [ends]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, cast
 
@@ -22,15 +22,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
-from autotune.virtual.tensors import replaced, tensors_of
+from autotune.virtual.tensors import argument, changes, replaced, tensors_of
 
 # A mask over 4096 x 4096 positions is still computed (16 MiB); larger tensors have no known values.
 _LARGEST = 2**24
 # Values with at most so many elements are computed at once, which takes no longer than to put it off.
 _FEW = 1024
-_SAMPLED = 5
+SAMPLED = 5
+"""The token that is assumed to be sampled."""
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
 _CREATORS = frozenset(
@@ -254,23 +254,12 @@ class Knowledge:
         with _disable_current_modes():
             set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
 
-    def sample(self, drawn: bool, result: torch.Tensor) -> None:
-        """Assume which token is sampled, or that no value is not a number.
-
-        Args:
-            drawn: whether the result is a sampled token.
-            result: of the operator; its known values are set.
-        """
-        self.assume("a sampled token does not end its completion" if drawn else "no value is not a number")
-        if result.numel() <= _LARGEST:
+    def fill(self, what: str, tensor: torch.Tensor, value: int) -> None:
+        """Assume that every element of a tensor has a value, and count that under its description."""
+        self.assume(what)
+        if tensor.numel() <= _LARGEST:
             with _disable_current_modes():
-                set_known(result, torch.full(result.shape, _SAMPLED if drawn else 0, dtype=result.dtype))
-
-    def no_overflow(self, found: torch.Tensor) -> None:
-        """Assume that the gradient scaler's check found no infinite gradients."""
-        self.assume("scaled gradients are finite")
-        with _disable_current_modes():
-            set_known(found, torch.zeros(found.shape, dtype=found.dtype))
+                set_known(tensor, torch.full(tensor.shape, value, dtype=tensor.dtype))
 
     def _forget(self, func: Any, args: Any, kwargs: Any) -> None:
         for tensor in _changed(func, args, kwargs):
@@ -279,9 +268,6 @@ class Knowledge:
                 setattr(_values(value).untyped_storage(), _STALE, True)
 
 
-def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among an operator's arguments that it writes to."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """Return the tensors among an operator's arguments that it writes to."""
+    return tensors_of([argument(func, args, kwargs, name) for name in changes(func)])

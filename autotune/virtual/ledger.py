@@ -5,15 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from autotune.core.batch_geometry import Recompiled
-from autotune.virtual.peaks import Stretch, peaks_of
-from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Peak, Phase, Place
+from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
+from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import storage_of, type_of_device
+
+# Every tensor has fewer than 2**48 elements.
+_ADDRESS_BITS = 48
 
 
 class _Live(NamedTuple):
@@ -21,14 +23,6 @@ class _Live(NamedTuple):
     size: int
     place: Place
     reference: weakref.ref[torch.UntypedStorage]
-
-
-@dataclass(frozen=True, slots=True)
-class _Open:
-    name: str
-    first_event: int
-    first_operator: int
-    start_bytes: int
 
 
 class Ledger:
@@ -40,7 +34,6 @@ class Ledger:
     Attributes:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
-        stream: the number of the current stream of the device; 0 is the default one.
         generates: whether completions are being generated.
         again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
@@ -57,12 +50,10 @@ class Ledger:
         self.times = 1
         self.again = Recompiled()
         self.generates = False
-        self.stream = 0
         self.streams: dict[int, int] = {}
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}
         self._next = 0
-        self._device_bytes = 0
 
     def place(self, tensor: torch.Tensor) -> Place:
         """Return whether a tensor is on the device or the host."""
@@ -74,9 +65,8 @@ class Ledger:
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        known = self._live.get(key)
-        if known is not None:
-            self._resize(key, known, storage.nbytes())
+        if key in self._live:
+            self.resized(storage)
             return
         number, size, place = self._next, storage.nbytes(), self.place(tensor)
         self._next += 1
@@ -89,15 +79,16 @@ class Ledger:
                 self._add(-size, place, number, operator=-1)
 
         self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
-        if self.stream:
-            self.streams[number] = self.stream
+        if stream := current_stream().stream_id:
+            self.streams[number] = stream
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Record that a storage has been given another size outside of an operator; 0 bytes free it."""
-        known = self._live.get(storage._cdata)
-        if known is not None:
-            self._resize(storage._cdata, known, storage.nbytes())
+        """Record the size of a storage that may have been given another one; 0 bytes free it."""
+        known, size = self._live.get(storage._cdata), storage.nbytes()
+        if known is not None and size != known.size:
+            self._live[storage._cdata] = known._replace(size=size)
+            self._add(size - known.size, known.place, known.number)
 
     def scratch(self, sizes: Iterable[int], place: Place) -> None:
         """Record workspaces that a kernel allocates and frees before it returns."""
@@ -116,7 +107,7 @@ class Ledger:
 
     def multiplied(self, *, in_backward: bool) -> None:
         """Record that the running operator is a matrix product on the device; its result is allocated."""
-        if in_backward not in self._multiplied and self.device_type != "cpu":
+        if in_backward not in self._multiplied:
             self._multiplied.add(in_backward)
             self.events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, len(self.operators)))
 
@@ -127,6 +118,14 @@ class Ledger:
             KeyError: it was never recorded: its tensors are on the meta device.
         """
         return self._live[storage._cdata].number
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Return an address for a live storage, so far from any other that no two views have the same.
+
+        Raises:
+            KeyError: as :meth:`number`.
+        """
+        return (self.number(storage) + 1) << _ADDRESS_BITS
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""
@@ -169,40 +168,13 @@ class Ledger:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record the body of the context as a phase of the trace."""
-        opened = _Open(name, len(self.events), len(self.operators), self._device_bytes)
+        first_event, first_operator = len(self.events), len(self.operators)
         try:
             yield
         finally:
-            self._close(opened)
-
-    def _close(self, opened: _Open) -> None:
-        empty = Peak()
-        self.phases.append(
-            Phase(
-                opened.name,
-                opened.first_event,
-                len(self.events),
-                opened.first_operator,
-                len(self.operators),
-                opened.start_bytes,
-                self._device_bytes,
-                empty,
-                empty,
-            )
-        )
-
-    def peaks(self, place: Place, stretches: Iterable[Stretch]) -> list[Peak]:
-        """Return the peak of live bytes at a place, for each range of events."""
-        return peaks_of(self.events, self.categories, place, stretches)
-
-    def _resize(self, key: int, known: _Live, size: int) -> None:
-        if size != known.size:
-            self._live[key] = known._replace(size=size)
-            self._add(size - known.size, known.place, known.number)
+            self.phases.append(Phase(name, first_event, len(self.events), first_operator, len(self.operators)))
 
     def _add(self, change_bytes: int, place: Place, number: int, operator: int | None = None) -> None:
         if change_bytes:
             operator = len(self.operators) if operator is None else operator
             self.events.append(MemoryEvent(change_bytes, place, number, operator))
-            if place is Place.DEVICE:
-                self._device_bytes += change_bytes

@@ -25,19 +25,20 @@ def fake_tensors_accepted() -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect those without storage.
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        # transformers before 5 does not check.
-        if hasattr(module, "is_fake_tensor"):
+        if module is not None:
             stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
         functional = sys.modules.get("bitsandbytes.functional")
         if functional is not None:
             # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
-            stack.enter_context(mock.patch.object(functional, "get_paged", _paged))
-            stack.enter_context(mock.patch.object(functional, "prefetch_tensor", lambda *args, **kwargs: None))
             stack.enter_context(
-                mock.patch.object(functional, "fill", lambda tensor, value, **more: tensor.fill_(value))
+                mock.patch.multiple(
+                    functional,
+                    get_paged=_paged,
+                    prefetch_tensor=lambda *args, **kwargs: None,
+                    fill=lambda tensor, value, **more: tensor.fill_(value),
+                )
             )
-        stack.enter_context(mock.patch.object(torch, "get_rng_state", _rng_state))
-        stack.enter_context(mock.patch.object(torch, "set_rng_state", lambda state: None))
+        stack.enter_context(mock.patch.multiple(torch, get_rng_state=_rng_state, set_rng_state=lambda state: None))
         yield
 
 

@@ -7,7 +7,7 @@ cases: operators that return nothing or an argument that they changed, new tenso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class _Made:
     device: torch.device
     view_of: int | None
 
-    def make(self, args: Any, fake: FakeTensorMode) -> FakeTensor:
+    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> FakeTensor:
         with torch._C._DisableTorchDispatch():
             if self.view_of is None:
                 made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -91,7 +91,7 @@ class _Value:
 
     value: Any
 
-    def make(self, args: Any, fake: FakeTensorMode) -> Any:
+    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
         return self.value
 
 
@@ -101,29 +101,27 @@ class _Given:
 
     place: int | str
 
-    def make(self, args: Any, kwargs: Any) -> Any:
+    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
         return args[self.place] if isinstance(self.place, int) else kwargs[self.place]
 
 
-_NOTHING = object()
-"""No result: the operator changes its arguments only."""
+@dataclass(frozen=True)
+class _Several:
+    """Several results in a tuple or list."""
+
+    kind: type[Any]
+    rules: Sequence[_Made | _Value]
+
+    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
+        return self.kind(rule.make(args, kwargs, fake) for rule in self.rules)
+
+
+_Rule = _Made | _Value | _Given | _Several
+"""How to recreate the result of an operator."""
 Notes = dict[Any, Any]
 """Cache of values that follow from the metadata of an operator's arguments, such as its work."""
-
-
-@dataclass(slots=True)
-class _Kept:
-    """Cached results of an operator for arguments with the same metadata.
-
-    Attributes:
-        rule: how to recreate its result.
-    """
-
-    rule: Any
-    notes: Notes = field(default_factory=dict)
-
-
-_kept: dict[Any, _Kept] = {}
+_kept: dict[Any, tuple[_Rule, Notes]] = {}
+"""By operators and the metadata of their arguments."""
 
 
 class _NotPlainError(Exception):
@@ -147,24 +145,14 @@ def run(
         return (kernel or func)(*args, **kwargs), None
     kept = _kept.get(key)
     if kept is not None:
-        return _recreated(kept.rule, args, kwargs, fake), kept.notes
+        return kept[0].make(args, kwargs, fake), kept[1]
     result = (kernel or func)(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
     # An operator may give a tensor that it writes to another size.
     if rule is None or _metadata(args, kwargs) != key[2:]:
         return result, None
-    kept = _kept[key] = _Kept(rule)
-    return result, kept.notes
-
-
-def _recreated(rule: Any, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-    if isinstance(rule, _Made):
-        return rule.make(args, fake)
-    if rule is _NOTHING:
-        return None
-    if isinstance(rule, _Given):
-        return rule.make(args, kwargs)
-    return type(rule)(one.make(args, fake) for one in rule)
+    kept = _kept[key] = rule, {}
+    return result, kept[1]
 
 
 def _metadata(args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -184,12 +172,12 @@ def _described(value: Any) -> Any:
     raise _NotPlainError
 
 
-def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
+def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> _Rule | None:
     """Return how to recreate a result, or None where it is not one of the simple cases."""
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
     if result is None:
-        return _NOTHING
+        return _Value(None)
     given = _given(args, kwargs, result)
     if given is not None:
         return given
@@ -198,14 +186,16 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> Any:
     results = [result] if isinstance(result, torch.Tensor) else result
     if type(results) not in (tuple, list) or not all(isinstance(one, (FakeTensor, *_VALUES)) for one in results):
         return None
-    rules: Sequence[_Made | _Value | None]
     if func.is_view or func.overloadpacket in _UNDECLARED_VIEWS:
-        rules = [_viewed(one, args) if isinstance(one, FakeTensor) else None for one in results]
+        found: Sequence[_Made | _Value | None] = [
+            _viewed(one, args) if isinstance(one, FakeTensor) else None for one in results
+        ]
     else:
-        rules = _fresh(results, (args, kwargs))
-    if None in rules or not any(isinstance(rule, _Made) for rule in rules):
+        found = _fresh(results, (args, kwargs))
+    rules = [rule for rule in found if rule is not None]
+    if len(rules) < len(found) or not any(isinstance(rule, _Made) for rule in rules):
         return None
-    return rules[0] if isinstance(result, torch.Tensor) else type(result)(rules)
+    return rules[0] if isinstance(result, torch.Tensor) else _Several(type(result), rules)
 
 
 def _given(args: Any, kwargs: Any, result: Any) -> _Given | None:
@@ -233,7 +223,7 @@ def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Made | _Valu
             continue
         storage = tensor.untyped_storage()
         made = _made(tensor, None) if storage._cdata not in taken and not tensor.storage_offset() else None
-        if made is not None and made.make((), tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():
+        if made is not None and made.make((), {}, tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():
             made = None
         found.append(made)
         taken.add(storage._cdata)

@@ -92,6 +92,10 @@ class Peak:
     categories: Mapping[Category, int] = field(default_factory=dict)
 
 
+Position = tuple[int, int]
+"""A position in a trace: an index of an event and an index of an operator."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """A named part of a trace, such as one optimizer step.
@@ -110,10 +114,20 @@ class Phase:
     end_event: int
     first_operator: int
     end_operator: int
-    start_bytes: int
-    end_bytes: int
-    device_peak: Peak
-    host_peak: Peak
+    start_bytes: int = 0
+    end_bytes: int = 0
+    device_peak: Peak = Peak()
+    host_peak: Peak = Peak()
+
+    @property
+    def begin(self) -> Position:
+        """The position of its first event and operator."""
+        return self.first_event, self.first_operator
+
+    @property
+    def end(self) -> Position:
+        """The position after its last event and operator."""
+        return self.end_event, self.end_operator
 
 
 @dataclass(frozen=True)
@@ -137,9 +151,9 @@ class Trace:
     operators: tuple[OperatorRecord, ...]
     categories: Mapping[int, Category]
     phases: tuple[Phase, ...]
-    device_peak: Peak
-    host_peak: Peak
-    assumptions: Mapping[str, int]
+    device_peak: Peak = Peak()
+    host_peak: Peak = Peak()
+    assumptions: Mapping[str, int] = field(default_factory=dict)
     settled: Mapping[int, int] = field(default_factory=dict)
     kept: Mapping[int, int | None] = field(default_factory=dict)
     alike: frozenset[tuple[int, int]] = frozenset()

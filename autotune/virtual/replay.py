@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from autotune.units import MIB
 from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
 from autotune.virtual.blocks import Block
-from autotune.virtual.costs import Kind
 from autotune.virtual.records import A_WORKSPACE, THE_CACHE, MemoryEvent, Place, Trace
 
 # cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
@@ -58,16 +57,12 @@ def replay(
     Raises:
         OutOfMemoryError: an allocation does not fit the limit.
     """
-    workspace = workspace_bytes(capability)
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
-    first_products = _first_products(traced)
+    multiplied: set[bool] = set()
     ends = {phase.end_event: phase.name for phase in traced.phases} if after_phase is not None else {}
     blocks: dict[int, tuple[int, Block]] = {}
     in_backward = False
     for index, event in enumerate(traced.events):
-        while first_products and _is_after(event, first_products[0]):
-            first_products.pop(0)
-            allocator.allocate(workspace)
         if after_phase is not None and index in ends:
             after_phase(ends[index], allocator)
         if emptied and event.operator >= 0:
@@ -76,6 +71,12 @@ def replay(
                 allocator.empty_cache()
         if event.storage == THE_CACHE:
             allocator.empty_cache()
+        elif event.storage == A_WORKSPACE:
+            # Once in each pass, also where the steps of the trace are repeated.
+            product = traced.operators[event.operator]
+            if product.in_backward not in multiplied:
+                multiplied.add(product.in_backward)
+                allocator.allocate(workspace_bytes(capability))
         _take(event, allocator, blocks, traced.streams)
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
 
@@ -104,26 +105,10 @@ def _take(
         allocator.free(block)
 
 
-def _is_after(event: MemoryEvent, product: int) -> bool:
-    """Return whether a product has its workspace before an event: it comes after the result, where that is new."""
-    return event.operator > product or (event.storage == A_WORKSPACE and event.operator == product)
-
-
 def workspace_bytes(capability: tuple[int, int] | None) -> int:
     """Return the bytes of cuBLAS's workspace on a GPU, the only thing by which a replay depends on it."""
     generation = capability[0] if capability else 0
     return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
-
-
-def _first_products(traced: Trace) -> list[int]:
-    """Return the indices of the first matrix product of the forward and of the backward pass, in order."""
-    found: dict[bool, int] = {}
-    for index, operator in enumerate(traced.operators):
-        if operator.work.kind is Kind.MATMUL:
-            found.setdefault(operator.in_backward, index)
-            if len(found) == 2:
-                break
-    return sorted(found.values())
 
 
 __all__ = ["OutOfMemoryError", "Replay", "replay", "unused_bytes", "workspace_bytes"]

@@ -12,7 +12,7 @@ from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
-from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Trace
+from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace
 
 # Looked up for every event: an enumeration's own `value` takes longer.
 _NAMES = {category: category.value for category in Category}
@@ -71,28 +71,27 @@ def sections(
     first = next((phase.first_event for phase in trace.phases if phase.name == step_name(0)), step.first_event)
     built = [moment.event < first for moment in before]
     start = [_highest(compress(before, built)), _highest(compress(before, map(not_, built)))]
+
+    def section(part: Part, begin: Position, end: Position, levels: Sequence[_Moment] = moments) -> Section:
+        time = timing(trace.operators[begin[1] : end[1]]) if timing else None
+        return _section(host_levels, part, levels, (begin[0], end[0]), time)
+
     found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
-    for phase in trace.phases:
-        if phase.name in of_run:
-            time = timing(trace.operators[phase.first_operator : phase.end_operator]) if timing else None
-            events = (phase.first_event, phase.end_event)
-            found.append(_section(host_levels, Part(phase.name, Occurrence.BEFORE), moments, events, time))
-    event, operator = step.first_event, step.first_operator
+    run_once = (phase for phase in trace.phases if phase.name in of_run)
+    found += [section(Part(phase.name, Occurrence.BEFORE), phase.begin, phase.end) for phase in run_once]
+    begin = step.begin
     for part, phase in _in_step(trace, step, of_step, leading):
-        time = timing(trace.operators[operator : phase.end_operator]) if timing else None
         # Where vLLM generates, the phase allocates nothing, and what is held meanwhile counts.
-        empty = not any(event <= moment.event < phase.end_event for moment in moments)
-        levels = [_Moment(event, None, _held(trace, event))] if empty else moments
-        found.append(_section(host_levels, part, levels, (event, max(phase.end_event, event + 1)), time))
-        event, operator = phase.end_event, phase.end_operator
-    time = timing(trace.operators[operator : step.end_operator]) if timing else None
-    found.append(_section(host_levels, Part(OPTIMIZER_STEP, Occurrence.ONCE), moments, (event, step.end_event), time))
+        empty = not any(begin[0] <= moment.event < phase.end_event for moment in moments)
+        levels = [_held(trace, begin[0])] if empty else moments
+        found.append(section(part, begin, (max(phase.end_event, begin[0] + 1), phase.end_operator), levels))
+        begin = phase.end
+    found.append(section(Part(OPTIMIZER_STEP, Occurrence.ONCE), begin, step.end))
     for phase in endings:
-        time = timing(trace.operators[phase.first_operator : phase.end_operator]) if timing else None
-        events = (phase.first_event, max(phase.end_event, phase.first_event + 1))
         # What is held all the time counts as well: a phase may allocate nothing.
-        held = [_Moment(phase.first_event, None, _held(trace, phase.first_event)), *moments]
-        found.append(_section(host_levels, Part(phase.name, Occurrence.AFTER), held, events, time))
+        levels = [_held(trace, phase.first_event), *moments]
+        end = max(phase.end_event, phase.first_event + 1), phase.end_operator
+        found.append(section(Part(phase.name, Occurrence.AFTER), phase.begin, end, levels))
     return tuple(found)
 
 
@@ -102,13 +101,13 @@ def _highest(moments: Iterable[_Moment]) -> _Moment:
     return _Moment(0, None, highest.levels if highest else {})
 
 
-def _held(trace: Trace, event: int) -> Mapping[str, int]:
-    """Return the device's live bytes before an event, by category."""
+def _held(trace: Trace, event: int) -> _Moment:
+    """Return the device's live bytes before an event, by category, as a moment of no operator."""
     levels: dict[str, int] = defaultdict(int)
     for before in trace.events[:event]:
         if before.place is Place.DEVICE:
             levels[_NAMES[trace.categories.get(before.storage, Category.TEMPORARY)]] += before.change_bytes
-    return {name: size for name, size in levels.items() if size}
+    return _Moment(event, None, {name: size for name, size in levels.items() if size})
 
 
 def _in_step(trace: Trace, step: Phase, of_step: Sequence[str], leading: Sequence[str]) -> Iterator[tuple[Part, Phase]]:
@@ -126,7 +125,7 @@ def _is_in(trace: Trace, names: Collection[str], moment: _Moment) -> bool:
 
 
 def _section(
-    host_levels: Sequence[int], part: Part, moments: list[_Moment], events: tuple[int, int], time: StepTime | None
+    host_levels: Sequence[int], part: Part, moments: Sequence[_Moment], events: tuple[int, int], time: StepTime | None
 ) -> Section:
     first, end = events
     chosen = [moment for moment in moments if first <= moment.event < end]

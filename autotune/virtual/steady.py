@@ -6,17 +6,17 @@ other events repeat. The forward and backward passes therefore need to be traced
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import count, pairwise
 
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.peaks import peaks_of
+from autotune.virtual.peaks import with_peaks
 from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Place, Trace
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Position, Trace
 
-_Place = tuple[int, int]
-"""A position in a trace: an index of an event and an index of an operator."""
+_Span = tuple[Position, Position]
+"""A range of a trace's events and operators: where it begins, and where it ends."""
 
 
 def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Sequence[str] = ()) -> Trace:
@@ -33,12 +33,11 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
     """
     step, again = trace.phase(first), trace.phase(SECOND_UPDATE)
     update, batch = inside(trace, step, UPDATE)[0], micro_batches(trace, step)[0]
-    before, passes, rest, update_once, update_again, ending = _spans(
-        [(0, 0), _start(step), _end(batch), _start(update), _start(again), _end(again), _end(step)]
-    )
+    positions = [(0, 0), step.begin, batch.end, update.begin, again.begin, again.end, step.end]
+    before, passes, rest, update_once, update_again, ending = pairwise(positions)
     copy = _Copy(trace)
-    again_from = max((_end(phase) for name in of_step for phase in inside(trace, step, name)), default=_start(step))
-    repeated = _Span(*again_from, *_end(batch))
+    again_from = max((phase.end for name in of_step for phase in inside(trace, step, name)), default=step.begin)
+    repeated = again_from, batch.end
     copy.take(before)
     for name, updated in ((first, update_once), (second, update_again)):
         begun = copy.place
@@ -47,40 +46,20 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
             # A copy of the first micro-batch, without the phases in it that run once per step.
             added = copy.place
             copy.take(repeated, further=True)
-            if not repeated.holds(batch):
+            if not _holds(repeated, batch):
                 copy.add(batch.name, added)
         for span in (rest, updated, ending):
             copy.take(span)
         copy.add(name, begun)
-    copy.take(_Span(*_end(step), len(trace.events), len(trace.operators)))
+    copy.take((step.end, (len(trace.events), len(trace.operators))))
     return copy.finished()
 
 
-@dataclass(frozen=True)
-class _Span:
-    """A range of a trace's events and operators."""
-
-    first_event: int
-    first_operator: int
-    end_event: int
-    end_operator: int
-
-    def holds(self, phase: Phase) -> bool:
-        """Whether a phase lies entirely within the range."""
-        events = self.first_event <= phase.first_event <= phase.end_event <= self.end_event
-        return events and self.first_operator <= phase.first_operator < phase.end_operator <= self.end_operator
-
-
-def _spans(places: Iterable[_Place]) -> Iterator[_Span]:
-    return (_Span(*start, *end) for start, end in pairwise(places))
-
-
-def _start(phase: Phase) -> _Place:
-    return phase.first_event, phase.first_operator
-
-
-def _end(phase: Phase) -> _Place:
-    return phase.end_event, phase.end_operator
+def _holds(span: _Span, phase: Phase) -> bool:
+    """Return whether a phase, which has an operator, lies entirely within a range."""
+    (first_event, first_operator), (end_event, end_operator) = span
+    events = first_event <= phase.first_event <= phase.end_event <= end_event
+    return events and first_operator <= phase.first_operator < phase.end_operator <= end_operator
 
 
 class _Copy:
@@ -94,7 +73,7 @@ class _Copy:
         self._trace = trace
         self._events: list[MemoryEvent] = []
         self._operators: list[OperatorRecord] = []
-        self._phases: list[tuple[str, _Place, _Place]] = []
+        self._phases: list[Phase] = []
         self._born: dict[int, int] = {}
         for index, event in enumerate(trace.events):
             self._born.setdefault(event.storage, index)
@@ -106,13 +85,13 @@ class _Copy:
         self._categories: dict[int, Category] = {}
 
     @property
-    def place(self) -> _Place:
+    def place(self) -> Position:
         """The position of the next event and operator."""
         return len(self._events), len(self._operators)
 
-    def add(self, name: str, begun: _Place) -> None:
+    def add(self, name: str, begun: Position) -> None:
         """Add a phase from a position up to the current one."""
-        self._phases.append((name, begun, self.place))
+        self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
 
     def take(self, span: _Span, *, further: bool = False) -> None:
         """Append a range.
@@ -120,11 +99,12 @@ class _Copy:
         Args:
             further: whether gradients exist already: those of the range are accumulated into them and freed at once.
         """
-        shift = len(self._operators) - span.first_operator
+        (first, first_operator), (end, end_operator) = span
+        shift = len(self._operators) - first_operator
         gradients = self._gradients(span) if further else {}
         places: list[int] = []
         given_up: dict[int, list[MemoryEvent]] = {}
-        for index in range(span.first_event, span.end_event):
+        for index in range(first, end):
             self._give_up(given_up.pop(index, []))
             places.append(len(self._events))
             event = self._trace.events[index]
@@ -133,7 +113,7 @@ class _Copy:
             if not event.change_bytes:
                 self._events.append(event)
             elif event.storage in gradients:
-                settled = self._trace.settled.get(event.storage, span.end_event)
+                settled = self._trace.settled.get(event.storage, end)
                 taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
                 given_up.setdefault(max(settled, index + 1), []).append(taken)
             else:
@@ -147,46 +127,33 @@ class _Copy:
         for left in given_up.values():
             self._give_up(left)
         places.append(len(self._events))
-        self._operators += self._trace.operators[span.first_operator : span.end_operator]
-        end = len(self._operators)
+        self._operators += self._trace.operators[first_operator:end_operator]
+        last = len(self._operators)
         works = (Work(Kind.ELEMENTWISE, bytes_read=2 * size, bytes_written=size) for size in gradients.values())
         self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
-        for phase in filter(span.holds, self._trace.phases):
-            last = phase.end_operator + shift
-            ends = (places[phase.end_event - span.first_event], len(self._operators) if last == end else last)
-            begun = (places[phase.first_event - span.first_event], phase.first_operator + shift)
-            self._phases.append((phase.name, begun, ends))
+        for phase in self._trace.phases:
+            if _holds(span, phase):
+                first_event, end_event = places[phase.first_event - first], places[phase.end_event - first]
+                ended = phase.end_operator + shift
+                ended = len(self._operators) if ended == last else ended
+                self._phases.append(Phase(phase.name, first_event, end_event, phase.first_operator + shift, ended))
 
     def finished(self) -> Trace:
         """Return the composed trace."""
-        levels = [0]
-        for event in self._events:
-            levels.append(levels[-1] + (event.change_bytes if event.place is Place.DEVICE else 0))
-
-        stretches = [(0, len(self._events)), *((begun[0], ends[0]) for _, begun, ends in self._phases)]
-        on_device, on_host = (
-            peaks_of(self._events, self._categories, place, stretches) for place in (Place.DEVICE, Place.HOST)
-        )
-        peaks = zip(self._phases, on_device[1:], on_host[1:], strict=True)
-        phases = (
-            Phase(name, begun[0], ends[0], begun[1], ends[1], levels[begun[0]], levels[ends[0]], *both)
-            for (name, begun, ends), *both in peaks
-        )
-        return replace(
+        composed = replace(
             self._trace,
             events=tuple(self._events),
             operators=tuple(self._operators),
             categories=self._categories,
-            phases=tuple(phases),
-            device_peak=on_device[0],
-            host_peak=on_host[0],
+            phases=tuple(self._phases),
             streams=self._streams,
         )
+        return with_peaks(composed)
 
     def _gradients(self, span: _Span) -> dict[int, int]:
         """Return the bytes of the gradients that a range allocates and does not free, by storage."""
         left: dict[int, int] = {}
-        for event in self._trace.events[span.first_event : span.end_event]:
+        for event in self._trace.events[span[0][0] : span[1][0]]:
             if self._trace.categories.get(event.storage) is Category.GRADIENT:
                 left[event.storage] = left.get(event.storage, 0) + event.change_bytes
         return {number: size for number, size in left.items() if size > 0}

@@ -1,4 +1,4 @@
-"""Finds the tensors among an operator's arguments and results, and their devices; fast, as every operator calls it."""
+"""Finds an operator's arguments, and the tensors among them with their devices; fast, as every operator calls it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,26 @@ def type_of_device(tensor: torch.Tensor) -> str:
 def operator_name(func: Any) -> str:
     """Return an operator's full name, such as ``aten.mm.default``."""
     return str(func)
+
+
+@cache
+def changes(func: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes to."""
+    aliases = ((argument.name, argument.alias_info) for argument in func._schema.arguments)
+    return tuple(name for name, alias in aliases if alias is not None and alias.is_write)
+
+
+@cache
+def _positions(func: Any) -> dict[str, int]:
+    return {argument.name: position for position, argument in enumerate(func._schema.arguments)}
+
+
+def argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    """Return an argument by its name in the schema, or None where it does not exist or has its default."""
+    if name in kwargs:
+        return kwargs[name]
+    position = _positions(func).get(name)
+    return args[position] if position is not None and position < len(args) else None
 
 
 def replaced(tree: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:

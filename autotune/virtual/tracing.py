@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Literal
 from unittest import mock
@@ -27,8 +26,9 @@ from autotune.virtual.known import listed, made_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
+from autotune.virtual.peaks import with_peaks
 from autotune.virtual.ranks import World, as_one_rank
-from autotune.virtual.records import Category, Place, Trace
+from autotune.virtual.records import Category, Trace
 from autotune.virtual.tensors import replaced
 
 Target = Literal["cpu", "cuda"]
@@ -68,50 +68,42 @@ def trace(
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
-            from autotune.virtual.streams import numbered_streams
 
             ledger = Ledger(NAME)
             device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
-            stack.enter_context(numbered_streams(ledger))
         else:
             from autotune.virtual.cpu import scratch
 
             device, ledger = torch.device("cpu"), Ledger("cpu")
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
-        mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(fake_tensors_accepted())
         stack.enter_context(movable_modules())
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
-        if world is not None:
-            stack.enter_context(as_one_rank(world, ledger, mode))
+        collectives = stack.enter_context(as_one_rank(world, ledger)) if world is not None else None
+        mode = VirtualMode(ledger, fake, scratch, collectives)
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)
         _running.append((mode, ledger))
         stack.callback(_running.pop)
         fn(device)
-        stretches = [(0, len(ledger.events)), *((phase.first_event, phase.end_event) for phase in ledger.phases)]
-        on_device, on_host = (ledger.peaks(place, stretches) for place in (Place.DEVICE, Place.HOST))
-        peaks = zip(ledger.phases, on_device[1:], on_host[1:], strict=True)
-        phases = tuple(replace(phase, device_peak=device, host_peak=host) for phase, device, host in peaks)
-        return Trace(
+        found = Trace(
             target=target,
             events=tuple(ledger.events),
             operators=tuple(ledger.operators),
             categories=dict(ledger.categories),
-            phases=phases,
-            device_peak=on_device[0],
-            host_peak=on_host[0],
+            phases=tuple(ledger.phases),
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
             kept=dict(ledger.kept),
             alike=frozenset(alike),
             streams=dict(ledger.streams),
         )
+        return with_peaks(found)
 
 
 def assume(what: str) -> None:
@@ -145,15 +137,9 @@ def compiled_again_for(other: Recompiled) -> None:
         _running[-1][1].again = other
 
 
-@contextmanager
-def generating() -> Iterator[None]:
-    """Record that the body of the context generates completions in the running trace."""
-    ledger = _running[-1][1]
-    ledger.generates = True
-    try:
-        yield
-    finally:
-        ledger.generates = False
+def generating() -> AbstractContextManager[object]:
+    """Return a context whose body generates completions in the running trace."""
+    return mock.patch.object(_running[-1][1], "generates", True)
 
 
 def is_tracing() -> bool:
@@ -166,15 +152,9 @@ def unused_bytes() -> int:
     return replay.unused_bytes(_running[-1][1].events, _running[-1][1].streams) if _running else 0
 
 
-@contextmanager
-def repeated(times: int) -> Iterator[None]:
-    """Count the time of operators in the body of the context so many times in the running trace, memory once."""
-    ledger = _running[-1][1]
-    ledger.times, before = times, ledger.times
-    try:
-        yield
-    finally:
-        ledger.times = before
+def repeated(times: int) -> AbstractContextManager[object]:
+    """Return a context in which the running trace counts the time of operators so many times, and memory once."""
+    return mock.patch.object(_running[-1][1], "times", times)
 
 
 @contextmanager
@@ -221,17 +201,15 @@ def _tagging(ledger: Ledger) -> Iterator[None]:
 
         return registered
 
-    handles = [
-        register_module_parameter_registration_hook(tag(Category.PARAMETER)),
-        register_module_buffer_registration_hook(tag(Category.BUFFER)),
-        register_optimizer_step_pre_hook(partial(_tag_gradients, ledger)),
-        register_optimizer_step_post_hook(partial(_tag_state, ledger)),
-    ]
-    try:
+    with ExitStack() as stack:
+        for handle in (
+            register_module_parameter_registration_hook(tag(Category.PARAMETER)),
+            register_module_buffer_registration_hook(tag(Category.BUFFER)),
+            register_optimizer_step_pre_hook(partial(_tag_gradients, ledger)),
+            register_optimizer_step_post_hook(partial(_tag_state, ledger)),
+        ):
+            stack.callback(handle.remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

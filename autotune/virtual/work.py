@@ -11,7 +11,7 @@ from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual.access import access_of
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
+from autotune.virtual.tensors import argument, changes, operator_name, tensors_of, type_of_device
 
 _aten = torch.ops.aten
 
@@ -93,7 +93,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
 def _copy(func: Any, args: Any, kwargs: Any, written: torch.Tensor, device_type: str) -> Work:
     kind = Kind.TO_DEVICE if type_of_device(written) == device_type else Kind.TO_HOST
     nbytes = _touched(written)
-    waits = not _argument(func, args, kwargs, "non_blocking")
+    waits = not argument(func, args, kwargs, "non_blocking")
     return Work(kind, _dtype([written]), 0, nbytes, nbytes, waits)
 
 
@@ -117,7 +117,7 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
         return int(formula(*args[:matrices], out_val=result))
     own = _with_all_heads(args) if "_scaled_dot_product_" in operator_name(func) else args
     flops = int(formula(*own, **kwargs, out_val=result))
-    return flops // 2 if _argument(func, args, kwargs, "is_causal") else flops
+    return flops // 2 if argument(func, args, kwargs, "is_causal") else flops
 
 
 def _with_all_heads(args: Any) -> Any:
@@ -169,11 +169,11 @@ def _length(func: Any, args: Any, kwargs: Any) -> int:
     Of kernels that PyTorch has no formula for, the pairs of queries and keys are known: causal rows of T tokens have
     T * T / 2 of them for T queries.
     """
-    query, pairs = _argument(func, args, kwargs, "q"), _argument(func, args, kwargs, "pairs")
+    query, pairs = argument(func, args, kwargs, "q"), argument(func, args, kwargs, "pairs")
     if isinstance(query, torch.Tensor) and isinstance(pairs, int):
         per_query = query.size(-1) * query.size(1 if "flex" in operator_name(func) else -2)
         return int(2 * pairs * per_query // max(1, query.numel()))
-    longest, query = _argument(func, args, kwargs, "max_q"), _argument(func, args, kwargs, "query")
+    longest, query = argument(func, args, kwargs, "max_q"), argument(func, args, kwargs, "query")
     if isinstance(longest, int):
         return longest
     return int(query.shape[-2]) if isinstance(query, torch.Tensor) and query.dim() == 4 else 0
@@ -197,35 +197,15 @@ def _touched(tensor: torch.Tensor) -> int:
 
 def _written(func: Any, args: Any, kwargs: Any, result: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return the tensors that an operator allocated and those that it changed in place."""
-    changes, returns_fresh = _schema(func)
-    changed = [tensor for name in changes for tensor in _tensors(_argument(func, args, kwargs, name))]
-    if _argument(func, args, kwargs, "grad_scale") is None and "grads" in changes:
+    changed = [tensor for name in changes(func) for tensor in _tensors(argument(func, args, kwargs, name))]
+    if argument(func, args, kwargs, "grad_scale") is None and "grads" in changes(func):
         # The fused optimizers write gradients back only where they unscale them.
-        grads = {id(tensor) for tensor in _tensors(_argument(func, args, kwargs, "grads"))}
+        grads = {id(tensor) for tensor in _tensors(argument(func, args, kwargs, "grads"))}
         changed = [tensor for tensor in changed if id(tensor) not in grads]
-    return (_tensors(result) if returns_fresh else []), changed
+    return (_tensors(result) if _returns_fresh(func) else []), changed
 
 
 @cache
-def _schema(func: Any) -> tuple[tuple[str, ...], bool]:
-    """Return the names of the arguments that an operator changes, and whether its results are new tensors."""
-    schema = func._schema
-    changes = tuple(
-        argument.name
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    return changes, all(value.alias_info is None for value in schema.returns)
-
-
-@cache
-def _positions(func: Any) -> dict[str, int]:
-    return {argument.name: position for position, argument in enumerate(func._schema.arguments)}
-
-
-def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """Return an argument by its name in the schema, or None where it does not exist or has its default."""
-    if name in kwargs:
-        return kwargs[name]
-    position = _positions(func).get(name)
-    return args[position] if position is not None and position < len(args) else None
+def _returns_fresh(func: Any) -> bool:
+    """Return whether an operator's results are new tensors."""
+    return all(value.alias_info is None for value in func._schema.returns)

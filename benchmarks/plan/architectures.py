@@ -89,8 +89,7 @@ def architectures() -> list[str]:
 
 def _preload() -> None:
     """Import what each run needs, once, before processes are forked."""
-    import autotune.step.run.traced_training
-    import autotune.virtual.reference  # noqa: F401 both are for the children
+    import tests.virtual.reference  # noqa: F401 both are for the children
 
 
 def _run_apart(name: str) -> Mapping[str, Any]:
@@ -140,8 +139,8 @@ def _run(name: str) -> Mapping[str, Any]:
     from autotune.step.run.traced_training import traced_training
     from autotune.step.run.virtual_trainer import TracedRows
     from autotune.virtual import trace as run_virtually
-    from autotune.virtual.reference import phases_on_cpu
     from tests.small import small_tokenizer
+    from tests.virtual.reference import phases_on_cpu
 
     trainer = find_trainer("sft")
     plan = TrainingPlan("sft", {"bf16": False, "gradient_checkpointing": False, "gradient_accumulation_steps": 2}, {})

@@ -28,9 +28,9 @@ from autotune.trainers.distillation import TEACHER
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
-from autotune.virtual.reference import phases_on_cpu
 from tests.small import small_tokenizer
 from tests.virtual.models import FAMILIES, config_of
+from tests.virtual.reference import phases_on_cpu
 
 LAYERS = 2
 _TRAINABLE = 0.5

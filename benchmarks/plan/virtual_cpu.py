@@ -18,9 +18,9 @@ from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import STEPS, TracedRows
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
-from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer
 from tests.virtual.models import ARCHITECTURES, config_of
+from tests.virtual.reference import run_on_cpu
 
 Steps = Callable[[Any], None]
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

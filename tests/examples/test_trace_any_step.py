@@ -10,7 +10,7 @@ import pytest
 import trace_any_step
 
 from autotune.virtual import trace
-from autotune.virtual.reference import run_on_cpu
+from tests.virtual.reference import run_on_cpu
 
 SCRIPT = Path(trace_any_step.__file__)
 ROOT = SCRIPT.parents[1]

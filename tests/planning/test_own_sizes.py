@@ -24,9 +24,9 @@ from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
 from autotune.virtual.phases import step_name
-from autotune.virtual.reference import run_on_cpu
 from tests.settings import setting, workload
 from tests.small import small_config, small_tokenizer, write_small_model
+from tests.virtual.reference import run_on_cpu
 
 pytestmark = pytest.mark.slow
 

@@ -18,10 +18,10 @@ from autotune.step.run.worst import worst_order
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import rows_of
 from autotune.virtual import phase
-from autotune.virtual.reference import run_on_cpu
 from tests.small import small_tokenizer, write_small_model
 from tests.trainers.prepared import Prepared, prepared_rows
 from tests.trainers.samples import Rows
+from tests.virtual.reference import run_on_cpu
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 

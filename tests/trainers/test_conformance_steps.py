@@ -28,9 +28,9 @@ from autotune.trainers.geometry import rows_of
 from autotune.virtual import trace
 from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
-from autotune.virtual.reference import run_on_cpu
 from tests.small import small_config, small_tokenizer
 from tests.trainers.prepared import LIKE_GRPO, Prepared
+from tests.virtual.reference import run_on_cpu
 
 Prepare = Callable[[Trainer, str], Prepared]
 Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]

@@ -14,8 +14,8 @@ from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.trainers import Trainer, trainers
 from autotune.virtual import phase
-from autotune.virtual.reference import run_on_cpu
 from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepared
+from tests.virtual.reference import run_on_cpu
 
 Prepare = Callable[[Trainer, str], Prepared]
 Choices = Mapping[str, Choice]

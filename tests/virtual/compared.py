@@ -13,7 +13,7 @@ from autotune.trainers.prompts import GENERATION
 from autotune.virtual import trace
 from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
-from autotune.virtual.reference import run_on_cpu
+from tests.virtual.reference import run_on_cpu
 
 # Of the peak of each phase, and of all that is allocated in a step without generation.
 PEAK_ERROR, SUM_ERROR = 0.01, 0.03

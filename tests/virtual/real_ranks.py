@@ -122,8 +122,8 @@ def _real(
     import torch.distributed as dist
 
     from autotune.step.distributed.engines import Engine, engine_of
-    from autotune.virtual.reference import run_on_cpu
     from tests.virtual import staged_group
+    from tests.virtual.reference import run_on_cpu
 
     staged_group.register()
     store = dist.FileStore(str(folder / "store"), size)

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from autotune.units import MIB
-from autotune.virtual.cuda_kernels import in_dispatcher, nearest, release, shipped
+from autotune.virtual.cuda_kernels import nearest, release, shipped
 from autotune.virtual.replay import workspace_bytes
 from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH
+from tests.virtual.write_cuda_kernels import in_dispatcher
 
 _NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
 _NO_GPU = "needs a CUDA device, and there is none"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autotune.virtual import phase, trace
-from autotune.virtual.reference import run_on_cpu
+from tests.virtual.reference import run_on_cpu
 
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gather": lambda given, index: given.gather(0, index[:, None]),

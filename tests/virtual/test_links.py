@@ -15,8 +15,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.plan import Launch
 from autotune.inspection.gpus import find_gpu
 from autotune.virtual.links import Collective, mesh_groups, network_load, sending_seconds
-from autotune.virtual.ranks import World
-from autotune.virtual.ranks.groups import process_group
+from autotune.virtual.ranks import World, process_group
 
 GBIT = 1e9 / 8
 GIB = 2**30

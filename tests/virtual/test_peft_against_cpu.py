@@ -11,8 +11,8 @@ from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
-from autotune.virtual.reference import run_on_cpu
 from tests.small import small_config, small_tokenizer
+from tests.virtual.reference import run_on_cpu
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 METHODS: list[Any] = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from autotune.virtual.ranks import World
-from autotune.virtual.ranks.groups import process_group
+from autotune.virtual.ranks import World, process_group
 
 
 def test_every_rank_is_taken_to_have_the_same_object() -> None:

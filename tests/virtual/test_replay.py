@@ -15,11 +15,12 @@ from autotune.virtual.replay import OutOfMemoryError, replay, unused_bytes
 
 def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:
     """Return a trace of changes in bytes: (storage, bytes, place); each allocation is by the operator of its number."""
-    events = tuple(
-        MemoryEvent(change, place, storage, index if change > 0 else -1)
-        for index, (storage, change, place) in enumerate(changes)
-    )
-    return Trace("cuda", events, operators, {}, (), Peak(), Peak(), {})
+    events: list[MemoryEvent] = []
+    for index, (storage, change, place) in enumerate(changes):
+        events.append(MemoryEvent(change, place, storage, index if change > 0 else -1))
+        if index < len(operators) and operators[index].work.kind is Kind.MATMUL:
+            events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, index))
+    return Trace("cuda", tuple(events), operators, {}, (), Peak(), Peak(), {})
 
 
 def operator(kind: Kind, *, in_backward: bool = False) -> OperatorRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from autotune.virtual import trace
-from autotune.virtual.device import Stream
+from autotune.virtual.streams import Stream
 
 
 def test_the_current_stream_is_the_same_by_either_name() -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from autotune.virtual import phase, trace
 from autotune.virtual.dispatch import UnknownShapeError
 from autotune.virtual.records import Category, Place
-from autotune.virtual.reference import phases_on_cpu, run_on_cpu
+from tests.virtual.reference import phases_on_cpu, run_on_cpu
 
 
 def _training_of_a_small_network(device: torch.device) -> None:

@@ -17,9 +17,9 @@ from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.records import Trace
-from autotune.virtual.reference import RealPhase, run_on_cpu
 from autotune.virtual.sections import sections
 from tests.small import small_config, small_tokenizer
+from tests.virtual.reference import RealPhase, run_on_cpu
 
 SHAPE = Shape(2, 32, 8)
 SIZES: dict[str, dict[str, object]] = {

@@ -42,7 +42,11 @@ _RECEIVED = _SAME | {_C10D.allgather_, _C10D._allgather_base_}
 
 
 class Collectives:
-    """The collective operators of PyTorch, for :class:`autotune.virtual.dispatch.Sharing`."""
+    """The collective operators of PyTorch, which only a training with several processes has.
+
+    Attributes:
+        wrappers: kinds of tensors that consist of others; they first dispatch an operator on those themselves.
+    """
 
     wrappers: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
 

@@ -17,8 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.virtual.ledger import Ledger
 
-# Every tensor has fewer than 2**48 elements.
-_ADDRESS_BITS = 48
 # What computes with the ranks of a mesh, which are real tensors.
 _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")
 
@@ -56,8 +54,8 @@ def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _address(tensor: FakeTensor, ledger: Ledger) -> int:
     ledger.note(tensor)
-    number = ledger.number(tensor.untyped_storage()) if tensor.fake_device.type != "meta" else -1
-    return ((number + 1) << _ADDRESS_BITS) + int(tensor.storage_offset() * tensor.itemsize)
+    start = ledger.address(tensor.untyped_storage()) if tensor.fake_device.type != "meta" else 0
+    return start + int(tensor.storage_offset() * tensor.itemsize)
 
 
 @contextmanager
