@@ -13,7 +13,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.forecast import Forecast
 from tests.small import write_small_model
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 SPACE = """
 trainer: sft

@@ -13,7 +13,7 @@ import yaml
 
 from tests.end_to_end.runs import autotune
 from tests.end_to_end.test_ranks import ROWS, rows_of, stages_of
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 

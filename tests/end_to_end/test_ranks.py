@@ -14,7 +14,7 @@ import yaml
 
 from tests.end_to_end.runs import autotune
 from tests.small import long_tailed_texts, preference_rows, write_rows
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 pytestmark = pytest.mark.slow
 

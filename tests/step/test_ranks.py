@@ -28,12 +28,10 @@ from autotune.units import MIB
 from tests.probing.processes import running, wait_until
 from tests.settings import TWO, plan_with, setting
 from tests.small import write_rows, write_small_model
+from tests.step.plans import needs_deepspeed
 from tests.step.requests import probe_request
 
 MODULE = "tests.step.test_ranks"
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
-)
 PIDS = "pids"
 ENGINES = [
     ({}, "DDP"),

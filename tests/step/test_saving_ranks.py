@@ -23,7 +23,7 @@ from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.step.jobs.probe import processes_of, succeeded
 from tests.small import write_rows, write_small_model
-from tests.step.plans import fsdp2, zero
+from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.step.requests import BRIEF, probe_request
 
 MODULE = "tests.step.test_saving_ranks"
@@ -32,7 +32,6 @@ RANKS, LENGTH = 2, 32
 # Bytes of the optimizer's counts of steps, which lie on the host.
 _SCALARS = 1024
 GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def _watched(request: ProbeRequest, context: JobContext) -> ProbeReply:

@@ -15,8 +15,8 @@ from autotune.core.status import ProbeStatus
 from autotune.probing import JobServer, probe
 from autotune.trainers import Trainer, find_trainer, trainers
 from tests.settings import TWO, problem
+from tests.step.plans import needs_deepspeed
 from tests.step.requests import BRIEF
-from tests.step.test_ranks import needs_deepspeed
 from tests.trainers.prepared import Prepared
 
 Prepare = Callable[[Trainer, str], Prepared]
