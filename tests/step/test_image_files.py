@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,10 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
-from tests.step.test_images_tokenised import of_answers, of_pairs, of_prompts, rows_of
+from tests.step.test_images_tokenised import PICTURED
 from tests.vision import picture, small_processor, write_small_vision_model
 
 MESSAGES = [{"role": "user", "content": "what is this"}, {"role": "assistant", "content": "a model"}]
-ROWS: dict[str, Callable[[list[list[Any]]], Dataset]] = {
-    "sft": rows_of, "dpo": of_pairs, "kto": of_answers, "grpo": of_prompts, "rloo": of_prompts,
-}  # fmt: skip
 
 
 def named(*files: str) -> Dataset:
@@ -43,14 +39,14 @@ def prepared(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") 
     )
 
 
-@pytest.mark.parametrize("trainer", sorted(ROWS))
+@pytest.mark.parametrize("trainer", sorted(PICTURED))
 def test_rows_with_paths_become_those_with_the_images_inside(
     job_server: JobServer, trainer: str, tmp_path: Path
 ) -> None:
     files = [str(tmp_path / f"{number}.png") for number in range(4)]
     for number, file in enumerate(files):
         picture(30 + 20 * number, 90 - 10 * number).save(file)
-    inside = ROWS[trainer]([files[:1], files[1:3], files[3:]])
+    inside = PICTURED[trainer]([files[:1], files[1:3], files[3:]])
     inside.to_parquet(str(tmp_path / "inside.parquet"))
     with (tmp_path / "paths.jsonl").open("w", encoding="utf-8") as stream:
         for row, images in zip(inside.remove_columns("images"), (files[:1], files[1:3], files[3:]), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def of_prompts(images: list[list[Any]]) -> Dataset:
     return Dataset.from_list([{"prompt": prompt, "images": some, "answer": "a model"} for some in images]).cast_column(
         "images", List(Image())
     )
+
+
+PICTURED: dict[str, Callable[[list[list[Any]]], Dataset]] = {
+    "sft": rows_of, "dpo": of_pairs, "kto": of_answers, "grpo": of_prompts, "rloo": of_prompts,
+}  # fmt: skip
+"""What makes rows of lists of images, by the trainer that they are for."""
 
 
 def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
