@@ -1,13 +1,21 @@
-"""Requests for probes of the small workload, and what most of them share."""
+"""Requests for probes of the small workload, what most of them share, and probes in the process of a test."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from autotune.core.measurement import Schedule
+from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareReply, ProbeRequest
 from autotune.core.workload import Init, ModelSource
+from autotune.step.job import JobContext
+from autotune.step.jobs.probe import probe
+from autotune.step.run.meters import CpuMeter
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import train
 
 BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, target_error=0.01)
 """As short as a probe can be."""
@@ -45,3 +53,14 @@ def probe_request(
         schedule=schedule,
         limit_bytes=limit_bytes,
     )
+
+
+def probed_here(request: ProbeRequest, folder: Path) -> Measurement:
+    """Run a probe's job in this process, and return what its first rank measured."""
+    return probe(request, JobContext(folder, time.monotonic())).ranks[0]
+
+
+def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:
+    """Train as a probe does, and return what it noted, and TRL's trainer."""
+    progress = Progress(request.schedule, CpuMeter())
+    return progress, train(request, folder, progress)
