@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,22 +13,10 @@ from autotune.app.planned import planned_machine
 from autotune.core.estimate import Plan
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
-from tests.small import write_small_model
 
 BYTES = 400e9 / 8
 """Bytes per second of 400 Gbit/s."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_small_model(tmp_path_factory.mktemp("model"), "llama", weights=False))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize(

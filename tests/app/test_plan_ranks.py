@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,19 +29,13 @@ techniques:
   per_device_train_batch_size: [1]
 """
 ONE_WAY = {"gradient_checkpointing": "off", "precision": "float32", "attention": "sdpa"}
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     return str(write_small_model(folder, "llama", weights=False, hidden_size=128, intermediate_size=256))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def shown(plan: Plan, **choices: object) -> Estimate:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 import autotune
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Origin
-from tests.small import write_small_model
 
 ONE_WAY: dict[str, Choice] = {
     "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off", "optimizer": "adamw_torch",
@@ -17,18 +14,7 @@ ONE_WAY: dict[str, Choice] = {
     "steps_per_generation": "step", "max_completion_length": 16, "beta": "0.0", "num_iterations": 1,
     "num_generations": 8, "hub_kernels": "off", "allocator": "default",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_small_model(tmp_path_factory.mktemp("model"), weights=False, max_position_embeddings=64))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.slow

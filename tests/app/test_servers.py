@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,12 @@ from autotune.core.verdict import Outcome
 from autotune.errors import InputError
 from tests.app.test_plan_vllm import ONE_WAY
 from tests.settings import workload
-from tests.small import write_rows, write_small_model
+from tests.small import write_rows
 
 FIXED: dict[str, Choice] = {
     **ONE_WAY, "per_device_train_batch_size": 2, "vllm": "server", "sharding": "ddp", "offload": "none",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_small_model(tmp_path_factory.mktemp("model"), weights=False, max_position_embeddings=64))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.nightly
