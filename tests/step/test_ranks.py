@@ -18,11 +18,11 @@ from autotune.core.exchange import write_reply
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
+from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
-from autotune.core.workload import DatasetSource, ModelSource
-from autotune.probing import JobServer, prepare, probe, trace
+from autotune.core.workload import ModelSource
+from autotune.probing import JobServer, probe, trace
 from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import probe as real_probe
@@ -30,9 +30,8 @@ from autotune.step.jobs.probe import processes_of, succeeded
 from autotune.units import MIB
 from tests.probing.processes import running, wait_until
 from tests.settings import TWO, plan_with, setting
-from tests.small import write_rows, write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
-from tests.step.requests import BRIEF, probe_request
+from tests.step.requests import BRIEF, probe_request, token_workload
 
 MODULE = "tests.step.test_ranks"
 PIDS = "pids"
@@ -92,10 +91,7 @@ JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
 
 @pytest.fixture
 def workload(job_server: JobServer, tmp_path: Path) -> PrepareReply:
-    model = write_small_model(tmp_path / "model", weights=False)
-    file = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [7] * length} for length in ROWS])
-    source, rows = ModelSource(str(model)), DatasetSource("rows", "json", str(file))
-    return prepare(job_server, PrepareRequest(source, rows, "sft", str(tmp_path / "tokens")), tmp_path / "prepare")
+    return token_workload(job_server, tmp_path, ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -248,9 +244,7 @@ def _bytes_of(state: object) -> int:
 def test_each_rank_holds_what_was_traced_of_a_checkpoint(
     args: dict[str, Any], misbehaving: JobServer, job_server: JobServer, tmp_path: Path
 ) -> None:
-    source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, hidden_size=256)))
-    rows = DatasetSource("rows", "json", str(write_rows(tmp_path / "rows.jsonl", [{"input_ids": [7] * LENGTH}] * 8)))
-    workload = prepare(job_server, PrepareRequest(source, rows, "sft", str(tmp_path / "tokens")), tmp_path / "prepare")
+    workload = token_workload(job_server, tmp_path, [LENGTH] * 8, hidden_size=256)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_length": LENGTH}
     plan = TrainingPlan("sft", {**sizes, "bf16": False, "gradient_checkpointing": False, **args}, launch=Launch(RANKS))
 
@@ -260,7 +254,9 @@ def test_each_rank_holds_what_was_traced_of_a_checkpoint(
     assert found.status is ProbeStatus.OK, found.reason
     real = [json.loads((tmp_path / "probe" / f"rank-{rank}" / HELD).read_text()) for rank in range(RANKS)]
 
-    reply = trace(job_server, TraceRequest(plan, source, "cuda", worst=((LENGTH,),)), tmp_path / "trace")
+    reply = trace(
+        job_server, TraceRequest(plan, ModelSource(workload.model.name), "cuda", worst=((LENGTH,),)), tmp_path / "trace"
+    )
     saving = next(section for section in reply.sections if section.part.phase == SAVE)
     traced = [saving.host_bytes, saving.machine_bytes - saving.host_bytes]
     # DeepSpeed's ranks copy their own shards of the optimizer's state besides, one after another.
