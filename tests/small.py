@@ -126,7 +126,7 @@ def small_config(model_type: str = "llama", **changes: Any) -> Any:
             "bos_token_id": 1,
             "eos_token_id": 1,
             "tie_word_embeddings": True,
-            **_MODELS[model_type],
+            **_MODELS.get(model_type, {}),
             **changes,
         },
     )

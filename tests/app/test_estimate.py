@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,24 +11,11 @@ from trl import SFTConfig
 import autotune
 from autotune.core.estimate import MemoryEstimate
 from autotune.errors import AutotuneError, InputError
-from tests.small import VOCABULARY, write_small_model
+from tests.small import VOCABULARY
 
 POSITIONS = 64
 WIDTH = 64
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    return str(write_small_model(folder, "llama", weights=False, max_position_embeddings=POSITIONS))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep traces out of the user's home."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def sft(**options: Any) -> SFTConfig:

@@ -1,34 +1,24 @@
-"""``--network``: where it is taken, where it is refused, and what is said of it."""
+"""The machines that a plan shares its processes out among, and ``--network`` between them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import autotune
 from autotune.app.notes import notes_on_processes
-from autotune.app.planned import planned_machine
+from autotune.app.planned import machines_of, planned_machine
 from autotune.core.estimate import Plan
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
-from tests.small import write_small_model
+from tests.settings import CPU, GPU
 
 BYTES = 400e9 / 8
 """Bytes per second of 400 Gbit/s."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_small_model(tmp_path_factory.mktemp("model"), "llama", weights=False))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize(
@@ -51,12 +41,12 @@ def test_a_network_that_changes_nothing_is_refused(model: str, options: Mapping[
 
 
 @pytest.mark.parametrize("batch", [8, 12])
-def test_so_it_is_for_numbers_of_gpus_that_one_machine_has(model: str, batch: int) -> None:
+def test_a_network_is_refused_for_numbers_of_gpus_that_one_machine_has(model: str, batch: int) -> None:
     with pytest.raises(InputError, match="between machines, and there is one machine"):
         autotune.rent(model, seq_len=64, num_processes="auto", global_batch_size=batch, network=400)
 
 
-def test_it_is_that_of_each_machine_in_bytes_per_second_and_one_machine_has_none() -> None:
+def test_a_network_is_that_of_each_machine_in_bytes_per_second_and_one_machine_has_none() -> None:
     found = {count: planned_machine("H100-SXM", count, network=400).device.speeds for count in (1, 8, 16, 32)}
     assert [speeds and speeds.network for speeds in found.values()] == [None, None, BYTES, BYTES]
     assert planned_machine("H100-SXM", 16).device == find_gpu("H100-SXM")
@@ -92,3 +82,45 @@ def test_a_plan_is_the_slower_the_slower_its_network_and_as_fast_as_one_machine_
         assert alone[replicas] >= fast[replicas] > slow[replicas]
     # Shards of one machine are not gathered over the network, which decides where it takes most of a step.
     assert slow[2] > slow[1]
+
+
+@pytest.fixture
+def eight_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=8)), "cpu": CPU}
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+
+
+@pytest.mark.parametrize(("processes", "machines"), [(1, 1), (6, 1), (8, 1), (12, 2), (16, 2), (24, 3), (64, 8)])
+def test_a_machine_has_at_most_eight_processes(processes: int, machines: int) -> None:
+    assert machines_of(processes, None) == machines
+
+
+@pytest.mark.parametrize("processes", [9, 11, 20, 22])
+def test_processes_that_such_machines_cannot_share_out_equally_are_refused(processes: int) -> None:
+    with pytest.raises(InputError, match=f"{processes} processes, .*, cannot be shared out equally among") as refused:
+        machines_of(processes, None)
+    assert "--num-machines" in str(refused.value.hint)
+
+
+def test_a_number_of_machines_that_was_given_shares_them_out() -> None:
+    assert machines_of(20, 4) == 4
+    assert machines_of(16, 1) == 1
+    with pytest.raises(InputError, match="20 processes cannot be shared out among 3 machines"):
+        machines_of(20, 3)
+
+
+@pytest.mark.usefixtures("eight_gpus_here")
+def test_without_a_gpu_that_is_named_all_that_are_visible_train_together() -> None:
+    assert planned_machine(None).hardware.processes == 8
+
+
+@pytest.mark.usefixtures("eight_gpus_here")
+@pytest.mark.parametrize(("processes", "machines"), [(2, 1), (8, 1), (16, 2), (32, 4)])
+def test_more_processes_than_this_machine_has_gpus_are_in_several_machines(processes: int, machines: int) -> None:
+    assert planned_machine(None, processes).hardware.machines == machines
+
+
+def test_a_machine_with_more_gpus_than_most_holds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+    assert planned_machine(None, 16).hardware.machines == 1

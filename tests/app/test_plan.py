@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +15,13 @@ from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
 from autotune.planning.tracing.cache import Cache
-from tests.planning.stand_in import AnalyticTracer
-from tests.small import write_small_model
 
 ONE_WAY: dict[str, Choice] = {
     "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
     "optimizer": "adamw_torch", "packing": "none", "pad_to_multiple_of": "none", "padding_free": "off",
     "precision": "float32", "per_device_train_batch_size": 2,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("model")
-    return str(write_small_model(folder, "llama", weights=False, max_position_embeddings=64))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Read the model once for all tests, and trace by a formula: lengths and rules are what is tested here."""
-    tracer = AnalyticTracer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
-        yield
+pytestmark = pytest.mark.usefixtures("traces_by_formula")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.forecast import Forecast
 from tests.small import write_small_model
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 SPACE = """
 trainer: sft
@@ -30,19 +29,13 @@ techniques:
   per_device_train_batch_size: [1]
 """
 ONE_WAY = {"gradient_checkpointing": "off", "precision": "float32", "attention": "sdpa"}
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     return str(write_small_model(folder, "llama", weights=False, hidden_size=128, intermediate_size=256))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 def shown(plan: Plan, **choices: object) -> Estimate:

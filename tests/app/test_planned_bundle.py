@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from autotune.core.estimate import Plan
 from autotune.core.events import Event
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError, UnwrittenError
-from tests.planning.stand_in import AnalyticTracer
-from tests.small import write_rows, write_small_model
+from tests.small import write_rows
 
 ONE_WAY: dict[str, Choice] = {
     "activation_offloading": "off", "allocator": "default", "attention": "sdpa", "gradient_checkpointing": "off",
@@ -24,6 +22,7 @@ ONE_WAY: dict[str, Choice] = {
     "per_device_train_batch_size": 2, "precision": "float32", "torch_empty_cache_steps": "off",
 }  # fmt: skip
 CUT = 12
+pytestmark = pytest.mark.usefixtures("traces_by_formula")
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> str:
-    return str(write_small_model(folder / "model", weights=False, max_position_embeddings=64))
-
-
-@pytest.fixture(scope="module")
 def rows(folder: Path) -> str:
     return str(write_rows(folder / "rows.jsonl", [{"text": "the speed of a token " * (1 + i % 3)} for i in range(16)]))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache_of_stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        tracer = AnalyticTracer()
-        patch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, requests: tracer(requests))
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
 from tests.settings import CPU, GPU
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 ONE_WAY: Mapping[str, Choice] = {
     "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",

@@ -32,19 +32,6 @@ class Outcome:
         self.document = document
 
 
-@pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Put functions in the place of the API's; those of the real one need torch and minutes."""
-
-    def put(**functions: Callable[..., Any]) -> None:
-        for name, function in functions.items():
-            module = ModuleType(f"autotune.{'api' if name == 'probe' else 'app'}.{name}")
-            vars(module)[name] = function
-            monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    return put
-
-
 def finding(result: Result) -> Callable[..., Outcome]:
     """Return a probe function that tells one event and ends with a result."""
 

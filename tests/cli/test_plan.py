@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -113,7 +112,7 @@ def test_the_catalogue_as_json_has_every_figure_and_its_source(capfdbinary: pyte
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], dict[str, Any]]:
+def found(api: Callable[..., None]) -> Callable[[Plan], dict[str, Any]]:
     """Put a plan in the place of what the API would find; returns what the API was asked for."""
 
     def put(plan: Plan) -> dict[str, Any]:
@@ -123,9 +122,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[Plan], dict[str, Any]]:
             given.update(options)
             return plan
 
-        module = ModuleType("autotune.app.plan")
-        vars(module)["plan"] = found_plan
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+        api(plan=found_plan)
         return given
 
     return put

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,7 +31,7 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
     unwritten: str,
     code: int,
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
+    api: Callable[..., None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given: dict[str, Any] = {}
@@ -42,9 +40,7 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
         given.update(options)
         return a_plan(bundle=bundle, unwritten=unwritten)
 
-    module = ModuleType("autotune.app.plan")
-    vars(module)["plan"] = found
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    api(plan=found)
     assert run(["autotune", "plan", "M", "D", "--output", "out", "--server-gpus", "2", "--json"]) == code
     assert (given["output"], given["server_gpus"]) == ("out", 2)
     shown = capsys.readouterr()
@@ -52,25 +48,13 @@ def test_what_was_written_or_why_not_is_told_and_ends_the_command(
     assert shown.err.splitlines()[-1] == said
 
 
-@pytest.fixture
-def planning(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Plan]], None]:
-    """Put a function in the place of the API's, which needs torch and minutes."""
-
-    def put(function: Callable[..., Plan]) -> None:
-        module = ModuleType("autotune.app.plan")
-        vars(module)["plan"] = function
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    return put
-
-
 def test_a_plan_is_shown_though_its_bundle_cannot_be_written(
-    planning: Callable[[Callable[..., Plan]], None], capsys: pytest.CaptureFixture[str]
+    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def unwritten(**_: object) -> Plan:
         raise UnwrittenError(InputError("/out/config.yaml cannot be written: No space left on device."), a_plan())
 
-    planning(unwritten)
+    api(plan=unwritten)
     assert run(["autotune", "plan", "M", "D", "--output", "out", "--json"]) == 2
     shown = capsys.readouterr()
     assert json.loads(shown.out)["model"] == a_plan().model
@@ -78,10 +62,10 @@ def test_a_plan_is_shown_though_its_bundle_cannot_be_written(
 
 
 def test_a_page_that_cannot_be_written_is_a_note_beside_the_plan(
-    planning: Callable[[Callable[..., Plan]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "plan.html" / "in the way").mkdir(parents=True)
-    planning(lambda **_: a_plan())
+    api(plan=lambda **_: a_plan())
     assert run(["autotune", "plan", "M", "D", "--html", str(tmp_path / "plan.html"), "--json"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out)["model"] == a_plan().model
@@ -89,10 +73,10 @@ def test_a_page_that_cannot_be_written_is_a_note_beside_the_plan(
 
 
 def test_where_a_page_cannot_be_written_nothing_is_planned(
-    planning: Callable[[Callable[..., Plan]], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    planning(lambda **_: pytest.fail("planned"))
+    api(plan=lambda **_: pytest.fail("planned"))
     assert run(["autotune", "plan", "M", "D", "--html", str(tmp_path / "file" / "plan.html")]) == 2
     assert "Choose another directory with --html." in capsys.readouterr().err
 

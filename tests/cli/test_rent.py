@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def plan(*words: object) -> int:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def asked(api: Callable[..., None]) -> dict[str, Any]:
     """Put a table in the place of what the API would find; returns what the API was asked for."""
     given: dict[str, Any] = {}
 
@@ -32,9 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         table: Rent = given.pop("table", a_rent())
         return table
 
-    module = ModuleType("autotune.app.rent")
-    vars(module)["rent"] = found
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    api(rent=found)
     return given
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,25 @@ def _class(name: str, kind: str) -> type[Any]:
     return known
 
 
-def built(name: str, model: Path, output: Path, peft_config: Any = None, **fields: object) -> Any:
-    """Return a trainer that would train two steps on the CPU."""
+def built(
+    name: str,
+    model: Path,
+    output: Path,
+    *,
+    rows: Sequence[Mapping[str, Any]] | None = None,
+    words: Mapping[str, Any] | None = None,
+    **fields: object,
+) -> Any:
+    """Return a trainer that would train two steps on the CPU, on a model that TRL loads.
+
+    Args:
+        rows: of the dataset, in place of four short ones.
+        words: keys of ``ModelConfig``, such as those of adapters.
+    """
+    import trl
     from datasets import Dataset
 
+    loaded = trl.ModelConfig(**(words or {}))
     config = config_class(name)(
         str(output),
         **{
@@ -64,19 +79,23 @@ def built(name: str, model: Path, output: Path, peft_config: Any = None, **field
             "report_to": "none",
             "save_strategy": "no",
             "disable_tqdm": True,
+            "model_init_kwargs": {"dtype": loaded.dtype, "attn_implementation": loaded.attn_implementation},
             **_OWN.get(name, {}),
             **fields,
         },
     )
     beside: dict[str, Any] = {"reward_funcs": _no_reward} if name in ("grpo", "rloo", "online_dpo") else {}
     if name == "distillation":
-        beside["teacher_model"] = _loaded(name, model)
+        beside["teacher_model"] = str(model)
+    if name == "online_dpo":
+        beside["processing_class"] = _tokenizer(model)
+    if quantization := trl.get_quantization_config(loaded):
+        beside["quantization_config"] = quantization
     return trainer_class(name)(
-        model=_loaded(name, model),
+        model=str(model),
         args=config,
-        train_dataset=Dataset.from_list(_ROWS[name]),
-        processing_class=_tokenizer(name, model),
-        peft_config=peft_config,
+        train_dataset=Dataset.from_list(list(rows or _ROWS[name])),
+        peft_config=trl.get_peft_config(loaded),
         **beside,
     )
 
@@ -85,16 +104,7 @@ def _no_reward(completions: list[Any], **_: object) -> list[float]:
     return [float(index) for index in range(len(completions))]
 
 
-def _loaded(name: str, model: Path) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-
-    if name == "reward":
-        return AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
-    return AutoModelForCausalLM.from_pretrained(model)
-
-
-def _tokenizer(name: str, model: Path) -> Any:
+def _tokenizer(model: Path) -> Any:
     from transformers import AutoTokenizer
 
-    side = "left" if name in ("grpo", "rloo", "online_dpo", "distillation") else "right"
-    return AutoTokenizer.from_pretrained(model, padding_side=side)
+    return AutoTokenizer.from_pretrained(model, padding_side="left")

@@ -1,4 +1,4 @@
-"""Contract with TRL: where a trainer ignores or refuses what its configuration takes, by running each.
+"""Contract with TRL: where a trainer goes its own way with what its configuration takes, by running each.
 
 The catalogue says the same (``TrainerFacts`` of a technique); ``docs/techniques.md`` shows it.
 """
@@ -6,20 +6,23 @@ The catalogue says the same (``TrainerFacts`` of a technique); ``docs/techniques
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.core.candidate import Candidate
 from autotune.techniques import find
-from autotune.techniques.base import facts
+from autotune.techniques.base import Technique, facts
 from autotune.techniques.gradient_checkpointing import TECHNIQUE as CHECKPOINTING
-from autotune.trainers import techniques_of, trainers
+from autotune.trainers import find_trainer, techniques_of, trainers
 from tests.contract.building import NAMES, built
-from tests.settings import GPU, setting
+from tests.settings import GPU, setting, workload
 
 KEYS: dict[str, dict[str, object]] = {
     "every_2": {"every_n_layers": 2},
@@ -68,7 +71,7 @@ def test_every_second_layer_is_checkpointed_where_the_catalogue_says_so(
 
 @pytest.mark.parametrize("name", [name for name in NAMES if known(name, "every_2") == "restricted"])
 def test_a_precomputed_reference_lifts_the_restriction(small_model_directory: Path, tmp_path: Path, name: str) -> None:
-    fields = {"precompute_ref_log_probs": True, "gradient_checkpointing_kwargs": KEYS["every_2"]}
+    fields: dict[str, Any] = {"precompute_ref_log_probs": True, "gradient_checkpointing_kwargs": KEYS["every_2"]}
     trainer = built(name, small_model_directory, tmp_path, **fields)
     assert all(layers == [True, False] for layers in checkpointed_layers(trainer))
 
@@ -142,3 +145,108 @@ def test_continuous_batching_casts_the_trained_weights_for_good_under_autocast(
         return
     trainer.train()
     assert {str(parameter.dtype) for parameter in trainer.model.parameters()} == {dtype}
+
+
+Build = Callable[..., Any]
+LORA = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"}
+
+
+@pytest.fixture
+def build_reward(small_model_directory: Path, tmp_path: Path) -> Build:
+    """Return a function that makes a ``RewardTrainer`` on a small model from configuration fields."""
+    rows = [{"chosen_ids": [5] * 9, "rejected_ids": [5] * 3}, {"chosen_ids": [6] * 4, "rejected_ids": [6] * 7}]
+    return partial(built, "reward", small_model_directory, tmp_path, rows=rows, max_steps=1)
+
+
+def test_adapters_need_the_task_of_a_model_that_scores(build_reward: Build) -> None:
+    with pytest.raises(AttributeError, match="prepare_inputs_for_generation"):
+        build_reward(words=LORA)
+    trainer = build_reward(words={**LORA, "lora_task_type": "SEQ_CLS"})
+    trained = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
+    assert [name for name in trained if "score" in name] == ["base_model.model.score.modules_to_save.default.weight"]
+
+
+def test_liger_s_fused_loss_makes_a_language_model_of_it(build_reward: Build) -> None:
+    pytest.importorskip("liger_kernel")
+    # Its kernels need a GPU; with the fused loss alone, only the model's forward is replaced.
+    none = {"rope": False, "rms_norm": False, "swiglu": False}
+    with pytest.raises(AttributeError, match="lm_head"):
+        build_reward(use_liger_kernel=True, liger_kernel_config=none).train()
+    build_reward(use_liger_kernel=True, liger_kernel_config={**none, "fused_linear_cross_entropy": False}).train()
+
+
+def test_a_dataset_of_which_every_row_is_dropped_is_not_trained_on(build_reward: Build) -> None:
+    with pytest.raises(ValueError, match="num_samples=0"):
+        build_reward(max_length=3).train()
+
+
+@pytest.mark.parametrize("technique", find_trainer("reward").techniques, ids=lambda item: item.name)
+def test_every_choice_of_reward_models_is_taken_by_their_configuration_with_the_task_of_adapters(
+    technique: Technique, tmp_path: Path
+) -> None:
+    import trl
+
+    reward, here = find_trainer("reward"), setting(machine=GPU)
+    baseline = Candidate({item.name: item.default(here) for item in reward.techniques})
+    for option in technique.options:
+        plan = reward.plan(baseline.but(**{technique.name: technique.parse(option.choice, here)}), here)
+        trl.RewardConfig(str(tmp_path), use_cpu=True, **plan.args)
+        model = trl.ModelConfig(**plan.model)
+        assert not model.use_peft or model.lora_task_type == "SEQ_CLS"
+        fused = {"fused_linear_cross_entropy": False}
+        assert plan.args.get("liger_kernel_config") == (fused if plan.args["use_liger_kernel"] else None)
+
+
+TOKENS = 8
+
+
+def forward_of_a_step(trainer: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Train, and return the first pass: what the model saw, its logits, the completions and their log-probabilities."""
+    seen: list[Any] = []
+    forward = trainer._forward
+
+    def noting(model: Any, prompt: Any, prompt_mask: Any, completion: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs: list[Any] = []
+        hook = model.register_forward_hook(lambda _, given, output: outputs.append((given[0], output.logits)))
+        scores = forward(model, prompt, prompt_mask, completion, *args, **kwargs)
+        hook.remove()
+        seen.append((*outputs[0], completion, scores))
+        return scores
+
+    trainer._forward = noting
+    trainer.train()
+    return seen[0]  # type: ignore[no-any-return]  # what was noted above
+
+
+def online(model: Path, folder: Path, max_length: int) -> Any:
+    """Return a trainer of online DPO whose completions have as many tokens as they may have."""
+    words = {"min_new_tokens": TOKENS}
+    return built("online_dpo", model, folder, generation_kwargs=words, max_length=max_length, max_new_tokens=TOKENS)
+
+
+@pytest.mark.parametrize("max_length", [TOKENS // 2, TOKENS])
+def test_whole_completions_are_scored_without_prompts_by_logits_that_have_seen_them(
+    max_length: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    tokens, logits, completions, scores = forward_of_a_step(online(small_model_directory, tmp_path, max_length))
+    assert tokens.tolist() == completions.tolist()
+    assert completions.shape[1] == TOKENS
+    unshifted = logits.log_softmax(-1).gather(2, completions.unsqueeze(-1)).squeeze(-1)
+    assert torch.equal(scores, unshifted)
+    said = spoilt(max_length)
+    assert said is not None
+    assert "without their prompts" in said
+
+
+def test_a_prompt_that_has_room_is_scored_before_its_completion(small_model_directory: Path, tmp_path: Path) -> None:
+    tokens, logits, completions, scores = forward_of_a_step(online(small_model_directory, tmp_path, TOKENS + 1))
+    assert tokens[:, 1:].tolist() == completions.tolist()
+    shifted = logits[:, :-1].log_softmax(-1).gather(2, completions.unsqueeze(-1)).squeeze(-1)
+    assert torch.equal(scores, shifted)
+    assert spoilt(TOKENS + 1) is None
+
+
+def spoilt(max_length: int) -> str | None:
+    known, here = find_trainer("online_dpo"), setting(of=replace(workload(), trainer="online_dpo"))
+    baseline = Candidate({item.name: item.default(here) for item in known.techniques})
+    return known.unintended(baseline.but(max_length=max_length, max_new_tokens=TOKENS), here)

@@ -1,14 +1,19 @@
-"""Contract with TRL: its words and defaults are what the catalogue says. Fails when a TRL release changes them."""
+"""Contract with TRL: its words, defaults and secrets are what the catalogue says; fails when a release changes them."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from accelerate.commands.launch import launch_command_parser
+from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
+from autotune.confidential import is_secret
 from autotune.core.candidate import Candidate
 from autotune.errors import InputError
 from autotune.trainers import trainers
@@ -16,24 +21,21 @@ from tests.contract.building import config_class
 from tests.settings import GPU, setting, workload
 
 SFT = trainers()["sft"]
+HERE = setting(machine=GPU)
+BASELINE = Candidate({item.name: item.default(HERE) for item in SFT.techniques})
 
 
 def test_the_baseline_is_what_trl_does_when_it_is_told_nothing(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    here = setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in SFT.techniques})
-    plan = SFT.plan(baseline, here)
-    untold = trl.SFTConfig(str(tmp_path), use_cpu=True)
+    plan = SFT.plan(BASELINE, HERE)
+    untold = SFTConfig(str(tmp_path), use_cpu=True)
     said = {name: value for name, value in plan.args.items() if name != "model_init_kwargs"}
     # TRL evaluates at 8 rows whatever it trains with; here they are equal because TRL's default for both is 8.
     assert said == {name: getattr(untold, name) for name in said}
 
 
 def test_the_baseline_s_model_is_what_trl_s_command_line_loads(tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
-    here = setting(machine=GPU)
-    plan = SFT.plan(Candidate({item.name: item.default(here) for item in SFT.techniques}), here)
-    untold = trl.ModelConfig()
+    plan = SFT.plan(BASELINE, HERE)
+    untold = ModelConfig()
     assert plan.model["dtype"] == untold.dtype
     assert plan.model["use_peft"] == untold.use_peft
     # None leaves the choice to transformers, which takes sdpa where the architecture has it.
@@ -41,17 +43,13 @@ def test_the_baseline_s_model_is_what_trl_s_command_line_loads(tmp_path: Path) -
 
 
 def test_adapters_keep_trl_s_ratio_of_alpha_to_rank() -> None:
-    trl = pytest.importorskip("trl")
-    untold = trl.ModelConfig()
-    here = setting(machine=GPU)
-    baseline = Candidate({item.name: item.default(here) for item in SFT.techniques})
-    model = SFT.plan(baseline.but(lora=f"r{untold.lora_r}"), here).model
+    untold = ModelConfig()
+    model = SFT.plan(BASELINE.but(lora=f"r{untold.lora_r}"), HERE).model
     assert model["lora_alpha"] == untold.lora_alpha
 
 
 @pytest.mark.parametrize("name", trainers())
 def test_every_choice_is_written_in_fields_that_trl_has(name: str, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
     trainer = trainers()[name]
     here = setting(machine=GPU, of=replace(workload(), trainer=name))
     baseline = Candidate({item.name: item.default(here) for item in trainer.techniques})
@@ -60,6 +58,35 @@ def test_every_choice_is_written_in_fields_that_trl_has(name: str, tmp_path: Pat
             # Some spellings, such as coverage, name nothing for a trainer that cuts no rows.
             with suppress(InputError):
                 plan = trainer.plan(baseline.but(**{technique.name: technique.parse(option.choice, here)}), here)
-                trl.ModelConfig(**plan.model)
+                ModelConfig(**plan.model)
                 assert plan.args.keys() <= {field.name for field in dataclasses.fields(config_class(name))}
     config_class(name)(str(tmp_path), use_cpu=True, **trainer.plan(baseline, here).args)
+
+
+def test_trl_ships_a_file_that_starts_one_process_without_an_engine() -> None:
+    import yaml
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    option, file, *further = resolve_accelerate_config_argument(["--accelerate_config", "single_gpu", "--x"])
+    assert (option, further) == ("--config_file", ["--x"])
+    document = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    assert document["distributed_type"] == "NO"
+    assert document.get("gpu_ids", "all") == "all"
+    assert not document.keys() & {"deepspeed_config", "fsdp_config", "parallelism_config", "dynamo_config"}
+
+
+def test_a_variable_of_the_file_takes_the_place_of_the_user_s(tmp_path: Path) -> None:
+    # So a bundle does not name the GPU there.
+    (tmp_path / "config.yaml").write_text("env: {CUDA_VISIBLE_DEVICES: '0'}\n", encoding="utf-8")
+    with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "3"}):
+        TrlParser((ModelConfig,)).parse_args_and_config(["--config", str(tmp_path / "config.yaml")])
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+
+
+def test_these_keys_are_secret_and_no_others() -> None:
+    kinds = (SFTConfig, GRPOConfig, ModelConfig, DatasetMixtureConfig)
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    names |= {name for trainer in trainers().values() for name in trainer.fields}
+    names |= {action.dest for action in launch_command_parser()._actions}
+    assert {"hub_token", "eos_token", "pad_token"} <= names
+    assert {name for name in names if is_secret(name)} == {"hub_token", "aws_access_key_id", "aws_secret_access_key"}

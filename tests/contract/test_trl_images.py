@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
-from tests.contract.building import config_class, trainer_class
-from tests.vision import FAMILIES, picture, small_processor, small_vision_config, write_small_vision_model
+from tests.contract.building import built
+from tests.vision import FAMILIES, picture, small_vision_config, write_small_vision_model
 
 Build = Callable[..., Any]
 SIZES = ((90, 60), (20, 20))
@@ -25,7 +24,6 @@ ROWS: Mapping[str, dict[str, Any]] = {
     "grpo": {"prompt": [ASKED]},
     "rloo": {"prompt": [ASKED]},
 }
-GENERATING = {"reward_funcs": lambda completions, **_: [float(len(completions))] * len(completions)}
 COMPLETED = {"prompt": [ASKED], "completion": [ANSWERED]}
 
 
@@ -36,26 +34,15 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def build(vision_model: Path, tmp_path: Path) -> Build:
-    def built(name: str = "sft", row: dict[str, Any] | list[dict[str, Any]] | None = None, **fields: object) -> Any:
-        from transformers import AutoModelForImageTextToText
-
+    def on_images(name: str = "sft", row: dict[str, Any] | list[dict[str, Any]] | None = None, **fields: Any) -> Any:
         every = row if isinstance(row, list) else [row or ROWS[name]] * len(SIZES)
         rows = [
             {**each, "images": each.get("images", [picture(*size)] * count)}
             for each, (count, size) in zip(every, cycle(enumerate(SIZES, start=1)), strict=False)
         ]
-        processor = small_processor("gemma3")
-        processor.tokenizer.padding_side = "left"
-        usual = {"use_cpu": True, "bf16": False, "report_to": "none", "per_device_train_batch_size": 2, "max_steps": 1}
-        return trainer_class(name)(
-            model=AutoModelForImageTextToText.from_pretrained(vision_model),
-            args=config_class(name)(str(tmp_path), **{**usual, "save_strategy": "no", **fields}),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=processor,
-            **(GENERATING if name in ("grpo", "rloo") else {}),
-        )
+        return built(name, vision_model, tmp_path, rows=rows, **fields)
 
-    return built
+    return on_images
 
 
 def batch_of(trainer: Any) -> Any:

@@ -14,7 +14,7 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from trl.trainer.utils import create_model_from_path
 
 from tests.small import write_small_model
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 
 @pytest.fixture

@@ -6,10 +6,13 @@ the catalogue can go.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,41 +21,23 @@ from unittest import mock
 import pytest
 from packaging.version import Version
 
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
+from autotune.trainers import find_trainer
+from autotune.trainers.kto import WITHOUT_KL
+from tests.contract.building import built
+from tests.settings import GPU, setting
+
 Build = Callable[..., Any]
 TrainAlone = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
 def build(small_model_directory: Path, small_dataset_file: Path, tmp_path: Path) -> Build:
-    """Return a function that makes an ``SFTTrainer`` on the small model from configuration fields."""
-    datasets, trl = pytest.importorskip("datasets"), pytest.importorskip("trl")
-    rows = datasets.load_dataset("json", data_files=str(small_dataset_file), split="train")
-
-    def built(*, model: dict[str, Any] | None = None, **args: Any) -> Any:
-        words = trl.ModelConfig(**(model or {}))
-        config = trl.SFTConfig(
-            str(tmp_path / "out"),
-            **{
-                "use_cpu": True,
-                "bf16": False,
-                "max_steps": 1,
-                "report_to": "none",
-                "save_strategy": "no",
-                "per_device_train_batch_size": 4,
-                "disable_tqdm": True,
-                "model_init_kwargs": {"dtype": words.dtype, "attn_implementation": words.attn_implementation},
-                **args,
-            },
-        )
-        return trl.SFTTrainer(
-            str(small_model_directory),
-            args=config,
-            train_dataset=rows,
-            peft_config=trl.get_peft_config(words),
-            quantization_config=trl.get_quantization_config(words),
-        )
-
-    return built
+    """Return a function that makes an ``SFTTrainer`` on the small model and dataset from configuration fields."""
+    rows = [json.loads(line) for line in small_dataset_file.read_text(encoding="utf-8").splitlines()]
+    return partial(built, "sft", small_model_directory, tmp_path / "out", rows=rows, max_steps=1)
 
 
 @pytest.fixture
@@ -124,26 +109,21 @@ def test_what_needs_an_accelerator_fails_without_one(
     assert expected is None or expected in done.stderr[done.stderr.rindex("Traceback") :]
 
 
-@pytest.mark.parametrize("keys", [{"every_n_layers": 2}, {"selective": True}])
-def test_the_other_ways_to_checkpoint_train(build: Build, keys: dict[str, object]) -> None:
-    build(gradient_checkpointing=True, gradient_checkpointing_kwargs=keys).train()
-
-
 def test_selective_checkpointing_fails_on_adapters_since_transformers_5_23(build: Build) -> None:
-    model = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"}
+    words = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear"}
     fails = Version(metadata.version("transformers")) >= Version("5.23")
     with pytest.raises(ValueError, match="selective") if fails else nullcontext():
-        build(model=model, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True}).train()
+        build(words=words, gradient_checkpointing=True, gradient_checkpointing_kwargs={"selective": True}).train()
 
 
 def test_flex_attention_has_no_backward_pass_on_a_cpu(build: Build) -> None:
     with pytest.raises(NotImplementedError):
-        build(model={"attn_implementation": "flex_attention"}, gradient_checkpointing=False).train()
+        build(words={"attn_implementation": "flex_attention"}, gradient_checkpointing=False).train()
 
 
 def test_flash_attention_is_refused_without_its_package(build: Build) -> None:
     with pytest.raises((ImportError, ValueError)):
-        build(model={"attn_implementation": "flash_attention_2"})
+        build(words={"attn_implementation": "flash_attention_2"})
 
 
 def test_fp16_trains_on_a_cpu(build: Build) -> None:
@@ -153,7 +133,7 @@ def test_fp16_trains_on_a_cpu(build: Build) -> None:
 def test_quantised_weights_are_not_trained_without_adapters(build: Build) -> None:
     pytest.importorskip("bitsandbytes")
     with pytest.raises(ValueError, match="fine-tuning on purely quantized"):
-        build(model={"load_in_4bit": True, "dtype": "bfloat16"})
+        build(words={"load_in_4bit": True, "dtype": "bfloat16"})
 
 
 def test_trl_warns_of_padding_free_where_there_is_no_padding(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,3 +184,85 @@ def test_offloaded_activations_lose_the_strides_of_transposed_views() -> None:
     several, single = (torch.zeros(1, 16, heads, 64).transpose(1, 2) for heads in (4, 1))
     assert hooks.unpack_hook(hooks.pack_hook(several)).stride() == several.contiguous().stride() != several.stride()
     assert hooks.unpack_hook(hooks.pack_hook(single)).stride() == single.stride()
+
+
+ROWS = {
+    "dpo": [{"prompt": f"a b {place}", "chosen": " c d" * (1 + place % 3), "rejected": " c"} for place in range(8)],
+    "kto": [{"prompt": f"a b {place}", "completion": " c d" * (1 + place % 3), "label": place % 2 == 0}
+            for place in range(8)],
+}  # fmt: skip
+TRAINERS = pytest.mark.parametrize("trainer", ROWS)
+
+
+@pytest.fixture
+def with_reference(small_model_directory: Path, tmp_path: Path) -> Build:
+    """Return a function that makes TRL's trainer of a name on the small model from configuration fields."""
+
+    def on_small_model(trainer: str, **fields: Any) -> Any:
+        usual: dict[str, Any] = {"max_steps": 1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+        return built(trainer, small_model_directory, tmp_path / "out", **{**usual, "rows": ROWS[trainer], **fields})
+
+    return on_small_model
+
+
+def illegal(trainer: str, **choices: Choice) -> str | None:
+    """Return why a candidate is illegal on a GPU where everything is allowed."""
+    known, here = find_trainer(trainer), of(trainer)
+    baseline = Candidate({item.name: item.default(here) for item in known.techniques}).but(max_length=2000)
+    return known.illegal(known.normal(baseline.but(**choices), here), here)
+
+
+def of(trainer: str, *allowed: str) -> Setting:
+    """Return a setting of a trainer."""
+    here = setting(machine=GPU)
+    return replace(here, workload=replace(here.workload, trainer=trainer), allowed=frozenset(allowed))
+
+
+@TRAINERS
+def test_ways_to_checkpoint_that_reach_the_reference_s_pass_need_it_precomputed(trainer: str) -> None:
+    # What TRL does by these keys is in test_trl_cells.py.
+    for choice in ("every_2", "offload"):
+        assert "needs reference=precomputed" in str(illegal(trainer, gradient_checkpointing=choice))
+        assert illegal(trainer, gradient_checkpointing=choice, reference="precomputed") is None
+
+
+@TRAINERS
+def test_selective_checkpointing_is_refused_by_pytorch(trainer: str, with_reference: Build) -> None:
+    words = {"gradient_checkpointing_kwargs": {"selective": True}}
+    with pytest.raises(ValueError, match="selective"):
+        with_reference(trainer, precompute_ref_log_probs=True, **words).train()
+    assert "refuses it" in str(illegal(trainer, gradient_checkpointing="selective", reference="precomputed"))
+
+
+def test_kto_needs_two_rows_in_a_micro_batch(with_reference: Build) -> None:
+    with pytest.raises(ValueError, match="batch size must be > 1"):
+        with_reference("kto", per_device_train_batch_size=1)
+    known, here = find_trainer("kto"), of("kto", "per_device_train_batch_size")
+    baseline = Candidate({item.name: item.default(here) for item in known.techniques}).but(max_length=2000)
+    assert "at least 2" in str(known.illegal(baseline.but(per_device_train_batch_size=1), here))
+    assert known.illegal(baseline.but(per_device_train_batch_size=2), here) is None
+
+
+def test_kto_needs_one_row_where_no_kl_divergence_is_estimated(with_reference: Build) -> None:
+    args = {"per_device_train_batch_size": 1, "loss_type": min(WITHOUT_KL)}
+    trainer = with_reference("kto", **args)
+    trainer.train()
+    assert trainer.state.global_step > 0
+    plan = TrainingPlan("kto", {**args, "gradient_accumulation_steps": 1})
+    assert find_trainer("kto").refused(plan, of("kto", "beta").workload) is None
+
+
+def test_the_batch_size_is_part_of_kto_s_objective(with_reference: Build) -> None:
+    answers = [
+        with_reference("kto", per_device_train_batch_size=rows).train_dataset["KL_completion_ids"][:] for rows in (4, 8)
+    ]
+    assert answers[0] != answers[1]
+    assert "changes training here (KTO exchanges answers" in str(illegal("kto", per_device_train_batch_size=4))
+    assert illegal("kto", per_device_train_batch_size=8) is None
+    assert illegal("dpo", per_device_train_batch_size=4) is None
+
+
+def test_kto_ends_after_no_step_where_it_drops_all_rows(with_reference: Build) -> None:
+    trainer = with_reference("kto", max_length=2)
+    trainer.train()
+    assert trainer.state.global_step == 0

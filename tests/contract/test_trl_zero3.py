@@ -1,11 +1,13 @@
-"""Contract with TRL and DeepSpeed: which trainers offload activations where ZeRO-3 shares the weights out.
+"""Contract with TRL and DeepSpeed: offloaded activations and generation where ZeRO-3 shares the weights out.
 
-Each trains a step on the CPU, with DeepSpeed's real engine and as its only rank, in a process of its own.
+Each trains on the CPU, with DeepSpeed's real engine and as its only rank, in a process of its own.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,17 @@ import pytest
 from autotune.techniques.activation_offloading import TECHNIQUE as OFFLOADING
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.fused_head import FusedHead
-from tests.contract.ranks import trained_alone
-from tests.step.test_ranks import needs_deepspeed
+from tests.small import write_small_model
+from tests.step.plans import needs_deepspeed
 
 OFFERING = [name for name, trainer in trainers().items() if OFFLOADING in trainer.techniques]
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_deepspeed]
 REASON = "'Tensor' object has no attribute 'ds_status'"
-# TRL offloads from an accelerator by streams to pinned memory. On the CPU, the same hooks copy within its memory.
-_SCRIPT = """
+ABSENT = "The size of tensor a (0) must match"
+OUT_OF_ORDER = "tracing error at step 0"
+# More elements than the model has: all weights are prefetched.
+AHEAD = 10_000_000
+_START = """
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -28,13 +33,15 @@ from unittest import mock
 
 import torch
 
-from tests.contract.ranks import alone
 from tests.contract.building import built
+from tests.contract.test_trl_zero3 import alone
 from tests.step.plans import zero
 
-name, stage, model, folder = sys.argv[1:]
-alone(Path(folder))
-
+name, model, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+alone(folder)
+"""
+# TRL offloads from an accelerator by streams to pinned memory. On the CPU, the same hooks copy within its memory.
+_OFFLOADING = """
 module = import_module(f"trl.trainer.{name}_trainer")
 offloading = module.get_act_offloading_ctx_manager
 offloaded = []
@@ -50,22 +57,47 @@ def on_the_cpu(model):
 
 torch.cpu.empty_cache = lambda: None
 module.get_act_offloading_ctx_manager = on_the_cpu
-fields = {"gradient_checkpointing": False, "max_steps": 1, "max_length": 32, **zero(int(stage))}
-built(name, Path(model), Path(folder) / "out", activation_offloading=True, **fields).train()
+fields = {"gradient_checkpointing": False, "max_steps": 1, "max_length": 32, **zero(int(sys.argv[4]))}
+built(name, model, folder / "out", activation_offloading=True, **fields).train()
 assert offloaded
 """
 
 
-def train(name: str, stage: int, model: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Train a step of a trainer that offloads activations, with a stage of ZeRO."""
-    return trained_alone(_SCRIPT, name, str(stage), str(model), str(folder))
+_GENERATING = """
+stage = zero(3, stage3_prefetch_bucket_size=int(sys.argv[4]), stage3_param_persistence_threshold=0)
+fields = {"gradient_checkpointing": False, "max_steps": 2, "ds3_gather_for_generation": False, **stage}
+built(name, model, folder / "out", **fields).train()
+"""
+
+
+def alone(folder: Path) -> None:
+    """Initialise a group of this process alone, whose members meet in a file."""
+    import deepspeed
+
+    # Compiled in minutes otherwise; without it, DeepSpeed communicates by the group.
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.init_distributed("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
+
+
+def trained(script: str, name: str, model: Path, folder: Path, size: int) -> subprocess.CompletedProcess[str]:
+    """Train on a model by a script, given a trainer and the stage of ZeRO or the size of its bucket."""
+    group = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    settings = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, "-c", _START + script, name, str(model), str(folder), str(size)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, **group, **settings},
+    )
 
 
 @pytest.mark.parametrize("name", OFFERING)
 def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:
-    done = train(name, 3, small_model_directory, tmp_path)
+    done = trained(_OFFLOADING, name, small_model_directory, tmp_path, 3)
     # Where this trains, a release has mended it: the rule of `FusedHead` can go.
     if isinstance(find_trainer(name), FusedHead):
         assert REASON in done.stderr[done.stderr.rindex("Traceback") :]
@@ -76,5 +108,29 @@ def test_a_fused_head_cannot_gather_its_weight_where_activations_are_offloaded(
 def test_activations_are_offloaded_where_each_rank_has_the_whole_head(
     small_model_directory: Path, tmp_path: Path
 ) -> None:
-    done = train("sft", 2, small_model_directory, tmp_path)
+    done = trained(_OFFLOADING, "sft", small_model_directory, tmp_path, 2)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose output head has a weight of its own."""
+    return write_small_model(tmp_path_factory.mktemp("model"), "llama", tie_word_embeddings=False)
+
+
+def test_grpo_fails_where_weights_are_prefetched(model: Path, tmp_path: Path) -> None:
+    done = trained(_GENERATING, "grpo", model, tmp_path, AHEAD)
+    # Where this trains, a release has mended it: what `sharding` says of prefetching can go. A single rank uses a
+    # weight that is not there; two ranks stop as they partition it.
+    assert ABSENT in done.stderr[done.stderr.rindex("Traceback") :]
+
+
+def test_grpo_trains_where_none_are_prefetched(model: Path, tmp_path: Path) -> None:
+    done = trained(_GENERATING, "grpo", model, tmp_path, 0)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_rloo_fails_where_none_are_prefetched(model: Path, tmp_path: Path) -> None:
+    done = trained(_GENERATING, "rloo", model, tmp_path, 0)
+    # Where this trains, a release has mended it: the restriction of `ds3_gather_for_generation` can go.
+    assert OUT_OF_ORDER in done.stderr[done.stderr.rindex("Traceback") :]

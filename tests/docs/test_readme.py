@@ -10,12 +10,27 @@ import pytest
 from run import commands
 
 from autotune.cli.parser import build_parser, read_arguments
+from autotune.core import dry_run
+from autotune.core.bundle import PlannedBundle, ServerSplit
+from autotune.core.dry_run import DryRun, Ending, FailedAllocation, Followed, Loader, Place, Refused, Span
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
+from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.rent import Offer, Rent
 from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
+from autotune.reporting.plan_words import BASIS
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECK = (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
-RESULT = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+OF_PLANS = [Plan, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
+EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime, Additions]
+KINDS = {
+    "result": [Result, Choosable, Trial, Contribution],
+    "check": [Verdict, Need, Finding, Remedy, Verdicts],
+    "plan": [*OF_PLANS, *EXPLAINED],
+    "dry-run": [DryRun, Followed, Span, Loader, FailedAllocation, Place, Refused, Ending],
+}
+DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in KINDS}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
@@ -36,18 +51,21 @@ def test_every_command_of_the_readme_is_one(command: list[str]) -> None:
     read_arguments(command[1:])  # raises what is wrong with it
 
 
-@pytest.mark.parametrize("kind", [Result, Choosable, Trial, Contribution])
-def test_every_key_of_the_result_is_documented(kind: type) -> None:
-    documented = set(re.findall(r"`([a-z_]+)`", RESULT))
-    assert {field.name for field in dataclasses.fields(kind)} - documented == set()
-
-
-@pytest.mark.parametrize("kind", [Verdict, Need, Finding, Remedy, Verdicts])
-def test_every_key_of_a_verdict_is_documented(kind: type) -> None:
-    documented = set(re.findall(r"`([a-z_]+)`", CHECK))
+@pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])
+def test_every_key_of_a_document_is_documented(page: str, kind: type) -> None:
+    documented = set(re.findall(r"`([a-z_0-9]+)`", DOCS[page]))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()
 
 
 def test_every_outcome_and_exit_code_of_a_check_is_documented() -> None:
-    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`([a-z ]+)`", CHECK))
-    assert {int(code) for code in re.findall(r"^\| (\d) \|", CHECK, re.MULTILINE)} == set(EXIT_CODES.values())
+    assert {outcome.value for outcome in Outcome} <= set(re.findall(r"`([a-z ]+)`", DOCS["check"]))
+    assert {int(code) for code in re.findall(r"^\| (\d) \|", DOCS["check"], re.MULTILINE)} == set(EXIT_CODES.values())
+
+
+def test_every_outcome_of_a_dry_run_is_documented() -> None:
+    keys = DOCS["dry-run"].partition("## The document of `--json`")[2]
+    assert [outcome.value for outcome in dry_run.EXIT_CODES if f"`{outcome.value}`" not in keys] == []
+
+
+def test_every_word_for_what_an_estimate_stands_on_is_documented() -> None:
+    assert all(f"| {word} |" in DOCS["plan"] for word in BASIS.values())

@@ -1,4 +1,4 @@
-"""The site has every page and every public name, and its check finds what GitHub shows otherwise and what is broken."""
+"""Every page of the project: its links lead somewhere, the site has it, and its check finds what GitHub shows wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import autotune
 from docs.site.check import faults
-from tests.docs.pages import ROOT, pages
+from tests.docs.pages import ROOT, anchors, links, pages
 
 NAVIGATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
 SHOWN = "<html><body><article><h1>Title<a class='headerlink' href='#t'>¶</a></h1>{}</article></body></html>"
@@ -52,3 +52,31 @@ def test_the_check_finds(source: str, shown: str, expected: list[str], tmp_path:
 
     assert len(found) == len(expected)
     assert all(words in fault for words, fault in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        if "://" in link or path.startswith("mailto:"):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def test_a_page_has_the_anchors_that_github_gives_to_its_headings(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    lines = [
+        "# `result.json`, schema 1",
+        "## A [link](x) & more",
+        "```",
+        "# no heading",
+        "```",
+        "## A link  more",
+        "# max_length",
+    ]
+    page.write_text("\n".join(lines))
+    assert anchors(page) == {"resultjson-schema-1", "a-link--more", "a-link--more-1", "max_length"}

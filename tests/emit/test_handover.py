@@ -20,7 +20,7 @@ from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, W
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result, a_workload
 from tests.settings import GPU, plan_with, setting
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 CPU: dict[str, Any] = {
     "use_cpu": True,

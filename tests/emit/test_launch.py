@@ -33,6 +33,7 @@ from autotune.trainers import find_trainer
 from autotune.units import GIB
 from tests.reporting.examples import a_result
 from tests.settings import GPU, TWO, plan_with, problem, setting, workload
+from tests.step.plans import needs_deepspeed
 
 EIGHT = replace(
     GPU,
@@ -64,9 +65,6 @@ def legal() -> Iterator[Mapping[str, Choice]]:
 
 
 LEGAL = list(legal())
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
-)
 EVERY = pytest.mark.parametrize("choices", LEGAL, ids=lambda chosen: ",".join(map(str, chosen.values())))
 
 

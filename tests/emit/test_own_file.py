@@ -13,7 +13,7 @@ from autotune.api.probe import ProbeResult
 from autotune.core.result import BaseFile, Result
 from autotune.emit.bundle import write_bundle
 from tests.reporting.examples import a_result
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 TEXT = "# mine\nmodel_name_or_path: m\nlearning_rate: 1e-4  # tried others\ndatasets: [{path: x}]\npacking: true\n"
 

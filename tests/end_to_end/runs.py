@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,38 @@ def autotune(*words: str | Path, folder: Path, root: Path = ROOT, timeout: float
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def train_with_trl(trainer: str, folder: Path) -> None:
-    """Run two steps of TRL's own command by the configuration in the folder's bundle; it has to end well."""
-    line = [str(Path(sys.executable).with_name("trl")), trainer, "--config", "bundle/config.yaml"]
-    more = ["--max_steps", "2", "--report_to", "none"]
-    done = subprocess.run([*line, *more], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+def by_trl(trainer: str, config: str | Path = "bundle/config.yaml") -> list[str]:
+    """Return TRL's own command for a configuration."""
+    return [str(Path(sys.executable).with_name("trl")), trainer, "--config", str(config)]
+
+
+def by_script(script: str | Path = "bundle/train.py") -> list[str]:
+    """Return the command of a script that was handed over."""
+    return [sys.executable, str(script)]
+
+
+def train(line: Sequence[str], folder: Path, *more: str, may_abort_at_exit: bool = False) -> str:
+    """Run two steps of a training in a folder; it has to end well. Return what it printed.
+
+    Args:
+        may_abort_at_exit: whether a thread may still run when a process exits: seen of a rank with gloo, after the
+            training.
+    """
+    line = [*line, "--max_steps", "2", "--report_to", "none", *more]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
+    aborted = may_abort_at_exit and ABORTED_AT_EXIT in done.stderr
+    assert done.returncode == 0 or aborted, done.stderr[-3000:]
+    return done.stdout
+
+
+def checkout(root: Path, files: Mapping[str, str]) -> Path:
+    """Copy the package and its tests to a folder, with some files more, by their paths."""
+    for name in ("autotune", "search_spaces", "tests"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", root)
+    for path, text in files.items():
+        (root / path).write_text(text.lstrip(), encoding="utf-8")
+    return root
 
 
 def start(*words: str | Path, folder: Path) -> subprocess.Popen[str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from autotune.confidential import hidden
-from tests.end_to_end.runs import Ended, autotune
+from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, train
+from tests.end_to_end.test_ranks import ROWS, STEPS, rows_of, stages_of
+from tests.step.plans import needs_deepspeed
 
-pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 BASE = """\
 # How we train.
@@ -107,21 +108,11 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
 
 
 def test_trl_trains_by_it(found: tuple[Ended, Path], tmp_path: Path) -> None:
-    trl = Path(sys.executable).with_name("trl")
-    config = str(found[1] / "autotune-mine" / "config.yaml")
-    done = subprocess.run(
-        [str(trl), "sft", "--config", config, "--max_steps", "2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(by_trl("sft", found[1] / "autotune-mine" / "config.yaml"), tmp_path)
 
 
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(found[1] / "autotune-mine" / "train.py"), "--max_steps", "2"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(by_script(found[1] / "autotune-mine" / "train.py"), tmp_path)
 
 
 def test_a_wrong_base_ends_before_anything_is_probed(tmp_path: Path) -> None:
@@ -156,3 +147,74 @@ def test_no_file_and_no_line_of_it_has_a_secret(found: tuple[Ended, Path]) -> No
     said = " ".join(ended.err.split())
     assert "set HF_TOKEN, WANDB_API_KEY in the environment" in said
     assert "(secret, not shown)" in ended.document["base"]["diff"]
+
+
+BASE_OF_RANKS = """\
+# How we train.
+model_name_or_path: {model}
+datasets:
+  - path: json  # our rows
+    data_files: {rows}
+output_dir: trained
+use_cpu: true
+max_grad_norm: 0.5
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 4
+accelerate_config: {accelerate}  # how we start
+"""
+ZERO2 = {
+    "gradient_clipping": "auto",
+    "bf16": {"enabled": "auto"},
+    "train_micro_batch_size_per_gpu": "auto",
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 100_000},
+}
+DOCUMENTS: dict[str, dict[str, object]] = {
+    "zero2": {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json"}},
+    "ddp": {"distributed_type": "MULTI_GPU"},
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "fixed", "stage"),
+    [
+        pytest.param("zero2", (), 2, marks=needs_deepspeed),
+        pytest.param("zero2", ("--fix", "sharding=zero3"), 3, marks=needs_deepspeed),
+        ("ddp", (), None),
+    ],
+    ids=str,
+)
+def test_a_configuration_of_two_processes_becomes_one_that_trl_starts_unchanged(
+    before: str, fixed: tuple[str, ...], stage: int | None, small_model_directory: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO2), encoding="utf-8")
+    document = {**DOCUMENTS[before], "num_processes": 2, "debug": True}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    text = BASE_OF_RANKS.format(
+        model=small_model_directory, rows=rows_of("sft", tmp_path), accelerate=tmp_path / "accelerate.yaml"
+    )
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    words = ["--base", "mine.yaml", "--trainer", "sft", "--device", "cpu", "--effort", "quick", "--trials", "1"]
+    others = [word for knob in ("sharding", "offload") if not fixed for word in ("--exclude", knob)]
+    found = autotune("probe", *words, *fixed, *others, "--no-plan", "--output", "bundle", "--json", folder=tmp_path)
+    assert found.code == 0, found.err
+    result = found.document
+    assert result["global_batch_size"] == 8
+    assert result["hardware"]["processes"] == 2
+    # The user's own run is measured with its engine, as trial 0.
+    assert result["trials"][0]["status"] == "ok", found.err
+    log = (tmp_path / "bundle" / "probes" / "0" / "rank-1" / "log.txt").read_text()
+    assert ("stage 2 with 2 processes" if before == "zero2" and not fixed else "2 processes") in log
+    assert not any("otherwise in config.yaml" in note for note in result["notes"])
+    bundle = tmp_path / "bundle"
+    config = yaml.safe_load((bundle / "config.yaml").read_text())
+    assert config["accelerate_config"] == str(bundle / "accelerate.yaml")
+    assert config["max_grad_norm"] == 0.5
+    if stage is not None:
+        zero = json.loads((bundle / "deepspeed.json").read_text())["zero_optimization"]
+        assert (zero["stage"], zero["reduce_bucket_size"]) == (stage, 100_000)
+    train(by_trl("sft", bundle / "config.yaml"), bundle, "--save_strategy", "steps", "--save_steps", str(STEPS))
+    checkpoint = bundle / "trained" / f"checkpoint-{STEPS}"
+    assert stages_of(checkpoint) == ({0: stage, 1: stage} if stage is not None else {})
+    state = yaml.safe_load((checkpoint / "trainer_state.json").read_text())
+    assert state["epoch"] == pytest.approx(STEPS * 8 / ROWS, rel=0.1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.runs import Ended, autotune
+from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, train
 from tests.small import long_tailed_texts, text_rows, write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -46,14 +44,6 @@ def found(tmp_path_factory: pytest.TempPathFactory, small_model_directory: Path,
     return ended, folder / "bundle"
 
 
-def trained(words: list[str], bundle: Path) -> str:
-    """Train for 2 steps and return what was printed."""
-    command = [*words, "--max_steps", "2", "--report_to", "none"]
-    done = subprocess.run(command, cwd=bundle, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 def test_every_probe_evaluates_and_the_winner_saved(found: tuple[Ended, Path]) -> None:
     ended, _ = found
     assert ended.code == 0, ended.err
@@ -71,13 +61,12 @@ def test_every_probe_evaluates_and_the_winner_saved(found: tuple[Ended, Path]) -
 
 def test_trl_trains_and_evaluates_with_the_configuration_unchanged(found: tuple[Ended, Path]) -> None:
     _, bundle = found
-    trl = str(Path(sys.executable).with_name("trl"))
-    assert "eval_loss" in trained([trl, "sft", "--config", str(bundle / "config.yaml")], bundle)
+    assert "eval_loss" in train(by_trl("sft", bundle / "config.yaml"), bundle)
 
 
 def test_the_script_trains_and_evaluates_by_itself(found: tuple[Ended, Path]) -> None:
     _, bundle = found
-    assert "eval_loss" in trained([sys.executable, "train.py"], bundle)
+    assert "eval_loss" in train(by_script("train.py"), bundle)
 
 
 def test_two_files_are_planned_for(small_model_directory: Path, data: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ import pytest
 
 from autotune import check
 from autotune.core.verdict import Outcome, Source
-from tests.end_to_end.runs import Ended, autotune, descendants, start
+from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
 
@@ -156,21 +155,12 @@ def test_a_check_of_its_configuration_takes_what_was_measured(
 
 
 def test_trl_runs_the_configuration_unchanged(found: tuple[Ended, Path], tmp_path: Path) -> None:
-    trl = Path(sys.executable).with_name("trl")
-    done = subprocess.run(
-        [str(trl), "sft", "--config", str(found[1] / "config.yaml"), "--max_steps", "1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(by_trl("sft", found[1] / "config.yaml"), tmp_path)
 
 
 @pytest.mark.nightly
 def test_the_script_trains_too(found: tuple[Ended, Path], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(found[1] / "train.py"), "--max_steps", "1"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    train(by_script(found[1] / "train.py"), tmp_path)
 
 
 def test_a_second_run_needs_to_say_that_it_resumes(

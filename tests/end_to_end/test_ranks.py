@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +9,15 @@ import pytest
 import torch
 import yaml
 
-from tests.end_to_end.runs import autotune
+from tests.end_to_end.runs import autotune, by_trl, train
 from tests.small import long_tailed_texts, preference_rows, write_rows
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 pytestmark = pytest.mark.slow
 
 ROWS = 64
 GLOBAL_BATCH = 8
 STEPS = 2
-# What C++ says of a thread that still runs when a process exits: seen of a rank with gloo, after the training.
-# What a run shows is read from what it wrote.
-ABORTED_AT_EXIT = "terminate called without an active exception"
 
 
 def rows_of(trainer: str, folder: Path) -> Path:
@@ -69,14 +63,9 @@ def test_the_bundle_trains_with_the_engine_and_the_documents_that_were_probed(
     assert found.code == 0, found.err
     assert found.document["confirmed"]
     bundle = tmp_path / "bundle"
-    trl = Path(sys.executable).with_name("trl")
-    more = ["--max_steps", str(STEPS), "--save_strategy", "steps", "--save_steps", str(STEPS), "--report_to", "none"]
-    command = [str(trl), trainer, "--config", str(bundle / "config.yaml"), *more]
-    # Tests may train on fewer threads than there are cores.
-    done = subprocess.run(
-        command, cwd=bundle, capture_output=True, text=True, timeout=400, check=False, env={**os.environ}
-    )
-    assert done.returncode == 0 or ABORTED_AT_EXIT in done.stderr, done.stderr[-3000:]
+    more = ("--save_strategy", "steps", "--save_steps", str(STEPS))
+    # What the run shows is read from what it wrote.
+    train(by_trl(trainer, bundle / "config.yaml"), bundle, *more, may_abort_at_exit=True)
     output = bundle / yaml.safe_load((bundle / "config.yaml").read_text())["output_dir"]
     # The last that TRL's command does.
     assert (output / "training_args.bin").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from autotune.planning.points import fit_of, traced_points
 from autotune.probing import JobServer, trace_all
 from autotune.step.distributed.engines import zero_stage
 from tests.small import write_small_model
-from tests.step.plans import fsdp2, zero
+from tests.step.plans import fsdp2, needs_deepspeed, zero
 
 LAYERS, RANKS, TOKENS = 12, 8, 128
 # The weights of layers and the embedding larger than what is computed with them, as in large models.
@@ -29,7 +28,6 @@ LARGE: dict[str, Any] = {"hidden_size": 4096, "intermediate_size": 14336, "num_h
                          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256}  # fmt: skip
 CHECKPOINTED = {"gradient_checkpointing": True}
 TO_HOST = {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 

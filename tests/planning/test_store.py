@@ -13,7 +13,7 @@ from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
-from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.cache import Cache, digest_of
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced
 from tests.planning.stand_in import AnalyticTracer
@@ -165,3 +165,17 @@ def test_gpus_that_share_a_trace_are_in_machines_with_the_same_network(tmp_path:
     assert tracer.requests[0].others == (H100.networked(5e10),)
     traces.get([replace(request(), gpu=H100.networked(5e10))])
     assert len(tracer.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "file", ["virtual/device.py", "virtual/kernels/flash.py", "step/jobs/trace.py", "core/plan.py"]
+)
+def test_a_change_anywhere_below_the_packages_of_a_trace_counts(tmp_path: Path, file: str) -> None:
+    target = tmp_path / file
+    target.parent.mkdir(parents=True)
+    target.write_text("a = 1", encoding="utf-8")
+    before = digest_of(tmp_path)
+    target.write_text("a = 2", encoding="utf-8")
+    assert digest_of(tmp_path) != before
+    target.rename(target.with_name("other.py"))
+    assert digest_of(tmp_path) != before

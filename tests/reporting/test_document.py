@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from html import unescape
 
 import pytest
-from rich.console import Console
 
 from autotune.core.estimate import Plan
 from autotune.core.result import Result
@@ -16,7 +14,7 @@ from autotune.reporting import document as doc
 from autotune.reporting.page import html, markdown
 from autotune.reporting.plan import plan_report
 from autotune.reporting.probe import probe_report
-from autotune.reporting.terminal import show
+from tests.reporting.as_text import as_text
 from tests.reporting.examples import a_result, interrupted, nothing_fits, only_the_default_fits
 from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
 from tests.reporting.test_own_file_drawn import own
@@ -87,10 +85,7 @@ def missing(wanted: Iterator[str], drawn: str) -> list[str]:
 def test_a_terminal_draws_all_of_it(found: Result | Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     document = report(found, top=20)
-    console = Console(file=io.StringIO(), width=400)
-    show(document, console)
-    assert isinstance(console.file, io.StringIO)
-    drawn = console.file.getvalue()
+    drawn = as_text(document, width=400)
     assert missing(texts(document, doc.Medium.TERMINAL), drawn) == []
     if isinstance(found, Plan):
         assert missing(rows_of(document), drawn) == []

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-from rich.console import Console
 
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.length_report import length_report
@@ -13,7 +10,7 @@ from autotune.core.result import Result
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.probe import probe_report
 from autotune.reporting.techniques import techniques_report
-from autotune.reporting.terminal import show
+from tests.reporting.as_text import as_text
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -32,16 +29,9 @@ ROW = CatalogueRow(
 )
 
 
-def a_console(width: int) -> Console:
-    """Return a console that keeps what it is given."""
-    return Console(file=io.StringIO(), record=True, width=width, highlight=False)
-
-
 def drawn(result: Result, width: int) -> str:
     """Return the summary as text."""
-    console = a_console(width)
-    show(probe_report(result), console)
-    return console.export_text()
+    return as_text(probe_report(result), width)
 
 
 def widest(text: str) -> int:
@@ -77,10 +67,8 @@ def test_nothing_fits_offers_no_command_and_no_speed() -> None:
 
 @WIDTHS
 def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
-    console = a_console(width)
     report = length_report(a_workload())
-    show(lengths_report(report), console)
-    text = console.export_text()
+    text = as_text(lengths_report(report), width)
     assert widest(text) <= width
     assert all(f"{limit.max_length:,}" in text for limit in report.limits)
     assert "…" not in text
@@ -88,9 +76,7 @@ def test_lengths_fit_the_console_and_show_every_limit(width: int) -> None:
 
 @WIDTHS
 def test_techniques_tell_what_is_missing_here_and_what_changes_training(width: int) -> None:
-    console = a_console(width)
-    show(techniques_report([ROW]), console)
-    text = " ".join(console.export_text().split())
+    text = " ".join(as_text(techniques_report([ROW]), width).split())
     assert "wrapped end to end (changes training) (not here: no GPU)" in text
     assert "--allow packing: cuts documents" in text
     assert "not in the default search space" in text

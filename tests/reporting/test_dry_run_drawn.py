@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from autotune.core.dry_run import SCHEMA, DryOutcome, DryRun, Ending, FailedAllocation, Followed, Loader, Place, Span
 from autotune.reporting.dry_run import dry_run_report
-from autotune.reporting.terminal import show
 from autotune.units import GIB
+from tests.reporting.as_text import as_text
 
 PLACE = Place("train.py", 42, "main", "loss.backward()", "transformers/models/llama/modeling_llama.py:80, in forward")
 FAILED = FailedAllocation(2, 0, 3 * GIB, 20 * GIB, 21 * GIB, 2 * GIB, PLACE)
@@ -52,9 +50,7 @@ RAN_OUT = replace(
 
 
 def drawn(found: DryRun, columns: int = 100) -> str:
-    file = io.StringIO()
-    show(dry_run_report(found), Console(file=file, width=columns))
-    return file.getvalue()
+    return as_text(dry_run_report(found), columns)
 
 
 def test_what_fits_shows_what_is_spare_and_a_bar_for_each_step() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import Plan
@@ -15,8 +13,8 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.plan import plan_report
-from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB
+from tests.reporting.as_text import as_text
 from tests.reporting.plans import FASTEST, LONGEST, UNKNOWN, a_plan
 
 FIRST, FURTHER = Part(MICRO_BATCH, Occurrence.FIRST), Part(MICRO_BATCH, Occurrence.FURTHER)
@@ -49,10 +47,7 @@ EXPLANATION = Explanation(
 
 
 def drawn(explanation: Explanation, width: int = 100, plan: Plan | None = None) -> str:
-    console = Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-    show(plan_report(replace(plan or a_plan(), explanation=explanation), top=20), console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return as_text(plan_report(replace(plan or a_plan(), explanation=explanation), top=20), width)
 
 
 def words(text: str) -> str:

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from autotune.core.estimate import Plan
 from autotune.inspection.gpus import gpus
 from autotune.reporting.gpus import gpus_report
 from autotune.reporting.plan import plan_report
-from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB
+from tests.reporting.as_text import as_text
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
 
 
-def a_console(width: int) -> Console:
-    """Return a console that keeps what it is given, as a pipe would get it."""
-    return Console(file=io.StringIO(), width=width, highlight=False, color_system=None)
-
-
-def text_of(console: Console) -> str:
-    """Return what a console was given."""
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def drawn(plan: Plan, width: int, top: int = 20) -> str:
     """Return a plan as text."""
-    console = a_console(width)
-    show(plan_report(plan, top), console)
-    return text_of(console)
+    return as_text(plan_report(plan, top), width)
 
 
 def words(text: str) -> str:
@@ -125,9 +110,7 @@ def test_a_plan_without_estimates_says_so_and_draws_no_table_of_memory() -> None
 
 @WIDTHS
 def test_the_catalogue_fits_the_console_and_says_what_is_not_sure(width: int) -> None:
-    console = a_console(width)
-    show(gpus_report(gpus(), width), console)
-    text = text_of(console)
+    text = as_text(gpus_report(gpus(), width), width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
     assert all(gpu.name in text for gpu in gpus())

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.rent import best_text, columns, rent_report, unfit_lines
-from autotune.reporting.terminal import show
 from autotune.reporting.words import bytes_or_dash
 from autotune.units import GIB
+from tests.reporting.as_text import as_text
 from tests.reporting.rents import CHEAPEST, FASTEST, TOO_SMALL, UNPRICED, a_rent
 
 
 def drawn(width: int, **changes: object) -> str:
-    console = Console(width=width, record=True, file=StringIO())
-    show(rent_report(a_rent(**changes)), console)
-    return console.export_text()
+    return as_text(rent_report(a_rent(**changes)), width)
 
 
 def cells(offer: Offer, found: Rent) -> list[str]:

@@ -1,8 +1,13 @@
-"""Arguments of plans with several processes, and the size of a small model that they are traced on."""
+"""Arguments of plans with several processes, and the mark of tests of DeepSpeed's."""
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
+
+import pytest
+
+needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def fsdp2(**fields: object) -> dict[str, Any]:

@@ -1,13 +1,23 @@
-"""Requests for probes of the small workload, and what most of them share."""
+"""Requests for probes of the small workload, what most of them share, and probes in the process of a test."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from autotune.core.measurement import Schedule
+from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareReply, ProbeRequest
-from autotune.core.workload import Init, ModelSource
+from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.workload import DatasetSource, Init, ModelSource
+from autotune.probing import JobServer, prepare
+from autotune.step.job import JobContext
+from autotune.step.jobs.probe import probe
+from autotune.step.run.meters import CpuMeter
+from autotune.step.run.progress import Progress
+from autotune.step.run.training import train
+from tests.small import write_rows, write_small_model
 
 BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, target_error=0.01)
 """As short as a probe can be."""
@@ -45,3 +55,23 @@ def probe_request(
         schedule=schedule,
         limit_bytes=limit_bytes,
     )
+
+
+def token_workload(server: JobServer, folder: Path, lengths: Sequence[int], **config: Any) -> PrepareReply:
+    """Prepare pre-tokenised rows of these lengths, for a small model with changes of its configuration."""
+    model = write_small_model(folder / "model", weights=False, **config)
+    rows = write_rows(folder / "rows.jsonl", [{"input_ids": [7] * length} for length in lengths])
+    source = DatasetSource("rows", "json", str(rows))
+    request = PrepareRequest(ModelSource(str(model)), source, "sft", str(folder / "tokenized"))
+    return prepare(server, request, folder / "prepare")
+
+
+def probed_here(request: ProbeRequest, folder: Path) -> Measurement:
+    """Run a probe's job in this process, and return what its first rank measured."""
+    return probe(request, JobContext(folder, time.monotonic())).ranks[0]
+
+
+def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:
+    """Train as a probe does, and return what it noted, and TRL's trainer."""
+    progress = Progress(request.schedule, CpuMeter())
+    return progress, train(request, folder, progress)

@@ -19,8 +19,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers.prompts import GENERATION, NO_REWARD
 from tests.small import write_small_model
-from tests.step.plans import fsdp2, zero
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import fsdp2, needs_deepspeed, zero
 
 RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
 # The prompt, a step half-way, and the last two.

@@ -1,18 +1,24 @@
-"""What an exception says of a candidate: real ones where this machine can raise them."""
+"""What an exception says of a candidate or of the disk: real ones where this machine can raise them."""
 
 from __future__ import annotations
 
 import errno
+import os
 import resource
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
+from autotune.core.exchange import read_reply, write_request
 from autotune.core.measurement import OutOfMemory
 from autotune.core.program import CONSTRUCTION
-from autotune.core.protocol import ProbeRequest
+from autotune.core.protocol import Failure, InputProblem, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
+from autotune.step.child import execute
+from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import _failed
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter
@@ -122,3 +128,52 @@ def test_a_reason_is_the_first_lines_and_not_a_page() -> None:
 
 def test_these_tests_ran_without_a_limit() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+
+
+FULL = os.strerror(errno.ENOSPC)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """A request, and a reply."""
+
+
+def reply_after(error: Exception, folder: Path) -> Nothing | InputProblem | Failure:
+    """Run a job that raises an error, and return its reply."""
+
+    def fail(request: Nothing, context: JobContext) -> Nothing:
+        raise error
+
+    write_request(folder, "fail", Nothing())
+    execute(folder, {"fail": JobType(Nothing, fail)}, [])
+    return read_reply(folder, Nothing)
+
+
+def wrapped(cause: Exception) -> Exception:
+    """Return an error of a library that another one caused."""
+    error = ValueError("the rows cannot be saved")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, FULL),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        # As tokenizers and safetensors raise it.
+        Exception(f"{FULL} (os error 28)"),
+        wrapped(OSError(errno.ENOSPC, FULL)),
+    ],
+    ids=repr,
+)
+def test_a_full_disk_is_for_the_user_to_mend(error: Exception, tmp_path: Path) -> None:
+    reply = reply_after(error, tmp_path)
+    assert isinstance(reply, InputProblem)
+    assert "no space left" in reply.message
+    assert str(tmp_path) in reply.hint
+
+
+def test_another_error_of_the_disk_is_a_failure(tmp_path: Path) -> None:
+    reply = reply_after(OSError(errno.EIO, os.strerror(errno.EIO)), tmp_path)
+    assert isinstance(reply, Failure)

@@ -1,62 +1,54 @@
-"""Probes of GRPO and RLOO: what a generation batch is, when passes run, and what few micro-batches stand for."""
+"""Probes of GRPO and RLOO: what a generation batch is, when passes run, what few micro-batches stand for, and vLLM."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from trl import GRPOTrainer
 
+import autotune
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Schedule
 from autotune.core.plan import Completions, TrainingPlan
-from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DatasetSource, ModelSource, Rollouts
+from autotune.core.workload import Rollouts
 from autotune.errors import InputError
-from autotune.probing import JobServer, prepare, probe
-from autotune.step.run.meters import CpuMeter
-from autotune.step.run.progress import Progress
+from autotune.probing import JobServer, probe
 from autotune.step.run.traced_training import traced_training
-from autotune.step.run.training import train
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers.prompts import WANTED
 from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import REFERENCE_PASS
 from autotune.virtual import trace
-from tests.small import long_tailed_texts, small_tokenizer, write_rows
+from tests.small import long_tailed_texts, small_tokenizer, write_rows, write_small_model
+from tests.step.requests import trained
+from tests.trainers.prepared import Prepared, prepared_rows
 from tests.virtual.models import config_of
 
 SCHEDULE = Schedule(warmup_micro_batches=0, min_micro_batches=4, max_micro_batches=4, max_seconds=600.0)
 TEXTS = long_tailed_texts(64, longest_words=40)
+ROWS = [{"prompt": text, "answer": text[: place % 30]} for place, text in enumerate(TEXTS)]
 MOST = 10
 
 
 @pytest.fixture(scope="module")
-def prompts(
-    job_server: JobServer, small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory
-) -> PrepareReply:
-    return prepared(job_server, small_model_directory, tmp_path_factory.mktemp("grpo"), Rollouts())
+def prompts(small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_rows(find_trainer("grpo"), ROWS, small_model_directory, tmp_path_factory.mktemp("grpo"))
 
 
-def prepared(server: JobServer, model: Path, folder: Path, rollouts: Rollouts) -> PrepareReply:
-    file = write_rows(
-        folder / "prompts.jsonl", [{"prompt": text, "answer": text[: i % 30]} for i, text in enumerate(TEXTS)]
-    )
-    source = DatasetSource(file.name, "json", str(file))
-    request = PrepareRequest(
-        ModelSource(str(model)), source, "grpo", str(folder / "tokenized"), rollouts=rollouts
-    )  # fmt: skip
-    return prepare(server, request, folder / "prepare")
-
-
-def request_of(workload: PrepareReply, trainer: str = "grpo", **args: object) -> ProbeRequest:
+def request_of(found: Prepared, trainer: str = "grpo", **args: object) -> ProbeRequest:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_completion_length": MOST}
     fixed = {"use_cpu": True, "bf16": False, "num_generations": 2}
     plan = TrainingPlan(
@@ -65,13 +57,7 @@ def request_of(workload: PrepareReply, trainer: str = "grpo", **args: object) ->
         rewards=("get_soft_overlong_punishment",),
         completions=Completions(mean=4.0, widest=4.0),
     )
-    source, rows = ModelSource(workload.model.name), workload.dataset.tokenized_directory
-    return ProbeRequest(plan, source, "cpu", rows, SCHEDULE)
-
-
-def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:
-    progress = Progress(request.schedule, CpuMeter())
-    return progress, train(request, folder, progress)
+    return found.request(plan, SCHEDULE)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +72,7 @@ def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:
     ],
 )
 def test_the_passes_over_a_generation_batch_are_those_of_a_whole_step(
-    trainer: str, args: dict[str, object], passes: set[str], prompts: PrepareReply, tmp_path: Path
+    trainer: str, args: dict[str, object], passes: set[str], prompts: Prepared, tmp_path: Path
 ) -> None:
     # Only two of the four micro-batches of a step are run, which TRL must not notice.
     progress, _ = trained(request_of(prompts, trainer, **args), tmp_path)
@@ -96,7 +82,7 @@ def test_the_passes_over_a_generation_batch_are_those_of_a_whole_step(
 
 @pytest.mark.parametrize("micro_batches", [2, 16])
 def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_on_each(
-    micro_batches: int, prompts: PrepareReply, tmp_path: Path
+    micro_batches: int, prompts: Prepared, tmp_path: Path
 ) -> None:
     request = request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=micro_batches)
     progress, trainer = trained(request, tmp_path)
@@ -114,7 +100,7 @@ def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_o
     assert trainer.args.gradient_accumulation_steps == 2
 
 
-def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: PrepareReply, tmp_path: Path) -> None:
+def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prepared, tmp_path: Path) -> None:
     progress, _ = trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
     whole, generation = progress.whole_step, progress.generations[0]
     assert whole is not None
@@ -123,7 +109,7 @@ def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prep
 
 
 def test_worst_completions_are_as_long_as_they_may_be_and_each_micro_batch_has_a_mask(
-    prompts: PrepareReply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prompts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int, bool]] = []
     compute = GRPOTrainer.compute_loss
@@ -141,14 +127,13 @@ def test_worst_completions_are_as_long_as_they_may_be_and_each_micro_batch_has_a
     assert {shape[1] for shape in typical} == {4}
 
 
-def test_typical_completions_are_as_long_as_a_column_says(
-    job_server: JobServer, small_model_directory: Path, tmp_path: Path
-) -> None:
-    workload = prepared(job_server, small_model_directory, tmp_path, Rollouts(column="answer"))
-    lengths = workload.dataset.completions
+def test_typical_completions_are_as_long_as_a_column_says(small_model_directory: Path, tmp_path: Path) -> None:
+    rollouts = Rollouts(column="answer")
+    found = prepared_rows(find_trainer("grpo"), ROWS, small_model_directory, tmp_path, rollouts=rollouts)
+    lengths = found.reply.dataset.completions
     assert lengths is not None
     assert lengths.rows == len(TEXTS)
-    progress, trainer = trained(request_of(workload), tmp_path)
+    progress, trainer = trained(request_of(found), tmp_path)
     assert progress.batches is not None
     is_worst = np.repeat(progress.batches.is_worst, progress.batches.order.shape[1])
     wanted = np.array(trainer.train_dataset[WANTED])[:, 0]
@@ -156,9 +141,7 @@ def test_typical_completions_are_as_long_as_a_column_says(
     assert wanted[is_worst].min() == MOST - 1
 
 
-def test_a_probe_out_of_memory_names_the_generation(
-    job_server: JobServer, prompts: PrepareReply, tmp_path: Path
-) -> None:
+def test_a_probe_out_of_memory_names_the_generation(job_server: JobServer, prompts: Prepared, tmp_path: Path) -> None:
     request = request_of(
         prompts, per_device_train_batch_size=1, gradient_accumulation_steps=128, max_completion_length=400
     )
@@ -195,3 +178,44 @@ def test_a_traced_pass_over_a_generation_batch_runs_one_of_the_chunks_that_the_g
         phase = next(phase for phase in traced.phases if phase.name == name)
         ran = traced.operators[phase.first_operator : phase.end_operator]
         assert sum("embedding" in operator.name for operator in ran) == 1
+
+
+def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:
+    generation = SimpleNamespace(max_completion_length=16, generation_kwargs={"seed": 1})
+    make_long(generation, 40)
+    assert generation.max_completion_length == 40
+    assert generation.generation_kwargs == {"seed": 1, "min_tokens": 40, "ignore_eos": True}
+
+
+def test_what_stands_for_vllm_gives_completions_of_that_length() -> None:
+    given = GivenCompletions(accelerator=SimpleNamespace(device=torch.device("cpu")))
+    make_long(given, 3)
+    prompts, completions, probabilities, _ = given.generate([[1, 2], [1]], num_generations=2)
+    assert prompts == [[1, 2], [1]]
+    assert [len(ids) for ids in completions] == [3, 3]
+    assert [len(row) for row in probabilities] == [3, 3]
+    assert all(len(token) == 1 for row in probabilities for token in row)
+
+
+def test_vllm_starts_without_reading_weights() -> None:
+    module: Any = ModuleType("trl.generation.vllm_generation")
+    module.LLM = lambda **given: given
+    with without_weights(module):
+        assert module.LLM(model="x") == {"model": "x", "load_format": "dummy"}
+    assert module.LLM(model="x") == {"model": "x"}
+    with without_weights(ModuleType("without vllm")):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm 0.22 to 0.31, which is not installed")
+@pytest.mark.parametrize("vllm", ["colocate", "colocate-sleep"])
+def test_a_probe_with_vllm_measures_both(vllm: str, tmp_path: Path) -> None:
+    model = write_small_model(tmp_path / "model", num_attention_heads=4, num_key_value_heads=4, hidden_size=256)
+    rows = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"token {number} of"} for number in range(64)])
+    found = autotune.probe(
+        str(model), str(rows), trainer="grpo", device="cuda", trials=2, output=tmp_path / "out",
+        fix={"vllm": vllm, "vllm_gpu_memory_utilization": "0.3", "max_completion_length": 32},
+    )  # fmt: skip
+    assert found.recommended is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def of_prompts(images: list[list[Any]]) -> Dataset:
     )
 
 
+PICTURED: dict[str, Callable[[list[list[Any]]], Dataset]] = {
+    "sft": rows_of, "dpo": of_pairs, "kto": of_answers, "grpo": of_prompts, "rloo": of_prompts,
+}  # fmt: skip
+"""What makes rows of lists of images, by the trainer that they are for."""
+
+
 def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
     rows.to_parquet(str(folder / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
@@ -71,51 +78,54 @@ def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, traine
     return prepare(server, PrepareRequest(model, source, trainer, str(folder / "tokenized")), folder / "prepare")
 
 
+COLLATORS: dict[str, Any] = {
+    "sft": DataCollatorForVisionLanguageModeling,
+    "dpo": DataCollatorForVisionPreference,
+    "kto": DataCollatorForVisionUnpairedPreference,
+}
+ANSWERS = {"dpo": ["chosen_ids", "rejected_ids"], "kto": ["completion_ids"]}
+"""Columns of answers, each of which is a sequence behind the prompt."""
+
+
+def of_trl(trainer: str, processor: Any, row: dict[str, Any]) -> Any:
+    """Return what TRL makes of a row, whose prompt alone trainers that generate take."""
+    if trainer in COLLATORS:
+        return COLLATORS[trainer](processor)([row])
+    return processor.apply_chat_template(
+        [prepare_multimodal_messages(row["prompt"], images=row["images"])],
+        add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", PICTURED)
 @pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
-def test_tokens_and_image_data_are_those_of_the_real_images(job_server: JobServer, family: str, tmp_path: Path) -> None:
-    rows = rows_of([[picture(*size) for size in sizes] for sizes in SIZES])
-    reply = prepared(job_server, family, rows, tmp_path)
-    collator = DataCollatorForVisionLanguageModeling(small_processor(family))
-    found = load_from_disk(str(tmp_path / "tokenized"))
+def test_tokens_and_image_data_of_a_row_are_those_that_trl_makes_of_the_real_images(
+    job_server: JobServer, family: str, trainer: str, tmp_path: Path
+) -> None:
+    taken = [sizes for sizes in SIZES if sizes or trainer != "grpo"]
+    rows = PICTURED[trainer]([[picture(*size) for size in sizes] for sizes in taken])
+    images = prepared(job_server, family, rows, tmp_path, trainer).dataset.images
+    found, processor = load_from_disk(str(tmp_path / "tokenized")), small_processor(family)
+    answers = ANSWERS.get(trainer, [])
     for row, tokenised in zip(rows, found, strict=True):
-        real = collator([row])
-        assert tokenised["input_ids"] == real["input_ids"][0].tolist()
-        assert tokenised["labels"] == real["labels"][0].tolist()
+        real = of_trl(trainer, processor, row)
+        kept = zip(real["input_ids"], real["attention_mask"].bool(), strict=True)
+        prompt = tokenised["input_ids" if trainer == "sft" else "prompt_ids"]
+        assert [ids[mask].tolist() for ids, mask in kept] == (
+            [prompt + tokenised[name] for name in answers] or [prompt]
+        )
+        if answers:
+            assert real["completion_mask"].sum() == sum(len(tokenised[name]) for name in answers) > 0
+        if trainer == "sft":
+            assert tokenised["labels"] == real["labels"][0].tolist()
+        if trainer == "kto":
+            assert tokenised["label"] == row["label"]
+        # Each image is in every sequence of its row.
         assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
-    assert reply.dataset.images is not None
-    assert reply.dataset.images.pixels.counts == {5400: 2, 3600: 1, 4096: 1}
-
-
-@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
-def test_tokens_of_a_pair_are_those_of_both_sequences(job_server: JobServer, family: str, tmp_path: Path) -> None:
-    rows = of_pairs([[picture(*size) for size in sizes] for sizes in SIZES])
-    reply = prepared(job_server, family, rows, tmp_path, "dpo")
-    collator = DataCollatorForVisionPreference(small_processor(family))
-    for row, tokenised in zip(rows, load_from_disk(str(tmp_path / "tokenized")), strict=True):
-        real = collator([row])
-        masked = zip(real["input_ids"], real["attention_mask"].bool(), strict=True)
-        sequences = [ids[mask].tolist() for ids, mask in masked]
-        assert sequences == [tokenised["prompt_ids"] + tokenised[name] for name in ("chosen_ids", "rejected_ids")]
-        assert real["completion_mask"].sum() == len(tokenised["chosen_ids"]) + len(tokenised["rejected_ids"])
-        # Each image is in both sequences.
-        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
-    assert reply.dataset.images is not None
-    assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
-
-
-@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
-def test_tokens_of_an_answer_follow_those_of_its_prompt(job_server: JobServer, family: str, tmp_path: Path) -> None:
-    rows = of_answers([[picture(*size) for size in sizes] for sizes in SIZES])
-    reply = prepared(job_server, family, rows, tmp_path, "kto")
-    collator = DataCollatorForVisionUnpairedPreference(small_processor(family))
-    for row, tokenised in zip(rows, load_from_disk(str(tmp_path / "tokenized")), strict=True):
-        real = collator([row])
-        assert tokenised["prompt_ids"] + tokenised["completion_ids"] == real["input_ids"][0].tolist()
-        assert len(tokenised["completion_ids"]) == real["completion_mask"].sum() > 0
-        assert tokenised["label"] == row["label"]
-        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
-    assert reply.dataset.images is not None
-    assert reply.dataset.images.in_row.counts == {0: 1, 1: 2, 2: 1}
+    assert trainer in COLLATORS or set(rows.column_names) < set(found.column_names)
+    assert images is not None
+    assert images.in_row.counts == Counter(map(len, taken))
+    assert images.pixels.counts == Counter(width * height for sizes in taken for width, height in sizes)
 
 
 def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, tmp_path: Path) -> None:
@@ -130,27 +140,6 @@ def test_pairs_with_images_are_refused_where_trl_takes_none(job_server: JobServe
     with pytest.raises(InputError, match=refused) as found:
         prepared(job_server, "gemma3", of_pairs([[picture(9, 9)]] * 2), tmp_path, "kto")
     assert not isinstance(found.value, UnreadError)
-
-
-@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
-@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
-def test_tokens_of_a_prompt_are_those_that_completions_follow(
-    job_server: JobServer, family: str, trainer: str, tmp_path: Path
-) -> None:
-    taken = [sizes for sizes in SIZES if sizes or trainer == "rloo"]
-    rows = of_prompts([[picture(*size) for size in sizes] for sizes in taken])
-    reply = prepared(job_server, family, rows, tmp_path, trainer)
-    found = load_from_disk(str(tmp_path / "tokenized"))
-    assert set(rows.column_names) < set(found.column_names)
-    for row, tokenised in zip(rows, found, strict=True):
-        real = small_processor(family).apply_chat_template(
-            [prepare_multimodal_messages(row["prompt"], images=row["images"])],
-            add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
-        )  # fmt: skip
-        assert tokenised["prompt_ids"] == real["input_ids"][0].tolist()
-        assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
-    assert reply.dataset.images is not None
-    assert reply.dataset.images.in_row.counts == Counter(map(len, taken))
 
 
 def test_images_need_a_prompt_of_messages(job_server: JobServer, tmp_path: Path) -> None:

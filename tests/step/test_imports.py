@@ -1,9 +1,13 @@
-"""What the server imports before it forks leaves the accelerator to its children."""
+"""What the server imports before it forks leaves accelerator and environment to its children."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+import torch
 
 
 def _said(script: str) -> list[str]:
@@ -38,3 +42,33 @@ prepare_environment("cpu", 1)
 print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
     assert _said(script) == ["3 PCI_BUS_ID", "''"]
+
+
+_SCRIPT = """
+import os
+import torch
+{asked_before}
+from autotune.step.jobs.probe import set_environment
+set_environment({{"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OTHER": "1"}})
+print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CONF"], os.environ["OTHER"])
+"""
+
+
+@pytest.mark.skipif(
+    not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="PyTorch 2.11 does not tell its settings"
+)
+@pytest.mark.parametrize(
+    "asked_before",
+    ["", pytest.param("torch._C._accelerator_getAllocatorSettings()", marks=pytest.mark.nightly)],
+    ids=["settings unread", "settings read"],
+)
+def test_the_allocator_s_settings_are_those_of_the_plan(asked_before: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.format(asked_before=asked_before)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.stdout.split() == ["expandable_segments:True", "expandable_segments:True", "1"]

@@ -1,8 +1,8 @@
-"""Probes of KTO: its fixed blocks of rows, its mismatched pairs, and what it cannot train on."""
+"""Probes of KTO: its fixed blocks of rows, with images or without, mismatched pairs, and what it cannot train on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,22 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import ProbeRequest
-from autotune.core.workload import ModelSource
+from autotune.core.protocol import PrepareRequest, ProbeRequest
+from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
+from autotune.probing import JobServer
+from autotune.step.run.evaluation import evaluated_sizes, rows_at_once
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import build_trainer, train
+from autotune.step.run.training import build_trainer
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
 from tests.small import small_config, small_tokenizer
+from tests.step.requests import trained
+from tests.step.test_images_tokenised import of_answers, prepared
 from tests.trainers.prepared import Prepared, prepared_rows, prepared_sample
+from tests.vision import picture
 
 SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
 KTO, ADAPTER = find_trainer("kto"), adapter("kto")
@@ -41,9 +47,7 @@ def found(request: pytest.FixtureRequest, small_model_directory: Path, tmp_path_
 
 def request_of(found: Prepared, **args: object) -> ProbeRequest:
     sizes = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "max_length": 64}
-    plan = TrainingPlan("kto", {"use_cpu": True, "bf16": False, **sizes, **args})
-    rows = found.reply.dataset.tokenized_directory
-    return ProbeRequest(plan, ModelSource(str(found.model)), "cpu", rows, SCHEDULE)
+    return found.request(TrainingPlan("kto", {"use_cpu": True, "bf16": False, **sizes, **args}), SCHEDULE)
 
 
 def of_trl(found: Prepared, folder: Path, eval_dataset: Dataset | None = None, **args: Any) -> KTOTrainer:
@@ -55,7 +59,7 @@ def of_trl(found: Prepared, folder: Path, eval_dataset: Dataset | None = None, *
         model=AutoModelForCausalLM.from_config(small_config()),
         ref_model=AutoModelForCausalLM.from_config(small_config()),
         args=config,
-        train_dataset=load_dataset("json", data_files=found.source.data_files, split="train"),
+        train_dataset=load_dataset("json", data_files=found.asked.dataset.data_files, split="train"),
         eval_dataset=eval_dataset,
         processing_class=small_tokenizer(),
     )
@@ -89,7 +93,7 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
 def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
     found: Prepared, rows: int, tmp_path: Path
 ) -> None:
-    data = load_dataset("json", data_files=found.source.data_files, split="train")
+    data = load_dataset("json", data_files=found.asked.dataset.data_files, split="train")
     built = of_trl(found, tmp_path, eval_dataset=data, max_length=64, per_device_eval_batch_size=rows)
     seen = widths(list(built.get_eval_dataloader()))
     said = KTO.evaluated(request_of(found).plan, found.reply.dataset.documents, rows)
@@ -99,9 +103,7 @@ def test_answers_are_exchanged_in_evaluation_among_as_many_rows_as_in_training(
 
 
 def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Path) -> None:
-    request = request_of(found)
-    progress = Progress(SCHEDULE, CpuMeter())
-    trainer = train(request, tmp_path, progress)
+    progress, trainer = trained(request_of(found), tmp_path)
     batches = progress.batches
     assert batches is not None
     whole = {tuple(block) for block in block_rows(batches.population, 5).tolist()}
@@ -114,8 +116,7 @@ def test_a_probe_s_micro_batches_are_whole_blocks(found: Prepared, tmp_path: Pat
 
 
 def test_every_block_that_may_need_the_most_memory_runs_when_gradients_exist(found: Prepared, tmp_path: Path) -> None:
-    progress = Progress(SCHEDULE, CpuMeter())
-    trainer = train(request_of(found, max_length=200), tmp_path, progress)
+    progress, trainer = trained(request_of(found, max_length=200), tmp_path)
     assert progress.batches is not None
     said = KTO.geometry(request_of(found, max_length=200).plan, found.reply.dataset.documents)
     counted = ADAPTER.sizes(trainer).trainable.reshape(-1, 5).sum(axis=1)
@@ -200,3 +201,67 @@ def test_traced_rows_make_the_widths_of_both_tensors() -> None:
 def test_synthetic_rows_are_labelled_in_turn() -> None:
     made: Dataset = ADAPTER.synthetic(((3, 4), (2, 5)), TrainingPlan("kto", {}), None, 1.0)
     assert made["label"][:] == [True, False]
+
+
+TRAINED, EVALUATED = 3, 4
+# The last block of an epoch has a row or two.
+COUNTS = (0, 1, 2, 3, 1, 0, 0, 2, 0, 1, 3, 0, 1)
+Sizes = tuple[int, int, int, int]
+
+
+@pytest.fixture(scope="module")
+def pictured(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Rows with images, to train on and to evaluate on in micro-batches of another size."""
+    folder = tmp_path_factory.mktemp("kto")
+    reply = prepared(job_server, "gemma3", of_answers([[picture(90, 60)] * count for count in COUNTS]), folder, "kto")
+    source = DatasetSource("rows", "parquet")
+    asked = PrepareRequest(ModelSource(str(folder / "gemma3"), "random"), source, "kto", "", source)
+    return Prepared(KTO, asked, replace(reply, evaluation=reply.dataset))
+
+
+def pictured_request(found: Prepared) -> ProbeRequest:
+    sizes = {"per_device_train_batch_size": TRAINED, "per_device_eval_batch_size": EVALUATED}
+    further = {"gradient_accumulation_steps": 2, "max_length": 64, "eval_strategy": "epoch"}
+    plan = TrainingPlan("kto", {"use_cpu": True, "bf16": False, **sizes, **further})
+    return found.request(plan, replace(SCHEDULE, whole_steps=True))
+
+
+def pictured_trainer(found: Prepared, folder: Path) -> Any:
+    request = pictured_request(found)
+    return build_trainer(request, found.rows, folder, Progress(request.schedule, CpuMeter()))
+
+
+def sizes_of(batches: Iterable[Mapping[str, Any]]) -> list[Sizes]:
+    """Return the rows of micro-batches, the widths of both tensors, and the numbers of their pixels."""
+    nothing = torch.zeros(0)
+    return [
+        (*batch["input_ids"].shape, batch["KL_input_ids"].shape[1], batch.get("pixel_values", nothing).numel())
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_blocks_of_pictured_rows_are_those_of_trl_s_loader(pictured: Prepared, evaluated: bool, tmp_path: Path) -> None:
+    trainer = pictured_trainer(pictured, tmp_path)
+    loader = trainer.get_eval_dataloader() if evaluated else trainer.get_train_dataloader()
+    real, rows = sizes_of(loader), EVALUATED if evaluated else TRAINED
+    sizes = evaluated_sizes(trainer, ADAPTER) if evaluated else ADAPTER.sizes(trainer)
+    assert rows_at_once(trainer, ADAPTER) == EVALUATED
+    blocks = blocks_of(sizes.widest, sizes.beside, rows, 1, sizes.image_elements)
+    assert [(block.rows, block.tokens, block.beside, block.image_elements) for block in blocks] == real
+    geometry = whole_geometry(KTO, pictured_request(pictured).plan, pictured.workload)
+    planned = geometry.evaluation if evaluated else geometry
+    assert planned is not None
+    assert {(shape.tokens, shape.beside) for shape in planned.shapes} <= {(own, kl) for _, own, kl, _ in real}
+
+
+def test_a_probe_runs_the_blocks_with_the_most_tokens_and_image_data(pictured: Prepared, tmp_path: Path) -> None:
+    real = sizes_of(pictured_trainer(pictured, tmp_path / "real").get_train_dataloader())
+    progress, trainer = trained(pictured_request(pictured), tmp_path)
+    assert progress.batches is not None
+    blocks = [list(range(start, start + TRAINED)) for start in range(0, len(COUNTS) - 1, TRAINED)]
+    assert all(sorted(set(rows)) in [*blocks, [12]] for rows in progress.batches.order.tolist())
+    rows = [trainer.train_dataset.select(range(place * 3, place * 3 + 3)) for place in progress.batches.worst]
+    ran = sizes_of(trainer.data_collator(list(each)) for each in rows)
+    for column in range(1, 4):
+        assert max(each[column] for each in ran) == max(each[column] for each in real)

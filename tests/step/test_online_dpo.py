@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from trl.experimental.online_dpo import OnlineDPOTrainer
 
 from autotune.core.candidate import Choice
 from autotune.core.program import BACKWARD, FORWARD
-from autotune.step.job import JobContext
-from autotune.step.jobs.probe import probe
 from autotune.step.rows import RowSizes
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
@@ -24,6 +21,7 @@ from autotune.step.trainers import online_dpo
 from autotune.step.trainers.base import Collation
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from tests.step.requests import probed_here
 from tests.trainers.prepared import Prepared, prepared_rows
 
 TRAINER = find_trainer("online_dpo")
@@ -79,7 +77,7 @@ def test_the_loss_is_computed_of_as_many_tokens_as_are_said(
     monkeypatch.setattr(OnlineDPOTrainer, "_forward", forward)
     plan = found.plan(choices)
     said = found.geometry(plan)
-    shown = probe(found.request(plan), JobContext(tmp_path, time.monotonic())).ranks[0]
+    shown = probed_here(found.request(plan), tmp_path)
     assert shown.reason == ""
     learned = [shape for grad, shape, _ in seen if grad]
     assert max(rows * width for rows, width in learned) == said.worst.rows * 2 * said.worst.tokens == shown.worst_tokens
@@ -170,6 +168,9 @@ def test_trl_does_not_evaluate(found: Prepared, tmp_path: Path) -> None:
     trainer = found.built(found.plan(WHOLE), tmp_path)
     with pytest.raises((TypeError, ValueError, KeyError)):
         trainer.evaluate(trainer.train_dataset.select([0]))
+    # It gives the columns of the dataset to the model.
+    with pytest.raises(ValueError, match="exactly one of input_ids or inputs_embeds"):
+        trainer.evaluate(trainer.train_dataset.select_columns(["prompt"]))
     evaluated = replace(found.setting.workload, evaluation=found.reply.dataset)
     reason = TRAINER.illegal(found.baseline, replace(found.setting, workload=evaluated))
     assert reason is not None

@@ -12,13 +12,11 @@ import pytest
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, FORWARD, OPTIMIZER_STEP
-from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.protocol import PrepareReply
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DatasetSource, ModelSource
-from autotune.probing import JobServer, prepare, probe
+from autotune.probing import JobServer, probe
 from autotune.units import MIB
-from tests.small import write_rows, write_small_model
-from tests.step.requests import plan, probe_request
+from tests.step.requests import plan, probe_request, token_workload
 
 Prober = Callable[..., Measurement]
 LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_r": 4}
@@ -40,13 +38,7 @@ def workload_of(job_server: JobServer, tmp_path: Path) -> Callable[..., PrepareR
     """Prepare a workload of pre-tokenised rows of given lengths, for a model of given size."""
 
     def make(lengths: list[int], **config: Any) -> PrepareReply:
-        name = f"workload-{len(list(tmp_path.iterdir()))}"
-        model = write_small_model(tmp_path / name / "model", weights=False, **config)
-        file = write_rows(tmp_path / name / "rows.jsonl", [{"input_ids": [7] * length} for length in lengths])
-        request = PrepareRequest(
-            ModelSource(str(model)), DatasetSource("rows", "json", str(file)), "sft", str(tmp_path / name / "tokenized")
-        )
-        return prepare(job_server, request, tmp_path / name / "prepare")
+        return token_workload(job_server, tmp_path / f"workload-{len(list(tmp_path.iterdir()))}", lengths, **config)
 
     return make
 

@@ -1,12 +1,13 @@
-"""Probes with two real ranks on the CPU: the planned engine is the one that runs, and a failure says whose it is."""
+"""Probes with two real ranks on the CPU: the planned engine runs, a failure says whose it is, and a save gathers."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import pytest
 from autotune.core.exchange import write_reply
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, PrepareRequest, ProbeReply, ProbeRequest
+from autotune.core.program import SAVE
+from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DatasetSource, ModelSource
-from autotune.probing import JobServer, prepare, probe
+from autotune.core.traced import TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.probing import JobServer, probe, trace
 from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import probe as real_probe
@@ -27,13 +30,10 @@ from autotune.step.jobs.probe import processes_of, succeeded
 from autotune.units import MIB
 from tests.probing.processes import running, wait_until
 from tests.settings import TWO, plan_with, setting
-from tests.small import write_rows, write_small_model
-from tests.step.requests import probe_request
+from tests.step.plans import fsdp2, needs_deepspeed, zero
+from tests.step.requests import BRIEF, probe_request, token_workload
 
 MODULE = "tests.step.test_ranks"
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
-)
 PIDS = "pids"
 ENGINES = [
     ({}, "DDP"),
@@ -60,7 +60,7 @@ def planned(**choices: str | int) -> TrainingPlan:
 
 
 # A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
-_SILENT, _KILLED, _HELD, _UPDATE = 101, 102, 103, 104
+_SILENT, _KILLED, _HELD, _UPDATE, _WATCHED = 101, 102, 103, 104, 105
 
 
 def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
@@ -77,6 +77,8 @@ def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
     elif request.seed == _UPDATE:
         optimizer: Any = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2").DeepSpeedZeroOptimizer
         optimizer.step = _run_out
+    elif request.seed == _WATCHED:
+        return _watched(request, context)
     return real_probe(request, context)
 
 
@@ -89,10 +91,7 @@ JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
 
 @pytest.fixture
 def workload(job_server: JobServer, tmp_path: Path) -> PrepareReply:
-    model = write_small_model(tmp_path / "model", weights=False)
-    file = write_rows(tmp_path / "rows.jsonl", [{"input_ids": [7] * length} for length in ROWS])
-    source, rows = ModelSource(str(model)), DatasetSource("rows", "json", str(file))
-    return prepare(job_server, PrepareRequest(source, rows, "sft", str(tmp_path / "tokens")), tmp_path / "prepare")
+    return token_workload(job_server, tmp_path, ROWS)
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +194,74 @@ def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: PrepareReply
     assert found.status is ProbeStatus.TIMEOUT
     started = [int(file.read_text() or 0) for file in (tmp_path / "probe").glob(f"{PIDS}-*")]
     assert wait_until(lambda: not running([pid for pid in started if pid]), seconds=5)
+
+
+HELD = "held.json"
+RANKS, LENGTH = 2, 32
+# Bytes of the optimizer's counts of steps, which lie on the host.
+_SCALARS = 1024
+GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
+
+
+def _watched(request: ProbeRequest, context: JobContext) -> ProbeReply:
+    """Run a probe, and write down the bytes of the largest state that this rank was given to save."""
+    most = [0]
+
+    def watch(module: Any, name: str) -> None:
+        given: Callable[..., Any] = getattr(module, name)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            state = given(*args, **kwargs)
+            most[0] = max(most[0], _bytes_of(state))
+            return state
+
+        setattr(module, name, watched)
+
+    watch(importlib.import_module("accelerate").Accelerator, "get_state_dict")
+    watch(importlib.import_module("torch.distributed.checkpoint.state_dict"), "get_optimizer_state_dict")
+    reply = real_probe(request, context)
+    (context.folder / HELD).write_text(json.dumps(most[0]), encoding="utf-8")
+    return reply
+
+
+def _bytes_of(state: object) -> int:
+    torch: Any = importlib.import_module("torch")
+    leaves = importlib.import_module("torch.utils._pytree").tree_leaves(state)
+    storages = {leaf.untyped_storage() for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "args",
+    [
+        fsdp2(),
+        pytest.param(zero(2), marks=needs_deepspeed),
+        pytest.param(zero(3, **GATHERED), marks=needs_deepspeed),
+    ],
+    ids=["fsdp2", "zero2", "zero3"],
+)
+def test_each_rank_holds_what_was_traced_of_a_checkpoint(
+    args: dict[str, Any], misbehaving: JobServer, job_server: JobServer, tmp_path: Path
+) -> None:
+    workload = token_workload(job_server, tmp_path, [LENGTH] * 8, hidden_size=256)
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_length": LENGTH}
+    plan = TrainingPlan("sft", {**sizes, "bf16": False, "gradient_checkpointing": False, **args}, launch=Launch(RANKS))
+
+    on_cpu = replace(plan, args={"use_cpu": True, **plan.args})
+    request = probe_request(workload, on_cpu, schedule=replace(BRIEF, saves=True))
+    found = probe(misbehaving, replace(request, seed=_WATCHED), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+    real = [json.loads((tmp_path / "probe" / f"rank-{rank}" / HELD).read_text()) for rank in range(RANKS)]
+
+    reply = trace(
+        job_server, TraceRequest(plan, ModelSource(workload.model.name), "cuda", worst=((LENGTH,),)), tmp_path / "trace"
+    )
+    saving = next(section for section in reply.sections if section.part.phase == SAVE)
+    traced = [saving.host_bytes, saving.machine_bytes - saving.host_bytes]
+    # DeepSpeed's ranks copy their own shards of the optimizer's state besides, one after another.
+    shard = 4 * workload.model.parameters // RANKS
+    for of_trace, of_run in zip(traced, real, strict=True):
+        most = 1.01 * of_run + (shard if "deepspeed" in args else 0)
+        assert 0.99 * of_run <= of_trace <= most + _SCALARS
+    assert max(real) > 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,25 @@ from trl import RewardConfig, RewardTrainer
 
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import CheckPackingRequest, PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.protocol import CheckPackingRequest, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.job import JobContext
 from autotune.step.jobs.check_packing import check_packing
-from autotune.step.jobs.prepare import prepare
-from autotune.step.jobs.probe import probe
 from autotune.step.models.loading import load_config, load_processor, random_model
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import build_trainer, train
+from autotune.step.run.training import build_trainer
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
-from tests.small import long_tailed_texts, preference_rows, small_config, small_tokenizer, write_rows
+from tests.small import long_tailed_texts, preference_rows, small_config, small_tokenizer
+from tests.step.requests import probed_here, trained
+from tests.trainers.prepared import Prepared, prepared_rows
 from tests.trainers.samples import Rows
 
 SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
+REWARD = find_trainer("reward")
 HEAD = adapter("reward").head
 ADAPTERS = {"use_peft": True, "lora_r": 4, "lora_target_modules": "all-linear", "lora_task_type": "SEQ_CLS"}
 
@@ -40,23 +40,16 @@ def pair_rows() -> Rows:
     return preference_rows(long_tailed_texts(60, longest_words=120))
 
 
-def prepared(model: Path, folder: Path, rows: Rows) -> PrepareReply:
-    file = write_rows(folder / "pairs.jsonl", rows)
-    source = DatasetSource(file.name, "json", str(file))
-    request = PrepareRequest(ModelSource(str(model)), source, "reward", str(folder / "tokenized"))
-    return prepare(request, JobContext(folder, time.monotonic()))
-
-
 @pytest.fixture(scope="module")
-def pairs(small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> PrepareReply:
-    return prepared(small_model_directory, tmp_path_factory.mktemp("reward"), pair_rows())
+def pairs(small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepared_rows(REWARD, pair_rows(), small_model_directory, tmp_path_factory.mktemp("reward"))
 
 
-def request_of(workload: PrepareReply, model: dict[str, object] | None = None, **args: object) -> ProbeRequest:
+def request_of(found: Prepared, model: dict[str, object] | None = None, **args: object) -> ProbeRequest:
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_length": 64}
-    plan = TrainingPlan("reward", {"use_cpu": True, "bf16": False, **sizes, **args}, model or {})
-    source, rows = ModelSource(workload.model.name), workload.dataset.tokenized_directory
-    return ProbeRequest(plan, source, "cpu", rows, SCHEDULE)
+    return found.request(
+        TrainingPlan("reward", {"use_cpu": True, "bf16": False, **sizes, **args}, model or {}), SCHEDULE
+    )
 
 
 def kept_by_trl(model: Path, folder: Path, rows: Rows, length: int) -> Any:
@@ -68,10 +61,10 @@ def kept_by_trl(model: Path, folder: Path, rows: Rows, length: int) -> Any:
 
 @pytest.mark.parametrize("length", [20, 40, 90])
 def test_rows_are_dropped_as_trl_drops_them_and_none_is_cut(
-    pairs: PrepareReply, small_model_directory: Path, tmp_path: Path, length: int
+    pairs: Prepared, small_model_directory: Path, tmp_path: Path, length: int
 ) -> None:
     kept = kept_by_trl(small_model_directory, tmp_path, pair_rows(), length)
-    documents = pairs.dataset.documents
+    documents = pairs.reply.dataset.documents
     assert 0 < len(kept) < documents.rows
     assert documents.row_coverage(length) == pytest.approx(len(kept) / documents.rows)
     assert documents.rows_dropped(length) == documents.rows - len(kept)
@@ -79,11 +72,11 @@ def test_rows_are_dropped_as_trl_drops_them_and_none_is_cut(
     tokens = sum(len(row["chosen_ids"]) + len(row["rejected_ids"]) for row in kept)
     assert documents.tokens_kept(length) == tokens
 
-    request, progress = request_of(pairs, max_length=length), Progress(SCHEDULE, CpuMeter())
-    train(request, tmp_path, progress)
+    request = request_of(pairs, max_length=length)
+    progress, _ = trained(request, tmp_path)
     assert progress.batches is not None
     assert progress.batches.population == len(kept)
-    geometry = find_trainer("reward").geometry(request.plan, documents)
+    geometry = REWARD.geometry(request.plan, documents)
     assert progress.worst_tokens == 2 * geometry.worst.rows * geometry.worst.tokens
 
 
@@ -100,15 +93,15 @@ def test_a_random_model_has_the_weights_of_the_one_that_trl_loads(small_model_di
     assert drawn.score.weight.shape == (1, 64)
 
 
-def test_its_profile_is_of_the_model_that_is_trained(pairs: PrepareReply) -> None:
-    assert pairs.model.architecture == "LlamaForSequenceClassification"
+def test_its_profile_is_of_the_model_that_is_trained(pairs: Prepared) -> None:
+    assert pairs.reply.model.architecture == "LlamaForSequenceClassification"
     config = HEAD.configured(small_config(), "small")
     assert (config.architectures, config.num_labels) == (["LlamaForSequenceClassification"], 1)
     # One output of 64 numbers; the head that predicts tokens shares the embeddings' weights.
-    assert pairs.model.parameters == 64 + sum(
+    assert pairs.reply.model.parameters == 64 + sum(
         parameter.numel()
         for parameter in random_model(
-            ModelSource(pairs.model.name),
+            pairs.asked.model,
             {"dtype": "float32", "attn_implementation": "sdpa"},
             None,
             "cpu",
@@ -154,15 +147,13 @@ def test_its_tokenizer_is_loaded_as_trl_loads_it(small_model_directory: Path) ->
 
 def test_margins_go_with_the_rows_into_the_loss(small_model_directory: Path, tmp_path: Path) -> None:
     rows = [{**row, "margin": index / 10} for index, row in enumerate(pair_rows())]
-    workload = prepared(small_model_directory, tmp_path, rows)
-    request, progress = request_of(workload), Progress(SCHEDULE, CpuMeter())
-    trainer = train(request, tmp_path, progress)
+    _, trainer = trained(request_of(prepared_rows(REWARD, rows, small_model_directory, tmp_path)), tmp_path)
     assert "margin" in trainer.train_dataset.column_names
     batch = next(iter(trainer.get_train_dataloader()))
     assert batch["margin"].shape == (2,)
 
 
-def test_with_adapters_the_head_is_trained_and_has_none(pairs: PrepareReply, tmp_path: Path) -> None:
+def test_with_adapters_the_head_is_trained_and_has_none(pairs: Prepared, tmp_path: Path) -> None:
     request = request_of(pairs, ADAPTERS)
     rows = Dataset.from_dict({"chosen_ids": [[5, 6]], "rejected_ids": [[7]]})
     model = build_trainer(request, rows, tmp_path, Progress(SCHEDULE, CpuMeter())).model
@@ -175,12 +166,11 @@ def test_with_adapters_the_head_is_trained_and_has_none(pairs: PrepareReply, tmp
 
 def test_a_margin_must_be_given_in_every_row(small_model_directory: Path, tmp_path: Path) -> None:
     first, second, *_ = pair_rows()
-    with pytest.raises(InputError, match=r"Row 2 of pairs\.jsonl has no margin"):
-        prepared(small_model_directory, tmp_path, [{**first, "margin": 0.1}, second])
+    with pytest.raises(InputError, match=r"Row 2 of rows\.jsonl has no margin"):
+        prepared_rows(REWARD, [{**first, "margin": 0.1}, second], small_model_directory, tmp_path)
 
 
-def test_a_probe_of_rows_that_are_all_dropped_ends_with_the_reason(pairs: PrepareReply, tmp_path: Path) -> None:
-    request = replace(request_of(pairs, max_length=2))
-    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
+def test_a_probe_of_rows_that_are_all_dropped_ends_with_the_reason(pairs: Prepared, tmp_path: Path) -> None:
+    shown = probed_here(request_of(pairs, max_length=2), tmp_path)
     assert shown.status is not ProbeStatus.OK
     assert "the trainer drops every row of the dataset" in shown.reason

@@ -26,7 +26,7 @@ from autotune.trainers import find_trainer
 from tests.emit.test_launch import EIGHT
 from tests.settings import setting
 from tests.small import VOCABULARY, write_small_model
-from tests.step.plans import context_parallel, fsdp2, zero
+from tests.step.plans import context_parallel, fsdp2, needs_deepspeed, zero
 
 RANKS = 8
 LAYERS, WIDTH, INNER = 2, 256, 768
@@ -41,7 +41,6 @@ _LISTED = find_gpu("A100-80GB")
 assert _LISTED.speeds is not None
 FULL_SPEED = replace(_LISTED.speeds, achieved=AchievedRates())
 A100 = replace(_LISTED, speeds=FULL_SPEED)
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 pytestmark = pytest.mark.slow
 
 

@@ -21,11 +21,8 @@ from autotune.step.objects import (
     peft_config,
     quantization_config,
 )
-from autotune.step.run.meters import CpuMeter
-from autotune.step.run.progress import Progress
-from autotune.step.run.training import train
 from autotune.step.trainers import adapter
-from tests.step.requests import plan, probe_request
+from tests.step.requests import plan, probe_request, trained
 
 SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batches=4)
 
@@ -43,8 +40,7 @@ SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batch
 def test_trl_counts_the_tokens_that_the_probe_counts(
     small_workload: PrepareReply, tmp_path: Path, training_plan: TrainingPlan
 ) -> None:
-    progress = Progress(SCHEDULE, CpuMeter())
-    trainer = train(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, progress)
+    progress, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     assert progress.batches is not None
     assert progress.steps_done == progress.batches.steps
     assert trainer._total_train_tokens == progress.batches.tokens.sum()
@@ -80,8 +76,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
 def test_batches_come_in_the_order_that_was_chosen(
     small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
 ) -> None:
-    progress = Progress(SCHEDULE, CpuMeter())
-    trainer = train(probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE), tmp_path, progress)
+    request = probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE)
+    progress, trainer = trained(request, tmp_path)
     assert progress.batches is not None
     lengths = [len(row) for row in trainer.train_dataset["input_ids"][:]]
     count = len(seen.lengths)
@@ -105,8 +101,7 @@ def test_batches_come_in_the_order_that_was_chosen(
 def test_micro_batches_are_as_large_as_trls_collator_makes_them(
     small_workload: PrepareReply, tmp_path: Path, seen: type[Seen], training_plan: TrainingPlan
 ) -> None:
-    progress = Progress(SCHEDULE, CpuMeter())
-    train(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, progress)
+    progress, _ = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     assert progress.batches is not None
     assert seen.collated == progress.batches.collated.tolist()
     assert progress.worst_tokens == seen.collated[0] == max(seen.collated)
@@ -116,8 +111,8 @@ def test_a_run_of_whole_steps_ends_with_the_worst_micro_batches_again(
     small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
 ) -> None:
     schedule = replace(SCHEDULE, whole_steps=True, worst_last=True, max_seconds=0.0)
-    progress = Progress(schedule, CpuMeter())
-    train(probe_request(small_workload, plan(rows=2, micro_batches=5), schedule=schedule), tmp_path, progress)
+    request = probe_request(small_workload, plan(rows=2, micro_batches=5), schedule=schedule)
+    progress, _ = trained(request, tmp_path)
     assert progress.batches is not None
     steps = [seen.lengths[start : start + 5] for start in range(0, len(seen.lengths), 5)]
     assert len(steps) == progress.steps_done
@@ -138,8 +133,7 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
 
     monkeypatch.setattr(type(adapter("sft")), "trainer", Counting)
     request = probe_request(small_workload, plan(rows=2, micro_batches=7), schedule=SCHEDULE)
-    progress = Progress(SCHEDULE, CpuMeter())
-    train(request, tmp_path, progress)
+    progress, _ = trained(request, tmp_path)
     assert progress.batches is not None
     worst = progress.batches.worst_steps * 2
     assert held == [5] * worst + [0] * (len(held) - worst)
@@ -147,9 +141,7 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
 
 def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply, tmp_path: Path) -> None:
     training_plan = plan({"learning_rate": 0.125, "weight_decay": 0.5, "optim": "sgd"}, rows=1)
-    trainer = train(
-        probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path, Progress(SCHEDULE, CpuMeter())
-    )
+    _, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     planned, run = config(training_plan, output_dir="planned").to_dict(), trainer.args.to_dict()
     # transformers mirrors a deprecated field, and a model that is there already takes no arguments.
     expected = {

@@ -42,18 +42,13 @@ def journal_study(workers: Workers) -> optuna.Study:
     return optuna.load_study(storage=storage, study_name="s")
 
 
-def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Workers) -> None:
-    journal.start(3)
-    journal.until_ended(3)
-    journal.kill(random.Random(0))
-    outcomes = journal.outcomes()
-    assert len(outcomes) == 2
-    assert len(assert_shared(journal, outcomes, journal_study(journal))) == 1
-
-
-@pytest.mark.nightly
-def test_a_worker_of_another_machine_that_is_killed_is_missed_when_its_lease_has_lapsed(journal: Workers) -> None:
-    journal.apart = True
+@pytest.mark.parametrize(
+    "apart",
+    [False, pytest.param(True, marks=pytest.mark.nightly)],
+    ids=["of this machine", "of another, missed when its lease has lapsed"],
+)
+def test_three_workers_share_a_journal_and_one_of_them_is_killed(journal: Workers, apart: bool) -> None:
+    journal.apart = apart
     journal.start(3)
     journal.until_ended(3)
     journal.kill(random.Random(0))

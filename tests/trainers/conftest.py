@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from autotune.trainers import Trainer
-from tests.trainers.prepared import Prepared, prepared_sample
-
-Prepare = Callable[[Trainer, str], Prepared]
+from tests.trainers.prepared import Prepare, Prepared, prepared_sample
 
 
 @pytest.fixture(scope="session")

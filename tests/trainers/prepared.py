@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.space import Wishes
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
@@ -31,19 +31,29 @@ from tests.small import write_rows
 from tests.trainers.samples import Rows, sample_rows
 
 DOCUMENTS_PER_STEP = 24
+Prepare = Callable[[Trainer, str], "Prepared"]
 LIKE_GRPO = ("rloo", "online_dpo", "distillation")
 """Trainers that take prompts and generate, as GRPO does: their slow tests are left to the nightly run."""
 WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2)
 
 
+def richest(trainer: Trainer) -> str:
+    """Return the format with the most columns: in its rows, prompts and answers can be cut or dropped apart."""
+    return max(trainer.formats, key=lambda form: len(form.columns)).name
+
+
 @dataclass(frozen=True)
 class Prepared:
-    """A trainer, and sample rows that its ``prepare`` job has tokenised."""
+    """A trainer, and rows that its ``prepare`` job has tokenised as it was asked to."""
 
     trainer: Trainer
+    asked: PrepareRequest
     reply: PrepareReply
-    model: Path
-    source: DatasetSource
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model."""
+        return Path(self.asked.model.name)
 
     @property
     def adapter(self) -> Adapter:
@@ -56,21 +66,27 @@ class Prepared:
         return load_from_disk(self.reply.dataset.tokenized_directory)
 
     @cached_property
-    def setting(self) -> Setting:
-        """A CPU on which everything is allowed, however much of the rows it drops."""
-        source = ModelSource(str(self.model))
-        workload = Workload(
+    def workload(self) -> Workload:
+        """What was read."""
+        return Workload(
             self.trainer.name,
-            source,
-            self.source,
+            self.asked.model,
+            self.asked.dataset,
             self.reply.model,
             self.reply.dataset,
             {"sdpa": separates("sdpa")},
-            teacher_source=source if self.trainer.has_teacher else None,
+            self.asked.evaluation,
+            self.reply.evaluation,
+            self.asked.rollouts,
+            teacher_source=self.asked.teacher,
             teacher=self.reply.teacher,
         )
+
+    @cached_property
+    def setting(self) -> Setting:
+        """A CPU on which everything is allowed, however much of the rows it drops."""
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in self.trainer.techniques)})
-        return Setting(workload, CPU, DOCUMENTS_PER_STEP, token_coverage=0.0, allowed=allowed)
+        return Setting(self.workload, CPU, DOCUMENTS_PER_STEP, token_coverage=0.0, allowed=allowed)
 
     @cached_property
     def baseline(self) -> Candidate:
@@ -91,8 +107,9 @@ class Prepared:
 
     def request(self, plan: TrainingPlan, schedule: Schedule = WHOLE_STEPS) -> ProbeRequest:
         """Return the request for a probe of a plan on these rows."""
-        tokenized = self.reply.dataset.tokenized_directory
-        return ProbeRequest(plan, ModelSource(str(self.model)), "cpu", tokenized, schedule)
+        rows, evaluated = self.reply.dataset.tokenized_directory, self.reply.evaluation
+        where = evaluated.tokenized_directory if evaluated is not None else None
+        return ProbeRequest(plan, self.asked.model, "cpu", rows, schedule, evaluation_directory=where)
 
     def built(self, plan: TrainingPlan, folder: Path) -> Any:
         """Return TRL's trainer on these rows, shuffled as TRL shuffles them where it is told nothing."""
@@ -105,20 +122,39 @@ class Prepared:
         return trainer
 
 
-def prepared_rows(trainer: Trainer, rows: Rows, model: Path, folder: Path) -> Prepared:
+def prepared_rows(
+    trainer: Trainer,
+    rows: Rows,
+    model: Path,
+    folder: Path,
+    *,
+    evaluated: Rows | None = None,
+    rollouts: Rollouts | None = None,
+) -> Prepared:
     """Return rows that a ``prepare`` job of a trainer, run in this process, has tokenised.
+
+    Args:
+        evaluated: rows to evaluate on.
 
     Raises:
         InputError: the trainer cannot use them.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    file = write_rows(folder / "rows.jsonl", rows)
-    source = DatasetSource(file.name, "json", str(file))
-    # A model of the same vocabulary is its own teacher.
-    teacher = ModelSource(str(model)) if trainer.has_teacher else None
-    request = PrepareRequest(ModelSource(str(model)), source, trainer.name, str(folder / "tokenized"), teacher=teacher)
-    reply = prepare(request, JobContext(folder, time.monotonic()))
-    return Prepared(trainer, reply, model, source)
+    named = {"rows": rows, "evaluated": evaluated}
+    files = [write_rows(folder / f"{name}.jsonl", some) for name, some in named.items() if some is not None]
+    source, *others = (DatasetSource(file.name, "json", str(file)) for file in files)
+    asked = PrepareRequest(
+        ModelSource(str(model)),
+        source,
+        trainer.name,
+        str(folder / "tokenized"),
+        others[0] if others else None,
+        str(folder / "evaluation"),
+        rollouts or Rollouts(),
+        # A model of the same vocabulary is its own teacher.
+        teacher=ModelSource(str(model)) if trainer.has_teacher else None,
+    )
+    return Prepared(trainer, asked, prepare(asked, JobContext(folder, time.monotonic())))
 
 
 def prepared_sample(trainer: Trainer, form: str, model: Path, folder: Path) -> Prepared:

@@ -1,11 +1,10 @@
-"""What holds for every trainer, by being in the registry: its declarations, its rows, its plans, what it hands over."""
+"""What holds for every trainer in the registry: declarations, rows, plans, what it starts from, what it hands over."""
 
 from __future__ import annotations
 
 import importlib
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,11 @@ from autotune.space import default_file, load
 from autotune.step.trainers import adapters
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import DatasetFormat
+from autotune.userconfig.edit import Wanted, edits_of, rewritten
+from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.reporting.examples import a_result
 from tests.settings import problem, setting
-from tests.trainers.prepared import Prepared, prepared_rows
+from tests.trainers.prepared import Prepare, Prepared, prepared_rows
 from tests.trainers.samples import TEXTS
 
 EVERY = pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
@@ -43,7 +44,6 @@ EVERY_FORMAT = pytest.mark.parametrize(
         for form in trainer.formats
     ],
 )
-Prepare = Callable[[Trainer, str], Prepared]
 
 
 def of_trl(name: str, trainer: str) -> Any:
@@ -250,3 +250,34 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
     assert [item.path for item in dataset.datasets] == ["json"]
     plain = {name: value for name, value in chosen.plan.args.items() if not isinstance(value, dict)}
     assert json.dumps({name: getattr(arguments, name) for name in plain}) == json.dumps(plain)
+
+
+BASE = """\
+learning_rate: 1e-5  # mine
+max_grad_norm: 0.5
+optim: adafactor
+gradient_checkpointing: false
+per_device_train_batch_size: 8
+gradient_accumulation_steps: 3
+"""
+
+
+@EVERY
+@pytest.mark.parametrize("adapter", ["", "use_peft: true\nlora_r: 4\nlora_target_modules: [q_proj, v_proj]\n"])
+def test_the_baseline_trains_as_trl_does_by_the_file(
+    trainer: Trainer, adapter: str, prepared: Prepare, tmp_path: Path
+) -> None:
+    workload = prepared(trainer, trainer.formats[0].name).setting.workload
+    base = a_base(tmp_path, BASE + adapter, trainer.name)
+    search = started(base, of=workload)
+    assert disagreements(base, search.plan) == {}
+    documents = workload.dataset.documents
+    assert trainer.geometry(search.plan, documents) == trainer.geometry(
+        trainer.completed(base.plan, workload), documents
+    )
+    assert search.problem.choices["optimizer"] == ("adafactor",)
+    other = search.problem.normal(search.problem.baseline.but(gradient_checkpointing="on"))
+    plan = trainer.plan(other, search.problem.setting)
+    text = rewritten(base, edits_of(base, Wanted(plan), trainer, search.problem.setting))
+    assert "learning_rate: 1e-5  # mine\n" in text
+    assert disagreements(a_base(tmp_path, text.removeprefix(ROWS), trainer.name, "after.yaml"), plan) == {}

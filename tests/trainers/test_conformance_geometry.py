@@ -20,10 +20,9 @@ from autotune.step.run.training import step_size
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
-from tests.trainers.prepared import WHOLE_STEPS, Prepared
+from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, richest
 
 Choices = Mapping[str, Choice]
-Prepare = Callable[[Trainer, str], Prepared]
 Seen = Callable[[Prepared, TrainingPlan], "Real"]
 
 EPOCHS = 3
@@ -65,11 +64,6 @@ _GENERATED: tuple[Choices, ...] = (
     {"max_new_tokens": 24, "per_device_train_batch_size": 3},
     {"max_new_tokens": 24, "per_device_train_batch_size": 3, "max_length": 50},
 )
-
-
-def richest(trainer: Trainer) -> str:
-    """Return the format with the most columns: in its rows, prompts and answers can be cut or dropped apart."""
-    return max(trainer.formats, key=lambda form: len(form.columns)).name
 
 
 def has(trainer: Trainer, choices: Choices) -> bool:
@@ -130,7 +124,7 @@ def seen_of(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     known: dict[str, Real] = {}
 
     def of(found: Prepared, plan: TrainingPlan) -> Real:
-        key = repr((found.source, plan))
+        key = repr((found.asked.dataset, plan))
         if key not in known:
             known[key] = real(found, plan, tmp_path_factory.mktemp("built"))
         return known[key]

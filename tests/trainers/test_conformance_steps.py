@@ -19,7 +19,6 @@ from autotune.core.timeline import Occurrence
 from autotune.core.traced import TraceRequests
 from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
-from autotune.step.jobs.probe import probe
 from autotune.step.jobs.trace import trace_all
 from autotune.step.run.traced_training import Trained, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
@@ -29,10 +28,10 @@ from autotune.virtual import trace
 from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
 from tests.small import small_config, small_tokenizer
-from tests.trainers.prepared import LIKE_GRPO, Prepared
+from tests.step.requests import probed_here
+from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared
 from tests.virtual.reference import run_on_cpu
 
-Prepare = Callable[[Trainer, str], Prepared]
 Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
@@ -182,7 +181,7 @@ def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: 
     known = {item.name for item in trainer.techniques}
     plan = found.plan(dict.fromkeys(known & {"max_completion_length", "max_new_tokens"}, 16))
     said = found.geometry(plan)
-    shown = probe(found.request(plan, BRIEF), JobContext(tmp_path, time.monotonic())).ranks[0]
+    shown = probed_here(found.request(plan, BRIEF), tmp_path)
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     assert set(shown.peaks) == {phase.name for phase in trainer.program(plan).phases}
     # Resident memory comes in pages, and a few may be touched between two phases.

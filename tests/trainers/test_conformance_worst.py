@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.trainers import Trainer, trainers
 from autotune.virtual import phase
-from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepared
+from tests.trainers.prepared import LIKE_GRPO, WHOLE_STEPS, Prepare, Prepared, richest
 from tests.virtual.reference import run_on_cpu
 
-Prepare = Callable[[Trainer, str], Prepared]
 Choices = Mapping[str, Choice]
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
@@ -106,7 +105,7 @@ def peaks(found: Prepared, choices: Choices, epochs: int, folder: Path) -> tuple
 def test_no_micro_batch_needs_more_than_the_worst_of_a_probe(
     trainer: Trainer, choices: Choices, epochs: int, prepared: Prepare, tmp_path: Path
 ) -> None:
-    found = prepared(trainer, max(trainer.formats, key=lambda form: len(form.columns)).name)
+    found = prepared(trainer, richest(trainer))
     worst, drawn = peaks(found, choices, epochs, tmp_path)
     assert drawn <= worst
     # The longest rows come together only where the order is the dataset's own.

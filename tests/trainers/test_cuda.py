@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,10 @@ from autotune.core.status import ProbeStatus
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.probing import JobServer, probe
 from autotune.space import Wishes
-from autotune.trainers import Trainer, find_trainer, trainers
+from autotune.trainers import find_trainer, trainers
 from autotune.trainers.prompts import GENERATION
 from tests.settings import problem, separates
-from tests.trainers.prepared import Prepared
-
-Prepare = Callable[[Trainer, str], Prepared]
+from tests.trainers.prepared import Prepare, Prepared
 
 pytestmark = [
     pytest.mark.gpu,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,16 @@ from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import ModelSource
-from autotune.step.job import JobContext
-from autotune.step.jobs.probe import probe
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.timing import WholeStep
 from autotune.step.run.training import build_trainer, step_size, train
-from autotune.trainers import Trainer, find_trainer
+from autotune.trainers import find_trainer
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL
-from tests.trainers.prepared import Prepared
-
-Prepare = Callable[[Trainer, str], Prepared]
+from tests.step.requests import probed_here
+from tests.trainers.prepared import Prepare, Prepared, richest
 
 SCHEDULE = Schedule(warmup_micro_batches=1, min_micro_batches=2, max_micro_batches=2)
 SIZES = {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "max_length": 64}
@@ -55,9 +50,7 @@ class Case:
     def request(self, found: Prepared) -> ProbeRequest:
         """Return the request for a probe of the plan on prepared rows."""
         plan = TrainingPlan(self.trainer, {"use_cpu": True, "bf16": False, **SIZES, **self.args}, self.model)
-        return ProbeRequest(
-            plan, ModelSource(str(found.model)), "cpu", found.reply.dataset.tokenized_directory, SCHEDULE
-        )
+        return found.request(plan, SCHEDULE)
 
 
 OF_KTO = (POLICY_KL, REFERENCE_KL, REFERENCE_PASS)
@@ -76,7 +69,7 @@ CASES = {
 def found_for(case: Case, prepared: Prepare) -> Prepared:
     trainer = find_trainer(case.trainer)
     # With prompts of their own, some of which leave no room for answers.
-    return prepared(trainer, max(trainer.formats, key=lambda form: len(form.columns)).name)
+    return prepared(trainer, richest(trainer))
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -134,7 +127,7 @@ def test_asking_the_reference_beforehand_is_timed_and_spread_over_an_epoch(
     found = found_for(CASES[name], prepared)
     # Some rows are dropped.
     request = replace(CASES[name], args={**PRECOMPUTED, "max_length": 30}).request(found)
-    shown = probe(request, JobContext(tmp_path, time.monotonic())).ranks[0]
+    shown = probed_here(request, tmp_path)
     assert shown.status is ProbeStatus.OK, shown
     assert shown.pass_seconds > 0
     documents = found.reply.dataset.documents

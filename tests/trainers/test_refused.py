@@ -1,14 +1,17 @@
-"""What a trainer refuses of a plan, which may have sizes that no candidate has."""
+"""What a trainer refuses of a plan, which may have sizes that no candidate has, and the teacher that a plan names."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.workload import ModelSource
 from autotune.trainers import find_trainer
-from tests.settings import setting
+from autotune.trainers.distillation import TEACHER, TEACHER_REVISION, TRAINER
+from tests.settings import setting, workload
 
 GROUPS = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "num_generations": 8}
 
@@ -58,3 +61,25 @@ def test_a_fused_head_needs_its_whole_weight_where_activations_are_offloaded(sta
     said = refused("sft", deepspeed=document, activation_offloading=True)
     assert (said is not None) is (stage == 3)
     assert refused("sft", deepspeed=document) is None
+
+
+SIZES = {
+    TEACHER: "first",
+    "max_completion_length": 16,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "revision", "found"),
+    [({}, "main", None), ({}, "v2", "v2"), ({TEACHER_REVISION: "v1"}, "main", "main")],
+)
+def test_another_teacher_does_not_keep_the_revision_of_the_one_before(
+    written: dict[str, object], revision: str, found: str | None
+) -> None:
+    plan = TrainingPlan("distillation", {**written, **SIZES})
+    of = replace(workload(), teacher_source=ModelSource("second", revision=revision))
+    completed = TRAINER.completed(plan, of)
+    assert completed.args[TEACHER] == "second"
+    assert completed.args.get(TEACHER_REVISION) == found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.small import VOCABULARY
+from tests.small import small_config
 
 _DENSE = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 128}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -31,20 +31,6 @@ FAMILIES = ("llama", "qwen3", "gemma3_text", "mistral", "opt", "mixtral", "gpt_n
 
 
 def config_of(architecture: str, **changes: Any) -> Any:
-    """Return the configuration of a small model; ``changes`` win."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shape = {
-        "vocab_size": VOCABULARY,
-        "num_hidden_layers": 3,
-        "max_position_embeddings": 4096,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 1,
-        "tie_word_embeddings": True,
-        **{**ARCHITECTURES, **_FURTHER}[architecture],
-        **changes,
-    }
-    config = AutoConfig.for_model(architecture, **shape)
-    config.architectures = [AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    return config
+    """Return the configuration of a small model: 3 layers, unless ``changes`` say otherwise, which win."""
+    shape = {**ARCHITECTURES, **_FURTHER}[architecture]
+    return small_config(architecture, **{"num_hidden_layers": 3, "max_position_embeddings": 4096, **shape, **changes})

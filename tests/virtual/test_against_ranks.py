@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.step.distributed.engines import worst_rank
-from tests.step.plans import fsdp2, zero
+from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.virtual.real_ranks import STEPS, WORST, Case, Measured, on_ranks
 
 RANKS = 2
@@ -24,7 +23,6 @@ MODEL = {
 CHECKPOINTED = {"gradient_checkpointing": True}
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 nightly = pytest.mark.nightly
-needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
 
 
 def compared(

@@ -5,18 +5,15 @@ The traces are made in a process of their own, because the device stays register
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.virtual.alone import found_by
+
 _SCRIPT = """
-import json, sys
+import json
 import torch
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex_module
@@ -97,7 +94,7 @@ for name, (fn, capability) in CASES.items():
         "left": sum(event.change_bytes for event in traced.events),
         "taken": sorted(event.change_bytes for event in traced.events if event.change_bytes > 0),
     }
-json.dump(found, open(sys.argv[1], "w"))
+print(json.dumps(found))
 """
 _FLASH, _EFFICIENT, _CUDNN, _MATH = (
     f"aten.{name}.default"
@@ -113,11 +110,8 @@ BATCH, HEADS, SHARED, TOKENS, HEAD = 2, 8, 2, 1024, 64
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("virtual") / "found.json"
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=900)
-    return dict(json.loads(file.read_text()))
+def found() -> dict[str, Any]:
+    return dict(found_by(_SCRIPT))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,16 @@
-"""Traces for a GPU, in a process of their own because the device stays registered in it."""
+"""Traces for a GPU, in a process of their own because the device stays registered in it, with Triton and without."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.virtual.alone import found_by
+
 _SCRIPT = """
-import json, sys
+import json
 import torch
 from collections import Counter
 from tests.small import small_tokenizer
@@ -28,7 +25,6 @@ CASES = {
     "stored": {},
     "checkpointed": {"gradient_checkpointing": True},
     "every second": {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"every_n_layers": 2}},
-    "offloaded": {"activation_offloading": True},
     "packed": {"packing": True},
     "turing": {},
     "hopper": {},
@@ -61,7 +57,6 @@ for name, args in CASES.items():
     operators = traced.operators[phase.first_operator : phase.end_operator]
     found[name] = {
         "device": phase.device_peak.bytes,
-        "host": phase.host_peak.bytes,
         "activation": phase.device_peak.categories.get("activation", 0),
         "optimizer state": phase.device_peak.categories.get("optimizer state", 0),
         "operators": Counter(operator.name for operator in operators),
@@ -81,16 +76,13 @@ def addresses(device):
 
 
 trace(addresses)
-json.dump(found, open(sys.argv[1], "w"))
+print(json.dumps(found))
 """
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    file = tmp_path_factory.mktemp("virtual") / "found.json"
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", _SCRIPT, str(file)], check=True, env=environment, timeout=900)
-    return dict(json.loads(file.read_text()))
+def found() -> dict[str, Any]:
+    return dict(found_by(_SCRIPT))
 
 
 def test_attention_without_a_mask_is_flash_attention(found: dict[str, Any]) -> None:
@@ -113,12 +105,6 @@ def test_autocast_multiplies_in_half_precision_alone(found: dict[str, Any]) -> N
 def test_checkpointing_keeps_fewer_activations_the_more_layers_it_covers(found: dict[str, Any]) -> None:
     stored, some, every = (found[name]["activation"] for name in ("stored", "every second", "checkpointed"))
     assert every < some < stored
-
-
-def test_offloading_moves_activations_to_the_host(found: dict[str, Any]) -> None:
-    moved = found["stored"]["activation"] - found["offloaded"]["activation"]
-    assert moved > 0
-    assert found["offloaded"]["host"] - found["stored"]["host"] >= 0.9 * moved
 
 
 def test_on_hopper_attention_is_cudnns(found: dict[str, Any]) -> None:
@@ -180,3 +166,36 @@ def test_the_address_of_a_storage_is_that_of_no_view_of_another(found: dict[str,
 def test_no_storage_gets_the_address_of_one_that_is_gone(found: dict[str, Any]) -> None:
     # TRL takes a tensor at the address of one that it has just offloaded for the same, and keeps it on the device.
     assert len(set(found["successive"])) == len(found["successive"])
+
+
+_WITH_TRITON = """
+import json, sys
+from collections import Counter
+if sys.argv[1] == "missing":
+    sys.modules["triton"] = None
+from tests.small import small_tokenizer
+from tests.virtual.models import config_of
+from autotune.core.plan import TrainingPlan
+from autotune.core.step_time import Caller
+from autotune.step.run.traced_training import traced_training
+from autotune.step.run.virtual_trainer import TracedRows
+from autotune.virtual import trace
+
+args = {"per_device_train_batch_size": 2, "max_length": 64, "bf16": True}
+steps = traced_training(TrainingPlan("sft", args=args), config_of("llama"), small_tokenizer(), TracedRows([(64,)]))
+traced = trace(steps)
+names = Counter(operator.name for operator in traced.operators)
+for operator in traced.operators:
+    assert (operator.work.caller is Caller.LIBRARY) == operator.name.startswith("triton.")
+print(json.dumps({"bytes": [event.change_bytes for event in traced.events], "operators": names}))
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_without_triton_a_trace_is_what_it_is_with_it() -> None:
+    pytest.importorskip("triton")
+    missing = found_by(_WITH_TRITON, "missing")
+
+    assert missing["operators"]["triton._forward_kernel"] > 0
+    assert missing == found_by(_WITH_TRITON, "installed")

@@ -1,10 +1,12 @@
-"""Streams of the virtual device, as engines ask for them."""
+"""What engines of several processes ask of a trace: streams of the virtual device, and the group of its ranks."""
 
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 
 from autotune.virtual import trace
+from autotune.virtual.ranks import World, process_group
 from autotune.virtual.streams import Stream
 
 
@@ -30,3 +32,11 @@ def test_a_virtual_stream_has_what_pytorchs_has() -> None:
 def test_no_virtual_stream_captures_a_graph() -> None:
     """From PyTorch 2.15 on, Adam asks that on every accelerator in each step; before, on CUDA and XPU alone."""
     assert not Stream().is_capturing()
+
+
+def test_every_rank_is_taken_to_have_the_same_object() -> None:
+    with process_group(World(3, 1)):
+        found: list[object] = [None] * 3
+        dist.all_gather_object(found, {"prompt": "the same"})
+        assert found == [{"prompt": "the same"}] * 3
+    assert not dist.is_initialized()

@@ -1,13 +1,17 @@
-"""Configurations of every trainer get their verdicts, with every problem at once and the lines of the keys."""
+"""Configurations of every trainer get their verdicts, with every problem at once, lines of keys, and keys that went."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from autotune.core.verdict import EXIT_CODES, Outcome
+from autotune.core.configuration import Fault, ReadCommand
+from autotune.core.verdict import EXIT_CODES, Outcome, Severity
 from autotune.trainers import trainers
+from autotune.userconfig.problems import problems
+from autotune.userconfig.written import written
 from tests.app.check.configurations import CASES, Case
 from tests.app.check.conftest import Checked, Write
 
@@ -36,3 +40,24 @@ def test_a_configuration_gets_its_verdict(case: Case, write: Write, checked: Che
     if case.outcome in (Outcome.FITS, Outcome.DOES_NOT_FIT):
         assert verdict.need is not None
         assert verdict.need.least_bytes < verdict.need.bytes < verdict.need.most_bytes
+
+
+WENT = (
+    "warmup_ratio went in transformers 5.15.0: write warmup_steps: 0.1. warmup_steps below 1 is a share of all steps."
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "severity"),
+    [
+        (ReadCommand(), Severity.NOTE),
+        (ReadCommand(faults=(Fault("warmup_ratio", "unknown", unknown=True),)), Severity.ERROR),
+    ],
+    ids=["an older release takes it", "the installed release has no such field"],
+)
+def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_it(
+    read: ReadCommand, severity: Severity, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("warmup_ratio: 0.1\n", encoding="utf-8")
+    assert [(item.severity, item.message) for item in problems(written(str(file), "sft"), read)] == [(severity, WENT)]

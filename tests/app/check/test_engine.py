@@ -22,7 +22,7 @@ from autotune.userconfig.launch import Launching, _document
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 NOTHING = Configuration("SFTConfig", {}, {})
 

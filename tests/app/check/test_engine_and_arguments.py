@@ -22,7 +22,7 @@ from autotune.userconfig.launch import Launching, _document, launching
 from autotune.userconfig.problems import of_precision
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "use_cpu": False}
 STAGE = {"zero_optimization": {"stage": 2}}

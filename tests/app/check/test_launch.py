@@ -21,7 +21,7 @@ from autotune.userconfig.launch import Launching, launching, started_by
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
 NOTHING = Configuration("SFTConfig", {}, {})

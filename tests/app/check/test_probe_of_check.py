@@ -1,17 +1,27 @@
-"""A real run of ``check --probe`` is given its time, and what it says when that is over is not a verdict."""
+"""A real run of ``check --probe`` is given its time, and what is said of one that ended."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check import check
+from autotune.app.check.need import probed
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.plan import TrainingPlan
+from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
+from autotune.planning.single import Sized
 from autotune.userconfig.launch import Launching
 from tests.app.check.conftest import Checked, Write
+from tests.settings import workload
 
 
 def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Write, checked: Checked) -> None:
@@ -64,3 +74,28 @@ def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -
 def test_options_that_do_not_go_together_are_told(asked: CheckArguments, said: str) -> None:
     with pytest.raises(InputError, match=said):
         check.check(asked)
+
+
+ENDED: list[Any] = [
+    (ProbeStatus.HOST_OUT_OF_MEMORY, None, None),
+    (ProbeStatus.HOST_OUT_OF_MEMORY, OutOfMemory("backward", None, None, None), None),
+    (ProbeStatus.OUT_OF_MEMORY, OutOfMemory("backward", 2, 5, None), 7),
+]
+
+
+@pytest.mark.parametrize(("status", "ended", "bytes_needed"), ENDED)
+def test_a_run_that_was_ended_for_memory_does_not_fit_whatever_is_known_of_its_need(
+    status: ProbeStatus,
+    ended: OutOfMemory | None,
+    bytes_needed: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    measured = Measurement(status=status, reason="memory ran out", out_of_memory=ended)
+    monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
+    worst = Shape(1, 16)
+    sized = Sized(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1, 1))
+    server: Any = None
+    answer = probed(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
+    assert (answer.outcome, answer.reason) == (Outcome.DOES_NOT_FIT, "memory ran out")
+    assert (answer.need.bytes if answer.need is not None else None) == bytes_needed

@@ -30,7 +30,7 @@ from autotune.userconfig.launch import Launching, _document
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model
-from tests.step.test_ranks import needs_deepspeed
+from tests.step.plans import needs_deepspeed
 
 PACKAGES = {**GPU.packages, "deepspeed": "0.19.8"}
 EIGHT = Machine(replace(GPU.hardware, processes=8), PACKAGES)

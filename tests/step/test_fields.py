@@ -1,8 +1,9 @@
-"""TRL's parser reads a command as each of the processes does that train together."""
+"""Fields of TRL's configurations: those that techniques write are there, and a command is read as each process does."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,30 @@ import pytest
 from autotune.core.configuration import ReadCommand
 from autotune.core.protocol import ReadCommandRequest
 from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import absent_entries
 from autotune.step.jobs.read_command import read_command
+from autotune.step.trainers import adapter, adapters
+
+
+@pytest.mark.parametrize("name", adapters())
+def test_the_installed_trl_has_every_field(name: str) -> None:
+    assert absent_entries(adapter(name)) == ()
+
+
+def test_a_field_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Later:
+        """A configuration of a later TRL, with a single field."""
+
+        packing: bool = False
+
+    known = adapter("sft")
+    monkeypatch.setattr(type(known), "config", Later)
+    found = absent_entries(known)
+    assert "args.packing" not in found
+    assert {"args.max_length", "args.use_liger_kernel", "args.model_init_kwargs.use_kernels"} <= set(found)
+    assert not any(entry.startswith(("model.", "env.", "peft")) for entry in found)
+
 
 GROUPS = ("--use_cpu", "true", "--per_device_train_batch_size", "2", "--num_generations", "8")
 

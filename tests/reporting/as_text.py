@@ -1,0 +1,17 @@
+"""What a pipe gets of a document on a console of some width."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from autotune.reporting.document import Document
+from autotune.reporting.terminal import show
+
+
+def as_text(document: Document, width: int = 100) -> str:
+    """Return a document as it is printed."""
+    file = io.StringIO()
+    show(document, Console(file=file, width=width, highlight=False, color_system=None))
+    return file.getvalue()

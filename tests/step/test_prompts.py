@@ -1,0 +1,277 @@
+"""Prompts of trainers that generate: the longest are dropped once, and the widest to evaluate on are completed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import load_dataset, load_from_disk
+
+from autotune.app.notes import notes_on_prompts
+from autotune.core.batch_geometry import Shape
+from autotune.core.program import EVALUATE
+from autotune.core.protocol import ProbeRequest
+from autotune.core.setting import Setting
+from autotune.core.status import ProbeStatus
+from autotune.core.workload import DroppedRows, Rollouts, Workload
+from autotune.emit.rows import write_rows
+from autotune.errors import InputError
+from autotune.space import Wishes
+from autotune.step.trainers import adapter
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from autotune.trainers.problem import TrainerProblem
+from tests.settings import CPU, problem
+from tests.small import small_tokenizer
+from tests.step.requests import BRIEF, probed_here
+from tests.trainers.prepared import Prepared, prepared_rows
+from tests.trainers.samples import Rows
+
+WORDS = [3, 40, 4, 5, 60, 6, 7, 8, 9, 40]
+"""Words of each prompt: one in ten is the longest, and two share the next length."""
+
+
+def rows_of(words: list[int]) -> list[dict[str, Any]]:
+    return [
+        {"prompt": " ".join(["memory"] * count), "solution": place, "source": {"name": f"book {place}"}}
+        for place, count in enumerate(words)
+    ]
+
+
+def tokens_of(words: int) -> int:
+    """Return the tokens of a prompt, by the tokenizer alone."""
+    return len(small_tokenizer()(" ".join(["memory"] * words))["input_ids"])
+
+
+def to_cover(
+    folder: Path, model: Path, share: float, trainer: str = "grpo", evaluated: list[int] | None = None
+) -> Prepared:
+    """Prepare the rows, of which so large a share is to be kept."""
+    rollouts, beside = Rollouts(prompt_coverage=share), rows_of(evaluated) if evaluated else None
+    return prepared_rows(find_trainer(trainer), rows_of(WORDS), model, folder, evaluated=beside, rollouts=rollouts)
+
+
+def problem_on(workload: Workload) -> TrainerProblem:
+    return problem(Setting(workload, CPU, 8, 1.0), Wishes({}), workload.trainer)
+
+
+@pytest.mark.parametrize(
+    ("share", "kept", "dropped"),
+    [
+        (1.0, range(10), []),
+        (0.95, range(10), []),
+        (0.9, [0, 1, 2, 3, 5, 6, 7, 8, 9], [5]),
+        # Two prompts are equally long: both are kept where one is needed, and dropped where none is.
+        (0.8, [0, 1, 2, 3, 5, 6, 7, 8, 9], [5]),
+        (0.7, [0, 2, 3, 5, 6, 7, 8], [5, 2, 10]),
+    ],
+)
+def test_the_longest_prompts_are_dropped_and_told_by_row(
+    share: float, kept: list[int], dropped: list[int], small_model_directory: Path, tmp_path: Path
+) -> None:
+    reply = to_cover(tmp_path, small_model_directory, share).reply
+    rows = load_from_disk(reply.dataset.tokenized_directory)
+    assert rows["solution"] == list(kept)
+    assert reply.dataset.lengths.rows == len(rows)
+    longest = max(WORDS[place] for place in kept)
+    expected = DroppedRows(
+        len(dropped), tokens_of(longest), tuple((number, tokens_of(WORDS[number - 1])) for number in dropped)
+    )
+    assert reply.dataset.dropped == (expected if dropped else None)
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "online_dpo"])
+def test_the_worst_micro_batch_is_that_of_the_prompts_that_are_kept(
+    trainer: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    known = find_trainer(trainer)
+    widths, fingerprints = [], set()
+    for share in (1.0, 0.7):
+        workload = to_cover(tmp_path / str(share), small_model_directory, share, trainer).workload
+        of = problem_on(workload)
+        plan = known.plan(of.baseline, of.setting)
+        (generation,) = (
+            item for item in known.geometry(plan, workload.dataset.documents).apart if item.phase == "generation"
+        )
+        widths.append(generation.worst.tokens - generation.worst.generated)
+        fingerprints.add(workload.dataset.fingerprint)
+    assert widths == [tokens_of(60), tokens_of(9)]
+    assert len(fingerprints) == 2
+
+
+@pytest.mark.parametrize("evaluated", [None, [4, 50, *([5] * 8)]], ids=["trained", "evaluated"])
+def test_the_bundle_has_the_rows_that_are_kept_as_the_user_wrote_them(
+    evaluated: list[int] | None, small_model_directory: Path, tmp_path: Path
+) -> None:
+    workload = to_cover(tmp_path, small_model_directory, 0.9, evaluated=evaluated).workload
+    of = problem_on(workload)
+    plan = of.trainer.plan(of.baseline, of.setting)
+    rows = write_rows(workload, plan, tmp_path / "bundle")
+    assert not rows.cut
+    kept = [row for row in rows_of(WORDS) if row["solution"] != 4]
+    assert load_dataset(**rows.entry(rows.split)).to_list() == kept
+    if evaluated is None:
+        assert rows.place == str(tmp_path / "bundle" / "rows.parquet")
+        return
+    assert rows.evaluated is not None
+    assert load_dataset(**rows.entry(rows.evaluated)).to_list() == [
+        row for row in rows_of(evaluated) if row["solution"] != 1
+    ]
+    assert [note.partition(":")[0] for note in notes_on_prompts(workload)] == [
+        f"--prompt-coverage 0.9 drops 1 of the 10 prompts of {name}, over {tokens_of(words)} tokens"
+        for name, words in (("rows.jsonl", 40), ("evaluated.jsonl", 5))
+    ]
+    assert workload.dataset.dropped is not None
+
+
+def test_a_note_says_that_nothing_was_dropped(small_model_directory: Path, tmp_path: Path) -> None:
+    workload = to_cover(tmp_path, small_model_directory, 0.99).workload
+    (note,) = notes_on_prompts(workload)
+    assert note.startswith("--prompt-coverage 0.99 drops none of the 10 prompts of rows.jsonl")
+
+
+def test_two_prompts_at_least_are_left(small_model_directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--prompt-coverage 0.01 keeps 1 of the 10 prompts of rows\.jsonl"):
+        to_cover(tmp_path, small_model_directory, 0.01)
+
+
+TRAINED, EVALUATED = [4, 9, 6, 12, 7, 5, 10, 8], [5, 40, 7]
+"""Words of prompts."""
+SIZES = {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 2}
+GENERATING = pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+
+
+def prompts(words: list[int]) -> Rows:
+    return [{"prompt": " ".join(["memory"] * count)} for count in words]
+
+
+def to_evaluate(trainer: str, model: Path, folder: Path) -> Prepared:
+    """Prepare prompts to train on and longer ones to evaluate on."""
+    return prepared_rows(find_trainer(trainer), prompts(TRAINED), model, folder, evaluated=prompts(EVALUATED))
+
+
+def request_of(found: Prepared, **choices: int) -> ProbeRequest:
+    allowed = frozenset(choices) | frozenset(SIZES)
+    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), Wishes({}), found.trainer.name)
+    candidate = of.trainer.normal(of.baseline.but(**{**SIZES, **choices}), of.setting)
+    assert of.trainer.illegal(candidate, of.setting) is None
+    return found.request(of.trainer.plan(candidate, of.setting), BRIEF)
+
+
+@GENERATING
+def test_the_widest_prompts_are_completed_in_an_evaluation_of_the_size_that_is_planned(
+    trainer: str, small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    request = request_of(found, per_device_eval_batch_size=4)
+    trained: list[int] = []
+    evaluated: list[tuple[int, int]] = []
+    whole = adapter(trainer).trainer.compute_loss
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        widths = [inputs[name].shape[1] for name in ("prompt_ids", "completion_ids")]
+        if self.model.training:
+            trained.append(sum(widths))
+        else:
+            evaluated.append((len(inputs["prompt_ids"]), sum(widths)))
+        return whole(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(adapter(trainer).trainer, "compute_loss", compute_loss)
+    shown = probed_here(request, tmp_path)
+    assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
+    assert EVALUATE in shown.peaks
+    assert shown.evaluation_seconds is not None
+    geometry = whole_geometry(find_trainer(trainer), request.plan, found.workload).evaluation
+    assert geometry is not None
+    # The longest completions of the widest prompts come first.
+    assert Shape(*evaluated[0], SIZES["max_completion_length"]) == geometry.worst
+    assert geometry.worst.tokens == max(tokens for _, tokens in evaluated) > max(trained)
+
+
+@GENERATING
+def test_no_evaluation_of_trl_s_loader_is_larger(trainer: str, small_model_directory: Path, tmp_path: Path) -> None:
+    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    for rows, at_most in ((2, 2), (4, 4), (16, 6)):
+        request = request_of(found, per_device_eval_batch_size=rows)
+        # As TRL draws them: in random order, each prompt as often as it is completed.
+        real = found.built(request.plan, tmp_path / str(rows))
+        batches = list(real.get_eval_dataloader())
+        geometry = whole_geometry(find_trainer(trainer), request.plan, found.workload).evaluation
+        assert geometry is not None
+        assert geometry.worst.rows == at_most == max(map(len, batches))
+        drawn = max(len(row["prompt_ids"]) for batch in batches for row in batch)
+        assert geometry.worst.tokens == drawn + SIZES["max_completion_length"]
+
+
+@GENERATING
+@pytest.mark.parametrize(("copies", "rows", "at_most"), [(1, 1, 1), (1, 3, 3), (4, 4, 4), (4, 16, 12)])
+def test_prompts_to_evaluate_on_are_completed_as_often_as_their_own_number_says(
+    trainer: str, copies: int, rows: int, at_most: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    request = request_of(found, per_device_eval_batch_size=4)
+    own = {"num_generations_eval": copies, "per_device_eval_batch_size": rows}
+    request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
+    real = found.built(request.plan, tmp_path / "built")
+    batches = list(real.get_eval_dataloader())
+    geometry = whole_geometry(find_trainer(trainer), request.plan, found.workload).evaluation
+    assert geometry is not None
+    assert geometry.worst.rows == at_most == max(map(len, batches))
+
+
+def test_a_probe_evaluates_with_as_many_completions_as_the_plan_says(
+    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = to_evaluate("grpo", small_model_directory, tmp_path)
+    request = request_of(found, per_device_eval_batch_size=4)
+    own = {"num_generations_eval": 1, "per_device_eval_batch_size": 3}
+    request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
+    evaluated: list[int] = []
+    whole = adapter("grpo").trainer.compute_loss
+
+    def compute_loss(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.model.training:
+            evaluated.append(len(inputs["prompt_ids"]))
+        return whole(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(adapter("grpo").trainer, "compute_loss", compute_loss)
+    shown = probed_here(request, tmp_path)
+    assert (shown.status, shown.reason, EVALUATE in shown.peaks) == (ProbeStatus.OK, "", True)
+    assert set(evaluated) == {len(EVALUATED)}
+
+
+@GENERATING
+@pytest.mark.parametrize("rows", [3, 4])
+def test_evaluated_completions_form_whole_groups_as_trl_demands(
+    trainer: str, rows: int, small_model_directory: Path, tmp_path: Path
+) -> None:
+    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    allowed = frozenset(SIZES)
+    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), Wishes({}), trainer)
+    candidate = of.trainer.normal(of.baseline.but(**SIZES, per_device_eval_batch_size=rows), of.setting)
+    args = of.trainer.plan(candidate, of.setting).args
+
+    def configure() -> None:
+        adapter(trainer).config(**{**args, "output_dir": str(tmp_path), "bf16": False, "model_init_kwargs": None})
+
+    if rows == 4:
+        assert of.trainer.illegal(candidate, of.setting) is None
+        configure()
+        return
+    assert of.trainer.illegal(candidate, of.setting) == (
+        "an evaluation batch of 3 completions (per_device_eval_batch_size) cannot be divided into groups of the 2 "
+        "completions of one prompt (num_generations)"
+    )
+    with pytest.raises(ValueError, match="must be divisible by the number of generations used for evaluation"):
+        configure()
+
+
+def test_the_size_is_searched_where_there_are_prompts_to_evaluate_on(
+    small_model_directory: Path, tmp_path: Path
+) -> None:
+    found = to_evaluate("grpo", small_model_directory, tmp_path)
+    for of, sizes in ((found.workload, {4, 8, 16, 32, 64}), (replace(found.workload, evaluation=None), {8})):
+        here = problem(Setting(of, CPU, 8, 1.0), Wishes({}), "grpo")
+        assert set(here.choices.get("per_device_eval_batch_size", (8,))) == sizes
