@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
-from autotune.study.patience import passes
+from autotune.study.patience import causes, passes
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _CHOOSE = "Choose another --storage or --output."
@@ -71,8 +71,7 @@ def cause_of(error: BaseException, url: str = "") -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = causes(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     # A failed call of gRPC prints as several lines of its state.
@@ -164,11 +163,8 @@ def _is_away(error: BaseException) -> bool:
 
 def _is_being_made(error: BaseException) -> bool:
     """Whether another process creates the tables at this moment."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, IntegrityError) or "already exists" in str(cause):
-            return True
-        cause = cause.__cause__
+    if any(isinstance(cause, IntegrityError) or "already exists" in str(cause) for cause in causes(error)):
+        return True
     return "database is locked" in cause_of(error) and passes(error)
 
 

@@ -81,6 +81,7 @@ class Improvements:
             batch = batch or self._freeing(best) or self._doubtful(best)
             if not batch:
                 break
+            self._asked.update(batch)
             yield batch
             found = self._best() or best
             since = 0 if _better(found, best) else since + len(batch)
@@ -121,7 +122,6 @@ class Improvements:
             chosen = pool.pop(index)
             batch.append(chosen)
             need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
-        self._asked.update(batch)
         return batch
 
     def _repairing(self, best: Estimate) -> list[Candidate]:
@@ -140,9 +140,7 @@ class Improvements:
             for knob, choices in self._smaller(each)
         )
         fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
-        batch = [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
-        self._asked.update(batch)
-        return batch
+        return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
 
     def _doubtful(self, best: Estimate) -> list[Candidate]:
         """Return the changes of the best few by one choice that are faster if they are underestimated by a lot.
@@ -157,9 +155,7 @@ class Improvements:
             return []
         need, rate = self._need()(near), self._rate()(near)
         gain = np.where(need.mean <= need.untraced, rate.mean + _DOUBT * rate.untraced - _least_worth(best), -np.inf)
-        batch = [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
-        self._asked.update(batch)
-        return batch
+        return [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
 
     def _may_fit(self, candidate: Candidate, need: Figure) -> bool:
         if (known := self._known.get(candidate)) is not None:
@@ -179,9 +175,7 @@ class Improvements:
         self._freed.add(larger)
         ordered = self._problem.ordered
         changes = (each for each in self._changes(larger) if self._is_open(each))
-        batch = [each for each in changes if not ordered & each.differences(larger).keys()]
-        self._asked.update(batch)
-        return batch
+        return [each for each in changes if not ordered & each.differences(larger).keys()]
 
     def _larger(self, rate: Figure) -> dict[Candidate, float]:
         """Return what does not fit with the logarithms of the expected rates, the fastest first."""

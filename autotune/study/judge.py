@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from autotune.core.candidate import Candidate, Choice
@@ -51,20 +51,6 @@ class Place(IntEnum):
     UNPREDICTED = 2
 
 
-@dataclass(frozen=True)
-class _RanOut:
-    """A run that ran out of memory: a trial's probe, or a later run of its candidate.
-
-    Attributes:
-        expected_to_fit: by a prediction, or since its probe did.
-    """
-
-    number: int
-    candidate: Candidate
-    measurement: Measurement
-    expected_to_fit: bool
-
-
 class Judge:
     """Keeps the records of candidates and vetoes candidates from them; every candidate is given in its normal form."""
 
@@ -74,7 +60,10 @@ class Judge:
         self._memory_limit_bytes = memory_limit_bytes
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
-        self._ran_out: dict[int, _RanOut] = {}
+        # Records with the run that ran out of memory, their probe or a later one, by number; and the numbers of those
+        # that were expected to fit, by a prediction or since their probe did.
+        self._ran_out: dict[int, Record] = {}
+        self._expected_to_fit: set[int] = set()
         self._too_long: dict[int, Record] = {}
         self._set_aside: set[Candidate] = set()
         self._untraceable: set[Candidate] = set()
@@ -97,15 +86,17 @@ class Judge:
             self._too_long[record.number] = record
         guess = record.prediction
         fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
-        self._take_note(_RanOut(record.number, record.candidate, record.measurement, fits))
+        self._take_note(record, expected_to_fit=fits)
 
-    def learn_later(self, number: int, candidate: Candidate, measurement: Measurement) -> None:
-        """Use a run of a trial's candidate after its probe."""
-        self._take_note(_RanOut(number, candidate, measurement, expected_to_fit=True))
+    def learn_later(self, record: Record, run: Measurement) -> None:
+        """Use a run of a record's candidate after its probe."""
+        self._take_note(replace(record, measurement=run), expected_to_fit=True)
 
-    def _take_note(self, run: _RanOut) -> None:
+    def _take_note(self, run: Record, *, expected_to_fit: bool) -> None:
         if run.measurement.status in _RAN_OUT:
             self._ran_out[run.number] = run
+            if expected_to_fit:
+                self._expected_to_fit.add(run.number)
 
     def set_aside(self, candidate: Candidate) -> None:
         """Count a candidate as no longer open in this run: the time limit ended its probe."""
@@ -114,7 +105,7 @@ class Judge:
     @property
     def surprised(self) -> bool:
         """Whether a candidate ran out of device memory that was expected to fit."""
-        return any(run.expected_to_fit for run in self._of_device())
+        return any(run.number in self._expected_to_fit for run in self._of_device())
 
     @property
     def lacked_memory(self) -> bool:
@@ -162,7 +153,7 @@ class Judge:
             f"{format_bytes(int(least))}, ran out of memory"
         )
 
-    def _of_device(self) -> list[_RanOut]:
+    def _of_device(self) -> list[Record]:
         return [run for run in self._ran_out.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
 
     def illegal(self, candidate: Candidate) -> str | None:

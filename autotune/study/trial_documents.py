@@ -12,7 +12,6 @@ from autotune.core.candidate import Candidate
 from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from autotune.core.status import ProbeStatus
 from autotune.study.problem import Purpose, Record, ShortRun
 from autotune.units import GIB
 
@@ -78,7 +77,7 @@ def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
     return Record(
         number=number,
         candidate=decode(Candidate, attributes[_CANDIDATE]),
-        purpose=Purpose(attributes[_PURPOSE]),
+        purpose=purpose_of(trial),
         measurement=decode(Measurement, attributes[MEASUREMENT]),
         confirmation=None if confirmation is None else decode(Measurement, confirmation),
         prediction=prediction_of(trial),
@@ -114,8 +113,3 @@ def _shown_prediction(prediction: Prediction | None) -> Mapping[str, object]:
         PREDICTED: round(prediction.need_bytes / GIB, 4),
         **({PREDICTED_RATE: round(rate, 1)} if rate is not None else {}),
     }
-
-
-def vetoed(reason: str) -> Measurement:
-    """Return the measurement of a candidate that is decided without a probe."""
-    return Measurement(status=ProbeStatus.VETOED, reason=reason)
