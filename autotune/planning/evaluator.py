@@ -65,12 +65,9 @@ class Evaluator:
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
         self._plans.update(zip(asked, self._tracer.traced(sized, timed=False), strict=True))
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
-        self._time({name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])})
+        worth = {name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])}
+        self._plans.update(zip(worth, self._tracer.traced([*worth.values()], timed=True), strict=True))
         return [self.estimate(candidate) for candidate in candidates]
-
-    def _time(self, wanted: Mapping[str, Sized]) -> None:
-        """Trace the sizes that stand for all micro-batches of plans."""
-        self._plans.update(zip(wanted, self._tracer.traced([*wanted.values()], timed=True), strict=True))
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
         traced, estimate = self.traced_plan(candidate), self.estimate(candidate)

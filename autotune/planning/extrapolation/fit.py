@@ -8,9 +8,11 @@ from functools import partial
 from statistics import fmean
 from typing import TypeVar
 
+import numpy as np
+
 from autotune.core.plan import AllocatorUse
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import Replayed, TraceReply
+from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.depth import layer_weights
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
@@ -61,12 +63,19 @@ class Fit:
         """Return the forecast for a number of micro-batches per optimizer step, and an allocator."""
         if micro_batches not in self._forecasts:
             self._forecasts[micro_batches] = self._forecast(micro_batches)
-        share, workspace_bytes = self._rounding(allocator)
+        replays = [reply.replayed(allocator) for reply in self._replies]
+        tensors = [reply.device.bytes for reply in self._replies]
+        # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
+        # varies irregularly with the size, so that extrapolating single figures would multiply random differences.
+        added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
+        always = max(0, min(added))
+        # What it reserves and does not use depends on block sizes, not on depth.
+        unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
         return replace(
             self._forecasts[micro_batches],
-            rounding_share=share,
-            workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(allocator),
+            rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
+            workspace_bytes=always,
+            unused_bytes=round(fmean(unused)),
         )
 
     def _forecast(self, micro_batches: int) -> Forecast:
@@ -110,25 +119,6 @@ class Fit:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
-    def _rounding(self, allocator: AllocatorUse) -> tuple[float, int]:
-        """Return what the allocator adds to the bytes of tensors: a share of them, and a constant in bytes.
-
-        Which blocks are split varies irregularly with the size, so that extrapolating single figures would multiply
-        random differences.
-        """
-        overheads = [replayed.allocated_bytes - reply.device.bytes for reply, replayed in self._replays(allocator)]
-        always = max(0, min(overheads))
-        sizes = [max(1, reply.device.bytes) for reply in self._replies]
-        return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
-
-    def _replays(self, allocator: AllocatorUse) -> list[tuple[TraceReply, Replayed]]:
-        return [(reply, reply.replayed(allocator)) for reply in self._replies]
-
-    def _unused_bytes(self, allocator: AllocatorUse) -> int:
-        """Return the bytes that the allocator reserves and does not use: they depend on block sizes, not on depth."""
-        replays = (replayed for _, replayed in self._replays(allocator))
-        return round(fmean(max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays))
-
     def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
         return [figure(_section(reply, part)) for reply in self._replies]
 
@@ -141,30 +131,27 @@ class Fit:
 
     def _aligned(self, part: Part) -> list[Aligned] | None:
         """Return the memory of a part at the moments that all depths share, or None if they cannot be aligned."""
-        sections = dict(zip(self._depths, self._each(part, lambda section: section), strict=True))
+        sections = [_section(reply, part) for reply in self._replies]
         # Deeper traces have whole layers inserted.
-        shortest = min(sections.values(), key=lambda section: len(section.moments))
+        shortest = min(sections, key=lambda section: len(section.moments))
         # Moments have shapes, which tell the head from a layer with the same operators.
-        places: dict[int, tuple[list[int], list[int]]] = {}
-        for depth, section in sections.items():
+        places: list[tuple[list[int], list[int]]] = []
+        for section in sections:
             first, last = (align(shortest.moments, section.moments) for align in (from_start, from_end))
             if first is None or last is None:
                 return None
-            places[depth] = first, last
-        moved = {depth: [end - start for start, end in zip(*both, strict=True)] for depth, both in places.items()}
-        deeper = (found for depth, found in moved.items() if depth > self._depths[0])
-        layers = next(deeper, [0] * len(shortest.moments))
-        apart = [any(found) for found in zip(*moved.values(), strict=True)]
+            places.append((first, last))
+        moved = [[end - start for start, end in zip(*both, strict=True)] for both in places]
+        apart = [any(found) for found in zip(*moved, strict=True)]
         found_stretches = []
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
             start, end = (
-                Series((part, backward), [_cut(sections[depth], both[side][kept]) for depth, both in places.items()])
-                for side in (0, 1)
+                Series((part, backward), [_cut(*each, kept) for each in zip(sections, side, strict=True)])
+                for side in zip(*places, strict=True)
             )
-            if not start.moments:
-                continue
-            found_stretches.append(Aligned(start, end, layers[kept], apart[kept], self._edges))
+            if start.moments:
+                found_stretches.append(Aligned(start, end, moved[-1][kept], apart[kept], self._edges))
         return found_stretches
 
 
@@ -177,8 +164,10 @@ def _moments_of(section: Section, *, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _cut(section: Section, moments: Sequence[int]) -> SeriesLevels:
-    return {name: [values[moment] for moment in moments] for name, values in section.levels.items()}
+def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
+    """Return the bytes at some moments of a section, of which some are kept."""
+    moments = np.array(places[kept], dtype=np.intp)
+    return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
 
 
 def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
@@ -187,7 +176,7 @@ def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
     if not totals:
         return {}
     highest = totals.index(max(totals))
-    return {name: [values[chosen][highest]] for name, values in section.levels.items()}
+    return {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:
