@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TypeVar
 
 import numpy as np
 
 from autotune.core.plan import AllocatorUse
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.depth import layer_weights
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
 
-T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()
 
 
@@ -41,17 +38,16 @@ class Fit:
 
     def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
         self._edges = edges
-        self._layers = layers
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
         self._weights = layer_weights(self._depths, layers)
-        self._forecasts: dict[int, Forecast] = {}
         self.assumptions = frozenset(assumed for reply in self._replies for assumed in reply.assumptions)
         self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
-        self._parts = tuple(dict.fromkeys(section.part for reply in self._replies for section in reply.sections))
+        parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
+        self._sections = {part: [_section(reply, part) for reply in self._replies] for part in parts}
         # What is gathered for a checkpoint, one tensor after another, does not tell layers apart.
-        alike = {part for part in self._parts if edges and part.occurrence is Occurrence.AFTER}
-        aligned = {part: self._aligned(part) if part not in alike else None for part in self._parts}
+        alike = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
+        aligned = {part: self._aligned(part) if part not in alike else None for part in parts}
         self.aligned = all(found is not None or part in alike for part, found in aligned.items())
         self._stretches = [
             stretch
@@ -61,8 +57,17 @@ class Fit:
 
     def forecast(self, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and an allocator."""
-        if micro_batches not in self._forecasts:
-            self._forecasts[micro_batches] = self._forecast(micro_batches)
+        weights = self._weights
+        sections = {
+            part: each
+            for part, each in self._sections.items()
+            if part.occurrence is not Occurrence.FURTHER or micro_batches > 1
+        }
+        times: dict[Part, StepTime] = {}
+        for part, each in sections.items():
+            known = [(section.time, weight) for section, weight in zip(each, weights, strict=True) if section.time]
+            if len(known) == len(weights):
+                times[part] = mixed_times(known)
         replays = [reply.replayed(allocator) for reply in self._replies]
         tensors = [reply.device.bytes for reply in self._replies]
         # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
@@ -71,37 +76,20 @@ class Fit:
         always = max(0, min(added))
         # What it reserves and does not use depends on block sizes, not on depth.
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
-        return replace(
-            self._forecasts[micro_batches],
+        host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
+        machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
+        return Forecast(
+            stretches={
+                aligned.stretch: aligned.highest(weights)
+                for aligned in self._stretches
+                if aligned.stretch[0] in sections
+            },
             rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
             workspace_bytes=always,
             unused_bytes=round(fmean(unused)),
-        )
-
-    def _forecast(self, micro_batches: int) -> Forecast:
-        """Return the forecast of tensors and times, which do not depend on the allocator."""
-        weights = self._weights
-        parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
-        stretches: dict[Stretch, Mapping[str, int]] = {}
-        for aligned in self._stretches:
-            if aligned.stretch[0] in parts:
-                stretches[aligned.stretch] = aligned.highest(weights)
-        hosts, machines = (
-            [_weighted(self._each(part, figure), weights) for part in parts]
-            for figure in (lambda section: section.host_bytes, lambda section: section.machine_bytes)
-        )
-        return Forecast(
-            stretches=stretches,
-            rounding_share=0.0,
-            workspace_bytes=0,
-            unused_bytes=0,
-            host_bytes=max(0, round(max(hosts))),
-            machine_bytes=max(0, round(max(machines))),
-            times={
-                part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
-                for part in parts
-                if all(known_times := self._each(part, lambda section: section.time))
-            },
+            host_bytes=max(0, round(max(host))),
+            machine_bytes=max(0, round(max(machine))),
+            times=times,
             between=self._between,
         )
 
@@ -110,8 +98,8 @@ class Fit:
 
         At the peak alone if the moments could not be aligned; none if no trace has the stretch.
         """
-        shallow, *deep = self._depths
-        insertions = round((self._layers - shallow) / (deep[0] - shallow)) if deep else 0
+        # The weight of the deeper trace is how often what it adds comes in the whole model.
+        insertions = round(sum(self._weights[1:]))
         found = (aligned.course(self._weights, insertions) for aligned in self._stretches if aligned.stretch == stretch)
         return [levels for course in found for levels in course]
 
@@ -119,19 +107,16 @@ class Fit:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
-    def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
-        return [figure(_section(reply, part)) for reply in self._replies]
-
     def _peaks(self, part: Part) -> list[Aligned]:
         found = (
-            Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
+            Series((part, backward), [_peak(section, in_backward=backward) for section in self._sections[part]])
             for backward in (False, True)
         )
         return [Aligned(series, series, (0,) * series.moments, (False,) * series.moments) for series in found]
 
     def _aligned(self, part: Part) -> list[Aligned] | None:
         """Return the memory of a part at the moments that all depths share, or None if they cannot be aligned."""
-        sections = [_section(reply, part) for reply in self._replies]
+        sections = self._sections[part]
         # Deeper traces have whole layers inserted.
         shortest = min(sections, key=lambda section: len(section.moments))
         # Moments have shapes, which tell the head from a layer with the same operators.

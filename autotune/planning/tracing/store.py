@@ -61,15 +61,9 @@ class Traces:
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
-        found = self._get([self._asked(request) for request in requests])
-        return self.times.timed(found) if self.times is not None else found
-
-    def _asked(self, request: TraceRequest) -> TraceRequest:
-        return replace(request, operators=self.times is not None)
-
-    def _get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        keys = [self._key(request) for request in requests]
-        missing = self._missing(zip(keys, requests, strict=True))
+        asked = [self._asked(request) for request in requests]
+        keys = [self._key(request) for request in asked]
+        missing = self._missing(zip(keys, asked, strict=True))
         replies = self._tracer([*missing.values()]) if missing else ()
         for (key, request), traced in zip(missing.items(), replies, strict=True):
             self._known[key] = traced
@@ -80,10 +74,14 @@ class Traces:
             elif traced.lasting:
                 self._cache.put(key, {"kind": "untraceable", "body": encode(traced)})
             self._new.add(key)
-        return [
+        found = [
             _of(self._known[self._found_at(key)], request) or self._known[key]
-            for key, request in zip(keys, requests, strict=True)
+            for key, request in zip(keys, asked, strict=True)
         ]
+        return self.times.timed(found) if self.times is not None else found
+
+    def _asked(self, request: TraceRequest) -> TraceRequest:
+        return replace(request, operators=self.times is not None)
 
     def _key(self, request: TraceRequest) -> str:
         # Model and dataset are identified by their fingerprints, not by their paths; a reply may have more replays and
