@@ -84,8 +84,8 @@ def _nothing() -> None:
     pass
 
 
-def _unusable(url: str, error: BaseException, hint: str = _CHOOSE) -> InputError:
-    return InputError(f"The study storage {hidden_url(url)} cannot be used: {cause_of(error, url)}.", hint=hint)
+def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:
+    return InputError(f"The study storage {hidden_url(url)} cannot be used: {why}.", hint=hint)
 
 
 def _journal(url: str) -> BaseStorage:
@@ -96,7 +96,7 @@ def _journal(url: str) -> BaseStorage:
         # The lock is a link to the file next to it, which a relative path would not name.
         return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
     except OSError as error:
-        raise _unusable(url, error) from error
+        raise _unusable(url, cause_of(error, url)) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE) from error
 
@@ -115,10 +115,8 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
             hint="Install autotune's extra `grpc`.",
         ) from error
     except ConnectionError as error:
-        raise InputError(
-            f"The study storage {hidden_url(url)} cannot be used: no proxy answered within {_CONNECT_SECONDS} s.",
-            hint="Start one with optuna.storages.run_grpc_proxy_server.",
-        ) from error
+        hint = "Start one with optuna.storages.run_grpc_proxy_server."
+        raise _unusable(url, f"no proxy answered within {_CONNECT_SECONDS} s", hint) from error
     return proxy, proxy.close
 
 
@@ -133,7 +131,7 @@ def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[
             hint="For PostgreSQL install autotune's extra `postgres` and write postgresql+psycopg://….",
         ) from error
     except (StorageInternalError, SQLAlchemyError) as error:
-        raise _unusable(url, error) from error
+        raise _unusable(url, cause_of(error, url)) from error
     except RuntimeError as error:
         raise InputError(
             f"Another version of Optuna made the study storage {hidden_url(url)}.", hint=_CHOOSE

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
@@ -113,9 +112,7 @@ class Roster:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Sign off."""
         self._ended.set()
         self._opened.storage.closing.set()
