@@ -199,7 +199,8 @@ class PlanTracer:
                 return failed
             fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
-        decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
+        needs = {shape: each.peak_bytes + each.overhead_bytes + each.unused_bytes for shape, each in at_worst.items()}
+        decisive = max(needs, key=needs.__getitem__)
         timed = fits.keys() >= _sizes(sized, timed=True).keys()
         typical = self._typical(plan, geometry, fits) if timed else at_worst[decisive]
         return TracedPlan(
@@ -242,10 +243,6 @@ class PlanTracer:
         for apart in geometry.apart:
             found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
         return found
-
-
-def _need_bytes(worst: Forecast) -> int:
-    return worst.peak_bytes + worst.overhead_bytes + worst.unused_bytes
 
 
 def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:

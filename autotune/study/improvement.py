@@ -97,14 +97,12 @@ class Improvements:
             yield missing
 
     def _is_open(self, candidate: Candidate) -> bool:
-        return candidate not in self._known and candidate not in self._asked and self._is_legal(candidate)
-
-    def _is_legal(self, candidate: Candidate) -> bool:
-        return self._problem.illegal(candidate) is None
+        new = candidate not in self._known and candidate not in self._asked
+        return new and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
-        found = (each for each in self._known.values() if each.memory is not None and self._is_legal(each.candidate))
-        return sorted(found, key=rank)
+        found = (each for each in self._known.values() if each.memory is not None)
+        return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank)
 
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
@@ -270,17 +268,15 @@ class Improvements:
 
     def _free(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
-        traced = self._traced()
-        for one in traced:
-            for other in traced:
-                changed = other.candidate.differences(one.candidate)
-                if len(changed) != 1 or one.memory is None or other.memory is None:
-                    continue
-                ((knob, choice),) = changed.items()
-                if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
-                    continue
-                if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
-                    yield knob, choice
+        for one, other in itertools.permutations(self._traced(), 2):
+            changed = other.candidate.differences(one.candidate)
+            if len(changed) != 1 or one.memory is None or other.memory is None:
+                continue
+            ((knob, choice),) = changed.items()
+            if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
+                continue
+            if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
+                yield knob, choice
 
 
 def _excess(estimate: Estimate) -> float:

@@ -11,7 +11,7 @@ from statistics import fmean
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError
@@ -179,8 +179,11 @@ class Session:
             return False
         if purpose is not Purpose.AUDIT:
             self.vetoed_traces = 0
+        # Timing ends early if a candidate is slower than the best so far.
+        first = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
+        schedule = replace(self.effort.probe, rate_to_beat=first.tokens_per_second if first is not None else None)
         try:
-            measurement = self._run(ProbeRun(number, candidate, purpose, self._schedule(purpose)), reserve_seconds)
+            measurement = self._run(ProbeRun(number, candidate, purpose, schedule), reserve_seconds)
         except BaseException:
             # What ended the probe is what the user has to know; other workers find an abandoned trial by themselves.
             with suppress(AutotuneError):
@@ -196,11 +199,6 @@ class Session:
         self._follow()
         self._finished(record, purpose, measurement)
         return True
-
-    def _schedule(self, purpose: Purpose) -> Schedule:
-        """Return the schedule of a probe, in which timing ends early if a candidate is slower than the best so far."""
-        first = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
-        return replace(self.effort.probe, rate_to_beat=first.tokens_per_second if first is not None else None)
 
     def _store(self, number: int, measurement: Measurement) -> None:
         kept = self.log.finish(number, measurement)
