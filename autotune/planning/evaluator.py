@@ -17,9 +17,7 @@ from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
-from autotune.techniques.base import OFF
 from autotune.techniques.traits import allocator_knobs, geometry_knobs
-from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -65,12 +63,9 @@ class Evaluator:
         sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
         self._plans.update(zip(asked, self._tracer.traced(sized, timed=False), strict=True))
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
-        self._time({name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])})
+        worth = {name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])}
+        self._plans.update(zip(worth, self._tracer.traced([*worth.values()], timed=True), strict=True))
         return [self.estimate(candidate) for candidate in candidates]
-
-    def _time(self, wanted: Mapping[str, Sized]) -> None:
-        """Trace the sizes that stand for all micro-batches of plans."""
-        self._plans.update(zip(wanted, self._tracer.traced([*wanted.values()], timed=True), strict=True))
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
         traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
@@ -131,12 +126,9 @@ class Evaluator:
         traced = self._plans[self._known[candidate]]
         if isinstance(traced, Untraceable):
             return Estimate(candidate, Origin.UNKNOWN, reason=traced.reason)
-        memory = traced.memory
-        if candidate.get(VLLM, OFF) != OFF:
-            shared = with_vllm(memory, traced.plan, self.problem.setting)
-            if isinstance(shared, str):
-                return Estimate(candidate, Origin.UNKNOWN, reason=shared)
-            memory = shared
+        memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
+        if isinstance(memory, str):
+            return Estimate(candidate, Origin.UNKNOWN, reason=memory)
         tokens = traced.geometry.tokens_per_step
         scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
         if not traced.timed:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, Runner
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
@@ -22,8 +22,8 @@ T = TypeVar("T")
 _TENSOR_ERROR = 0.03
 
 
-class Estimates(Protocol):
-    """The traced candidates of a search."""
+class Estimates(Runner, Protocol):
+    """The traced candidates of a search, and what traces others."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:
@@ -31,9 +31,6 @@ class Estimates(Protocol):
 
     def estimate(self, candidate: Candidate) -> Estimate:
         """Return the estimate of a candidate in its normal form."""
-
-    def run(self, candidates: Sequence[Candidate]) -> Sequence[Estimate]:
-        """Return the estimates of candidates; what is missing is traced."""
 
 
 class PlannedPredictor:

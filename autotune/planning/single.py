@@ -52,7 +52,6 @@ class TracedPlan(Sized):
 
     Attributes:
         geometry: of the shapes that may need the most memory, the one that does is its worst.
-        layers: of the whole model.
         worst: forecast of that micro-batch, for the whole model.
         typical: forecast of the same with the mean times over all micro-batches.
         memory: of the training alone, without what vLLM holds. Its time is that of ``typical`` if it was timed, else of
@@ -62,7 +61,6 @@ class TracedPlan(Sized):
         requests: of the traces of the worst micro-batch.
     """
 
-    layers: int
     worst: Forecast
     typical: Forecast
     memory: MemoryEstimate
@@ -201,13 +199,13 @@ class PlanTracer:
                 return failed
             fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
         at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
-        decisive = max(at_worst, key=lambda shape: _need_bytes(at_worst[shape]))
+        needs = {shape: each.peak_bytes + each.overhead_bytes + each.unused_bytes for shape, each in at_worst.items()}
+        decisive = max(needs, key=needs.__getitem__)
         timed = fits.keys() >= _sizes(sized, timed=True).keys()
         typical = self._typical(plan, geometry, fits) if timed else at_worst[decisive]
         return TracedPlan(
             plan=plan,
             geometry=replace(geometry, worst=decisive, rivals=()),
-            layers=len(self._layer_kinds),
             worst=at_worst[decisive],
             typical=typical,
             memory=self._memory(plan, geometry, at_worst[decisive], typical),
@@ -236,9 +234,9 @@ class PlanTracer:
         """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
-            traced = [(fits[_size(plan, geometry, each)], _weight(geometry, each)) for each in sizes]
+            timed = [_timed(plan, geometry, each) for each in sizes]
             return mean_times(
-                [(fit.forecast(geometry.micro_batches, plan.allocator), weight) for fit, weight in traced]
+                [(fits[size].forecast(geometry.micro_batches, plan.allocator), weight) for size, weight in timed]
             )
 
         found = mean(geometry.sizes)
@@ -247,17 +245,13 @@ class PlanTracer:
         return found
 
 
-def _need_bytes(worst: Forecast) -> int:
-    return worst.peak_bytes + worst.overhead_bytes + worst.unused_bytes
-
-
 def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
     """Return each size once that a plan is traced at."""
     plan, geometry = sized.plan, sized.geometry
     every = [_full(geometry, shape) for shape in geometry.shapes]
     if timed:
         typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
-        every += [_size(plan, geometry, size) for size in typical]
+        every += [_timed(plan, geometry, each)[0] for each in typical]
     return dict.fromkeys([*every, *(beside.size for beside in _beside(geometry, geometry.worst))])
 
 
@@ -285,31 +279,23 @@ def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
     return geometry.layout, shape or geometry.worst
 
 
-def _size(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> Size:
-    """Return the size that a typical one is traced at, with tokens that the ranks that share a row can share."""
-    if _is_nearly_worst(geometry, typical.shape):
-        return _full(geometry)
-    split = plan.launch.processes // plan.data_ranks
-    multiple = 2 * split if split > 1 else 1
-    tokens = max(1, round(typical.shape.tokens / multiple)) * multiple
-    return geometry.layout, replace(typical.shape, tokens=tokens, filled=round(typical.shape.filled, 3))
-
-
-def _weight(geometry: BatchGeometry, typical: Typical) -> float:
-    """Return the weight of the time of the size that a typical one is traced at."""
-    if _is_nearly_worst(geometry, typical.shape):
-        return typical.share * typical.shape.tokens / geometry.worst.tokens
-    return typical.share
-
-
 _NEARLY = 0.02
 """Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens.
 That is off by 2 % at most, where the host bounds the time of both."""
 
 
-def _is_nearly_worst(geometry: BatchGeometry, shape: Shape) -> bool:
-    """Return whether a micro-batch has nearly the size of the largest, which is traced for its memory."""
-    worst = geometry.worst
+def _timed(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> tuple[Size, float]:
+    """Return the size that a typical one is timed at, and the weight of the time there.
+
+    One of nearly the size of the largest, which is traced for its memory, is timed by that; others with tokens that the
+    ranks that share a row can share.
+    """
+    worst, shape = geometry.worst, typical.shape
     alike = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=0.0) == shape
     figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
-    return alike and all((1 - _NEARLY) * most <= own <= most for own, most in figures)
+    if alike and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
+        return _full(geometry), typical.share * shape.tokens / worst.tokens
+    split = plan.launch.processes // plan.data_ranks
+    multiple = 2 * split if split > 1 else 1
+    tokens = max(1, round(shape.tokens / multiple)) * multiple
+    return (geometry.layout, replace(shape, tokens=tokens, filled=round(shape.filled, 3))), typical.share

@@ -74,7 +74,6 @@ class Engine:
         utilization: share of the GPU's memory that it takes.
         parallel: GPUs that share its weights and its cache.
         tokens: of the longest sequence, or None if the model has no limit.
-        sequences: most that are generated at once.
     """
 
     on_server: bool
@@ -82,7 +81,6 @@ class Engine:
     utilization: float
     parallel: int
     tokens: int | None
-    sequences: int
 
 
 @dataclass(frozen=True)
@@ -109,16 +107,14 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
     """Return the engine that a plan starts, or None if transformers generates."""
     if not plan.args.get("use_vllm"):
         return None
-    trainer, parallel = find_trainer(plan.trainer), number(plan, "vllm_tensor_parallel_size") or 1
+    trainer = find_trainer(plan.trainer)
     assert isinstance(trainer, Prompted)
-    tokens, sequences = trainer.vllm_limits(plan)
     return Engine(
         on_server=plan.args.get("vllm_mode") == SERVER,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
-        parallel=parallel,
-        tokens=tokens or model.max_positions,
-        sequences=sequences * parallel,
+        parallel=number(plan, "vllm_tensor_parallel_size") or 1,
+        tokens=trainer.vllm_tokens(plan) or model.max_positions,
     )
 
 

@@ -47,6 +47,7 @@ class Channel(ABC):
 
     Attributes:
         ready: whether the server has sent the event that it accepts commands.
+        pid: its process id; None as long as it is not known.
     """
 
     def __init__(self, commands: int, events: int) -> None:
@@ -57,11 +58,7 @@ class Channel(ABC):
         self._readable = selectors.PollSelector()
         self._readable.register(events, selectors.EVENT_READ)
         self.ready = False
-
-    @property
-    @abstractmethod
-    def pid(self) -> int | None:
-        """The server's process id; None as long as it is not known."""
+        self.pid: int | None = None
 
     @abstractmethod
     def close(self) -> str:
@@ -107,7 +104,8 @@ class Channel(ABC):
             self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         event: dict[str, Any] = json.loads(line)
-        self.ready = self.ready or event["event"] == "ready"
+        if event["event"] == "ready":
+            self.ready, self.pid = True, event["pid"]
         return event
 
 
@@ -149,11 +147,7 @@ class Started(Channel):
         assert self._process.stdout is not None
         self._streams = self._process.stdin, self._process.stdout
         super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
-
-    @property
-    def pid(self) -> int:
-        """The server's process id."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     @property
     def is_running(self) -> bool:

@@ -44,16 +44,17 @@ def classify(
     if ending.signal == signal.SIGKILL:
         return Measurement(ProbeStatus.CRASHED, f"killed by signal 9 ({name}); nothing shows that memory was the cause")
     ended = f"killed by signal {ending.signal} ({name})" if ending.signal else f"ended with exit status {ending.code}"
+    log_end = f"; its log ends with {log[-1]!r}" if log else ""
+    if not ending.signal and not ending.code:
+        return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{log_end}")
     evidence = next((line for line in reversed(log) if _shows_lack_of_memory(line, device, limit_bytes)), None)
-    if evidence is not None and (ending.signal or ending.code) and not _of_device(evidence, device):
-        return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log has {evidence!r}")
-    if evidence is not None and (ending.signal or ending.code):
+    if evidence is None:
+        return Measurement(ProbeStatus.CRASHED, f"{ended}{log_end}")
+    # Whether the budget limits the memory that ran out.
+    if device == "cpu" or _DEVICE_OUT_OF_MEMORY in evidence.lower():
         limit = f" under a limit of {format_bytes(limit_bytes)}" if limit_bytes is not None else ""
         return Measurement(ProbeStatus.OUT_OF_MEMORY, f"{ended}{limit}; its log has {evidence!r}")
-    log_end = f"; its log ends with {log[-1]!r}" if log else ""
-    if ending.signal or ending.code:
-        return Measurement(ProbeStatus.CRASHED, f"{ended}{log_end}")
-    return Measurement(ProbeStatus.CRASHED, f"its {unreadable}{log_end}")
+    return Measurement(ProbeStatus.HOST_OUT_OF_MEMORY, f"{ended}; its log has {evidence!r}")
 
 
 def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None) -> bool:
@@ -63,22 +64,12 @@ def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None
     return _DEVICE_OUT_OF_MEMORY in line.lower()
 
 
-def _of_device(line: str, device: DeviceKind) -> bool:
-    """Whether the budget limits the memory that ran out."""
-    return device == "cpu" or _DEVICE_OUT_OF_MEMORY in line.lower()
-
-
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
 
 
-def out_of_memory_kills() -> int:
-    """Return the number of out-of-memory kills in this process's control group and those above it."""
-    return counted_kills(_MEMBERSHIP, _ROOT)
-
-
-def counted_kills(membership: Path, root: Path) -> int:
-    """Return the out-of-memory kills that the control groups of a process count.
+def out_of_memory_kills(membership: Path = _MEMBERSHIP, root: Path = _ROOT) -> int:
+    """Return the number of out-of-memory kills in this process's control group and those above it.
 
     It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
     whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.

@@ -9,7 +9,6 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
@@ -83,15 +82,12 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
-        self._interrupted = False
         self._channel: Started | None = Started(self._arguments, self._environment)
 
     def __enter__(self) -> JobServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,32 +113,29 @@ class JobServer:
         while True:
             channel = self._ready_channel()
             sent_seconds = send_request(job, request, folder)
+            pid: int | None = None
             try:
                 channel.send(start=str(folder.resolve()))
                 pid = self._started(channel)
+                ended = self._ended(channel, timeout_seconds)
+                timed_out = ended is None
+                if ended is None:
+                    ended = self._kill(channel)
                 break
             except ChannelClosed:
-                # The server had died before and the job was not started, so the same job is sent to a new server.
+                if pid is None:
+                    # The server had died before and the job was not started, so the same job is sent to a new server.
+                    self._count_death()
+                    continue
+                # The kernel has ended the job's main process with the server; others of its group may be left.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
                 self._count_death()
+                return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
             except BaseException:
                 with contextlib.suppress(ChannelClosed):
                     self._kill(channel)
                 raise
-        try:
-            ended = self._ended(channel, timeout_seconds)
-            timed_out = ended is None
-            if ended is None:
-                ended = self._kill(channel)
-        except ChannelClosed:
-            # The kernel has ended the job's main process with the server; others of its group may be left.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            self._count_death()
-            return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
-        except BaseException:
-            with contextlib.suppress(ChannelClosed):
-                self._kill(channel)
-            raise
         self._deaths = 0
         return JobExit(
             wall_seconds=time.monotonic() - sent_seconds,
@@ -181,18 +174,6 @@ class JobServer:
         """Whether the server's process has been started and has not ended."""
         return self._channel is not None and self._channel.is_running
 
-    def interrupt(self) -> None:
-        """Kill the running job if there is one; for another thread than the one that waits for its end."""
-        channel = self._channel
-        if channel is None:
-            return
-        with contextlib.suppress(ChannelClosed, ProcessLookupError):
-            if channel.ready:
-                channel.send(kill=True)
-            elif channel.pid is not None:
-                self._interrupted = True
-                os.kill(channel.pid, signal.SIGKILL)
-
     def _ready_channel(self) -> Started:
         if self._channel is None:
             self._channel = Started(self._arguments, self._environment)
@@ -201,7 +182,7 @@ class JobServer:
                 self._channel.receive()
         except ChannelClosed as error:
             status = self._channel.status()
-            if self._interrupted or (status is not None and status >= 0):
+            if status is not None and status >= 0:
                 raise self._given_up("could not be started") from error
             # Such as by the kernel, for want of memory that a moment later may be free.
             killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"

@@ -12,7 +12,6 @@ from itertools import count
 from math import ceil
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 
 from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.traced import TRACED_FILE, TraceReply, TraceRequest
@@ -54,12 +53,10 @@ class Group:
     Attributes:
         libraries: key of the processes in which they can be traced: what is patched in libraries stays patched.
         indices: of the requests.
-        layers: total number of traced layers.
     """
 
     libraries: str
     indices: tuple[int, ...]
-    layers: int
 
 
 class ServerTracer:
@@ -71,6 +68,9 @@ class ServerTracer:
         cores: number of cores that may be used.
         lent: a running server that sees no GPU, to fork workers from; it is left running. None: one is started.
         early: start it when this object is entered: it imports what traces need while something else is done.
+
+    Attributes:
+        folder: the directory for the folders of jobs.
     """
 
     def __init__(self, cores: int, listener: Listener, lent: JobServer | None = None, *, early: bool = False) -> None:
@@ -82,7 +82,8 @@ class ServerTracer:
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
         self._lock = Lock()
-        self._folder = ScratchFolder()
+        self._scratch = ScratchFolder()
+        self.folder = self._scratch.path
         self._numbers = count()
         self._given_up = False
 
@@ -91,14 +92,12 @@ class ServerTracer:
             self._server = self.server
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for _, worker in self._idle:
             worker.close()
         if self._server is not None and self._lent is None:
             self._server.close()
-        self._folder.close()
+        self._scratch.close()
 
     @contextmanager
     def quietly(self) -> Iterator[None]:
@@ -108,11 +107,6 @@ class ServerTracer:
             yield
         finally:
             self._listener = listener
-
-    @property
-    def folder(self) -> Path:
-        """The directory for the folders of jobs."""
-        return self._folder.path
 
     @property
     def server(self) -> JobServer:
@@ -188,14 +182,14 @@ class ServerTracer:
     def _worker(self, libraries: str) -> Worker:
         """Return a worker for a way to patch libraries, which is new if none is idle."""
         with self._lock:
-            for item in self._idle:
-                if item[0] == libraries:
-                    self._idle.remove(item)
-                    self._busy.add(item[1])
-                    return item[1]
-            while len(self._idle) + len(self._busy) >= _MOST_WORKERS and self._idle:
-                self._idle.pop(0)[1].close()
-            worker = Worker(self.server, self.new_folder())
+            idle = next((item for item in self._idle if item[0] == libraries), None)
+            if idle is not None:
+                self._idle.remove(idle)
+                worker = idle[1]
+            else:
+                while len(self._idle) + len(self._busy) >= _MOST_WORKERS and self._idle:
+                    self._idle.pop(0)[1].close()
+                worker = Worker(self.server, self.new_folder())
             self._busy.add(worker)
             return worker
 
@@ -245,11 +239,11 @@ def groups(requests: Sequence[TraceRequest], workers: int) -> list[Group]:
         ways.setdefault((libraries, same_step(request.plan)), []).append(index)
     most = ceil(len(requests) / workers)
     parts = [
-        Group(libraries, tuple(part), sum(requests[index].layers or 0 for index in part))
+        Group(libraries, tuple(way[first : first + most]))
         for (libraries, _), way in ways.items()
-        for part in (way[first : first + most] for first in range(0, len(way), most))
+        for first in range(0, len(way), most)
     ]
-    return sorted(parts, key=lambda group: group.layers, reverse=True)
+    return sorted(parts, key=lambda group: sum(requests[index].layers or 0 for index in group.indices), reverse=True)
 
 
 def _traced_in(folder: Path) -> int:

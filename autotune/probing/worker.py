@@ -104,12 +104,6 @@ class _Pipes(Channel):
         events = os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         super().__init__(commands, events)
         self._open = True
-        self._pid: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None until it is ready, and after it was closed."""
-        return self._pid
 
     def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
         """Return the next event, or None when none came in time.
@@ -119,15 +113,12 @@ class _Pipes(Channel):
         """
         if not self._open:
             raise ChannelClosed
-        event = super().receive(timeout_seconds)
-        if event is not None and event["event"] == "ready":
-            self._pid = event["pid"]
-        return event
+        return super().receive(timeout_seconds)
 
     def close(self) -> str:
         """Close the pipes, at whose end the process ends if it is not ready yet."""
         if self._open:
-            self._open, self._pid = False, None
+            self._open, self.pid = False, None
             os.close(self._commands)
             os.close(self._events)
         return ""

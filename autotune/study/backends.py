@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
-from autotune.study.patience import passes
+from autotune.study.patience import causes, passes
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _CHOOSE = "Choose another --storage or --output."
@@ -71,8 +71,7 @@ def cause_of(error: BaseException, url: str = "") -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    while error.__cause__ is not None:
-        error = error.__cause__
+    *_, error = causes(error)
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     # A failed call of gRPC prints as several lines of its state.
@@ -85,8 +84,8 @@ def _nothing() -> None:
     pass
 
 
-def _unusable(url: str, error: BaseException, hint: str = _CHOOSE) -> InputError:
-    return InputError(f"The study storage {hidden_url(url)} cannot be used: {cause_of(error, url)}.", hint=hint)
+def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:
+    return InputError(f"The study storage {hidden_url(url)} cannot be used: {why}.", hint=hint)
 
 
 def _journal(url: str) -> BaseStorage:
@@ -97,7 +96,7 @@ def _journal(url: str) -> BaseStorage:
         # The lock is a link to the file next to it, which a relative path would not name.
         return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
     except OSError as error:
-        raise _unusable(url, error) from error
+        raise _unusable(url, cause_of(error, url)) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"The file {path} is not a journal of Optuna.", hint=_CHOOSE) from error
 
@@ -116,10 +115,8 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
             hint="Install autotune's extra `grpc`.",
         ) from error
     except ConnectionError as error:
-        raise InputError(
-            f"The study storage {hidden_url(url)} cannot be used: no proxy answered within {_CONNECT_SECONDS} s.",
-            hint="Start one with optuna.storages.run_grpc_proxy_server.",
-        ) from error
+        hint = "Start one with optuna.storages.run_grpc_proxy_server."
+        raise _unusable(url, f"no proxy answered within {_CONNECT_SECONDS} s", hint) from error
     return proxy, proxy.close
 
 
@@ -134,7 +131,7 @@ def _database(url: str, patience_seconds: float) -> tuple[BaseStorage, Callable[
             hint="For PostgreSQL install autotune's extra `postgres` and write postgresql+psycopg://….",
         ) from error
     except (StorageInternalError, SQLAlchemyError) as error:
-        raise _unusable(url, error) from error
+        raise _unusable(url, cause_of(error, url)) from error
     except RuntimeError as error:
         raise InputError(
             f"Another version of Optuna made the study storage {hidden_url(url)}.", hint=_CHOOSE
@@ -164,11 +161,8 @@ def _is_away(error: BaseException) -> bool:
 
 def _is_being_made(error: BaseException) -> bool:
     """Whether another process creates the tables at this moment."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, IntegrityError) or "already exists" in str(cause):
-            return True
-        cause = cause.__cause__
+    if any(isinstance(cause, IntegrityError) or "already exists" in str(cause) for cause in causes(error)):
+        return True
     return "database is locked" in cause_of(error) and passes(error)
 
 

@@ -52,11 +52,6 @@ class Running:
     claim: str
 
 
-def is_open(trial: FrozenTrial) -> bool:
-    """Whether a trial has not ended."""
-    return trial.state in (TrialState.RUNNING, TrialState.WAITING)
-
-
 def running(trial: FrozenTrial) -> list[Running]:
     """Return an open trial as what it probes; nothing for one that somebody else has added."""
     candidate = candidate_of(trial)

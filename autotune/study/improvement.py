@@ -81,6 +81,7 @@ class Improvements:
             batch = batch or self._freeing(best) or self._doubtful(best)
             if not batch:
                 break
+            self._asked.update(batch)
             yield batch
             found = self._best() or best
             since = 0 if _better(found, best) else since + len(batch)
@@ -96,14 +97,12 @@ class Improvements:
             yield missing
 
     def _is_open(self, candidate: Candidate) -> bool:
-        return candidate not in self._known and candidate not in self._asked and self._is_legal(candidate)
-
-    def _is_legal(self, candidate: Candidate) -> bool:
-        return self._problem.illegal(candidate) is None
+        new = candidate not in self._known and candidate not in self._asked
+        return new and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
-        found = (each for each in self._known.values() if each.memory is not None and self._is_legal(each.candidate))
-        return sorted(found, key=rank)
+        found = (each for each in self._known.values() if each.memory is not None)
+        return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank)
 
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
@@ -121,7 +120,6 @@ class Improvements:
             chosen = pool.pop(index)
             batch.append(chosen)
             need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
-        self._asked.update(batch)
         return batch
 
     def _repairing(self, best: Estimate) -> list[Candidate]:
@@ -140,9 +138,7 @@ class Improvements:
             for knob, choices in self._smaller(each)
         )
         fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
-        batch = [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
-        self._asked.update(batch)
-        return batch
+        return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
 
     def _doubtful(self, best: Estimate) -> list[Candidate]:
         """Return the changes of the best few by one choice that are faster if they are underestimated by a lot.
@@ -157,9 +153,7 @@ class Improvements:
             return []
         need, rate = self._need()(near), self._rate()(near)
         gain = np.where(need.mean <= need.untraced, rate.mean + _DOUBT * rate.untraced - _least_worth(best), -np.inf)
-        batch = [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
-        self._asked.update(batch)
-        return batch
+        return [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
 
     def _may_fit(self, candidate: Candidate, need: Figure) -> bool:
         if (known := self._known.get(candidate)) is not None:
@@ -179,9 +173,7 @@ class Improvements:
         self._freed.add(larger)
         ordered = self._problem.ordered
         changes = (each for each in self._changes(larger) if self._is_open(each))
-        batch = [each for each in changes if not ordered & each.differences(larger).keys()]
-        self._asked.update(batch)
-        return batch
+        return [each for each in changes if not ordered & each.differences(larger).keys()]
 
     def _larger(self, rate: Figure) -> dict[Candidate, float]:
         """Return what does not fit with the logarithms of the expected rates, the fastest first."""
@@ -276,17 +268,15 @@ class Improvements:
 
     def _free(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
-        traced = self._traced()
-        for one in traced:
-            for other in traced:
-                changed = other.candidate.differences(one.candidate)
-                if len(changed) != 1 or one.memory is None or other.memory is None:
-                    continue
-                ((knob, choice),) = changed.items()
-                if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
-                    continue
-                if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
-                    yield knob, choice
+        for one, other in itertools.permutations(self._traced(), 2):
+            changed = other.candidate.differences(one.candidate)
+            if len(changed) != 1 or one.memory is None or other.memory is None:
+                continue
+            ((knob, choice),) = changed.items()
+            if one.candidate[knob] != best.candidate[knob] or other.memory.device_bytes >= one.memory.device_bytes:
+                continue
+            if (other.tokens_per_second or 0.0) >= (one.tokens_per_second or 0.0):
+                yield knob, choice
 
 
 def _excess(estimate: Estimate) -> float:

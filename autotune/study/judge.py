@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from autotune.core.candidate import Candidate, Choice
@@ -51,20 +51,6 @@ class Place(IntEnum):
     UNPREDICTED = 2
 
 
-@dataclass(frozen=True)
-class _RanOut:
-    """A run that ran out of memory: a trial's probe, or a later run of its candidate.
-
-    Attributes:
-        expected_to_fit: by a prediction, or since its probe did.
-    """
-
-    number: int
-    candidate: Candidate
-    measurement: Measurement
-    expected_to_fit: bool
-
-
 class Judge:
     """Keeps the records of candidates and vetoes candidates from them; every candidate is given in its normal form."""
 
@@ -74,7 +60,10 @@ class Judge:
         self._memory_limit_bytes = memory_limit_bytes
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}
-        self._ran_out: dict[int, _RanOut] = {}
+        # Records with the run that ran out of memory, their probe or a later one, by number; and the numbers of those
+        # that were expected to fit, by a prediction or since their probe did.
+        self._ran_out: dict[int, Record] = {}
+        self._expected_to_fit: set[int] = set()
         self._too_long: dict[int, Record] = {}
         self._set_aside: set[Candidate] = set()
         self._untraceable: set[Candidate] = set()
@@ -88,7 +77,7 @@ class Judge:
         if before is None or record.probed or not before.probed:
             self._by_candidate[record.candidate] = record
         # Only a legal or a probed candidate has a plan that other candidates may share.
-        if record.probed or self.illegal(record.candidate) is None:
+        if record.probed or self._problem.illegal(record.candidate) is None:
             plan = self._problem.identity(record.candidate)
             before = self._by_identity.get(plan)
             if before is None or record.probed or not before.probed:
@@ -97,15 +86,17 @@ class Judge:
             self._too_long[record.number] = record
         guess = record.prediction
         fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
-        self._take_note(_RanOut(record.number, record.candidate, record.measurement, fits))
+        self._take_note(record, expected_to_fit=fits)
 
-    def learn_later(self, number: int, candidate: Candidate, measurement: Measurement) -> None:
-        """Use a run of a trial's candidate after its probe."""
-        self._take_note(_RanOut(number, candidate, measurement, expected_to_fit=True))
+    def learn_later(self, record: Record, run: Measurement) -> None:
+        """Use a run of a record's candidate after its probe."""
+        self._take_note(replace(record, measurement=run), expected_to_fit=True)
 
-    def _take_note(self, run: _RanOut) -> None:
+    def _take_note(self, run: Record, *, expected_to_fit: bool) -> None:
         if run.measurement.status in _RAN_OUT:
             self._ran_out[run.number] = run
+            if expected_to_fit:
+                self._expected_to_fit.add(run.number)
 
     def set_aside(self, candidate: Candidate) -> None:
         """Count a candidate as no longer open in this run: the time limit ended its probe."""
@@ -114,7 +105,7 @@ class Judge:
     @property
     def surprised(self) -> bool:
         """Whether a candidate ran out of device memory that was expected to fit."""
-        return any(run.expected_to_fit for run in self._of_device())
+        return any(run.number in self._expected_to_fit for run in self._of_device())
 
     @property
     def lacked_memory(self) -> bool:
@@ -162,20 +153,19 @@ class Judge:
             f"{format_bytes(int(least))}, ran out of memory"
         )
 
-    def _of_device(self) -> list[_RanOut]:
+    def _of_device(self) -> list[Record]:
         return [run for run in self._ran_out.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
-
-    def illegal(self, candidate: Candidate) -> str | None:
-        """Return why a candidate must not be recommended, or None when it may."""
-        return self._problem.illegal(candidate)
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of this candidate or of one with the same plan, or None."""
         if candidate in self._by_candidate:
             return self._by_candidate[candidate]
-        if self.illegal(candidate) is not None:
-            return None
-        return self._by_identity.get(self._problem.identity(candidate))
+        plan = self._plan(candidate)
+        return None if plan is None else self._by_identity.get(plan)
+
+    def _plan(self, candidate: Candidate) -> str | None:
+        """Return what is equal for candidates with the same plan; None for an illegal one, which shares no other's."""
+        return self._problem.identity(candidate) if self._problem.illegal(candidate) is None else None
 
     def look_elsewhere(self, candidates: Iterable[Candidate]) -> None:
         """Take note of the candidates that other workers probe at this moment, in place of those before."""
@@ -186,11 +176,11 @@ class Judge:
         """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
         if self.known(candidate) is not None or candidate in self._elsewhere or candidate in self._set_aside:
             return False
-        return self.illegal(candidate) is not None or self._problem.identity(candidate) not in self._plans_elsewhere
+        return self._plan(candidate) not in self._plans_elsewhere
 
     def veto(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, by what is known now, or None when it is."""
-        reason = self.illegal(candidate) or self._implied(candidate) or self._takes_longer(candidate)
+        reason = self._problem.illegal(candidate) or self._implied(candidate) or self._takes_longer(candidate)
         return Veto(reason) if reason is not None else self._predicted(self._predictor.predict(candidate))
 
     def is_slow(self, candidate: Candidate) -> bool:
@@ -222,7 +212,7 @@ class Judge:
 
     def eligible(self, record: Record) -> bool:
         """Whether a record may be recommended: it is legal and ran to the end."""
-        return record.measurement.ok and self.illegal(record.candidate) is None
+        return record.measurement.ok and self._problem.illegal(record.candidate) is None
 
     def _predicted(self, prediction: Prediction | None) -> Veto | None:
         limit_bytes = self._memory_limit_bytes
@@ -243,17 +233,18 @@ class Judge:
                     changes = ", ".join(f"{knob}={candidate[knob]}" for knob in differing)
                     return f"trial {run.number} {ended} in {lacked.phase}, where {changes} makes no difference"
                 differing = without
-            if all(_larger(candidate, run.candidate, knob, self._problem.ordered) for knob in differing):
-                changes = _changes(candidate, run.candidate, differing)
-                return f"trial {run.number} {ended}, and this never needs less: {changes}, all else equal"
+            growth = _growth(candidate, run.candidate, differing, self._problem.ordered)
+            if growth is not None:
+                return f"trial {run.number} {ended}, and this never needs less: {growth}, all else equal"
         return None
 
     def _takes_longer(self, candidate: Candidate) -> str | None:
         for run in self._too_long.values():
             differing = _differing(candidate, run.candidate)
-            if differing and all(_larger(candidate, run.candidate, knob, self._problem.longer) for knob in differing):
-                killed, changes = run.measurement.reason, _changes(candidate, run.candidate, differing)
-                return f"trial {run.number} was {killed}, and this never takes less time: {changes}, all else equal"
+            growth = _growth(candidate, run.candidate, differing, self._problem.longer)
+            if differing and growth is not None:
+                killed = run.measurement.reason
+                return f"trial {run.number} was {killed}, and this never takes less time: {growth}, all else equal"
         return None
 
 
@@ -261,16 +252,14 @@ def _differing(candidate: Candidate, other: Candidate) -> list[str]:
     return [knob for knob in candidate if candidate[knob] != other.get(knob)]
 
 
-def _changes(candidate: Candidate, other: Candidate, knobs: Iterable[str]) -> str:
-    return ", ".join(f"{knob} {other[knob]} → {candidate[knob]}" for knob in knobs)
-
-
-def _larger(candidate: Candidate, other: Candidate, knob: str, ordered: frozenset[str]) -> bool:
-    """Whether a knob is ordered and its choice larger than another candidate's.
+def _growth(candidate: Candidate, other: Candidate, knobs: Sequence[str], ordered: frozenset[str]) -> str | None:
+    """Return how choices are larger than another candidate's, in words; None if one is not, or its knob not ordered.
 
     Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
     """
-    return knob in ordered and _exceeds(candidate[knob], other.get(knob))
+    if not all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in knobs):
+        return None
+    return ", ".join(f"{knob} {other[knob]} → {candidate[knob]}" for knob in knobs)
 
 
 def _as_large(candidate: Candidate, other: Candidate, knobs: frozenset[str]) -> bool:

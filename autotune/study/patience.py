@@ -8,7 +8,7 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from optuna.exceptions import DuplicatedStudyError, StorageInternalError, UpdateFinishedTrialError
@@ -46,8 +46,7 @@ def passes(error: BaseException) -> bool:
         return True
     if isinstance(error, RuntimeError) and "did not possess lock" in str(error):
         return True
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in causes(error):
         if isinstance(cause, DBAPIError):
             return _database_passes(cause)
         if isinstance(cause, OSError):
@@ -55,8 +54,15 @@ def passes(error: BaseException) -> bool:
         if isinstance(cause, PendingRollbackError):
             # The connection was lost in a transaction that Optuna rolls back as it raises.
             return True
-        cause = cause.__cause__
     return False
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then what caused it, to the first cause of all."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 def _database_passes(error: DBAPIError) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Listener, Noted, StageStarted
@@ -94,10 +93,14 @@ class Queue:
 
     def settled(self) -> Settled | None:
         """Return what a worker or an earlier run has settled, if nothing has changed and nothing is left to do."""
-        found = _decoded(self._opened.study.user_attrs.get(_SETTLED))
+        try:
+            found = decode(Settled, self._opened.study.user_attrs.get(_SETTLED))
+        except DecodeError:
+            # Nothing is settled, or another version of autotune settled it.
+            return None
         records = self._session.log.records
         last = records[-1].number if records else -1
-        if found is None or found.after != last or found.asked != self._asked():
+        if found.after != last or found.asked != self._asked():
             return None
         return found if found.complete or self._session.clock.over() else None
 
@@ -156,13 +159,3 @@ class Queue:
 
 def _named(workers: list[Worker]) -> str:
     return ", ".join(sorted(worker.name for worker in workers))
-
-
-def _decoded(document: Any) -> Settled | None:
-    if document is None:
-        return None
-    try:
-        return decode(Settled, document)
-    except DecodeError:
-        # Another version of autotune settled it.
-        return None

@@ -13,13 +13,11 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Any
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
@@ -75,30 +73,21 @@ class Worker:
         return f"{self.host} (process {self.pid})"
 
 
-@dataclass
-class _Watched:
-    renewed: str
-    missed: int = 0
-
-
-@dataclass(frozen=True)
-class _Lease:
-    """This process's lease: when its last renewal began, and how often it had lapsed by then."""
-
-    renewed_at_seconds: float
-    lapses: int
-
-
 class Roster:
-    """This process's place among the workers of a study; its lease is renewed while the context is active."""
+    """This process's place among the workers of a study; its lease is renewed while the context is active.
+
+    Attributes:
+        me: this process.
+    """
 
     def __init__(self, opened: OpenStudy, sharing: Sharing) -> None:
         self.sharing = sharing
         self._opened = opened
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._watched: dict[str, _Watched] = {}
-        self._me = Worker(
+        # By worker, the renewal of its lease that was seen last, and how often no newer one was seen.
+        self._watched: dict[str, tuple[str, int]] = {}
+        self.me = Worker(
             key=_key(),
             host=socket.gethostname(),
             pid=os.getpid(),
@@ -106,19 +95,16 @@ class Roster:
             started_ticks=_started_ticks(),
             renewed=_now(),
         )
-        self._lease = _Lease(elapsed_seconds(), 0)
+        # When the last renewal of this process's lease began, and how often the lease had lapsed by then.
+        self._lease = (elapsed_seconds(), 0)
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
-
-    @property
-    def me(self) -> Worker:
-        """This process."""
-        return self._me
 
     @property
     def lapses(self) -> int:
         """How often this process did not renew its lease in time, now included: others may have taken it for dead."""
         # The lock is held while the storage is written to, which may take minutes; a lease is replaced at once.
-        return self._lapses(self._lease)
+        renewed_at_seconds, lapses = self._lease
+        return lapses + (elapsed_seconds() - renewed_at_seconds > self.sharing.lease_seconds)
 
     def __enter__(self) -> Roster:
         """Sign in, and begin to renew the lease."""
@@ -126,28 +112,26 @@ class Roster:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Sign off."""
         self._ended.set()
         self._opened.storage.closing.set()
         self._thread.join()
         # A storage that cannot be written to is reported by the call that failed before.
-        try:
+        with suppress(AutotuneError):
             self.does(Doing.LEFT)
-        except AutotuneError:
-            return
 
     def does(self, doing: Doing, ticket: int = 0) -> None:
         """Tell the others what this process does from now on."""
         with self._lock:
-            self._me = replace(self._me, doing=doing, ticket=ticket)
+            self.me = replace(self.me, doing=doing, ticket=ticket)
         self._renew()
 
     def others(self) -> list[Worker]:
         """Return the other workers that are alive, as the study says it now."""
-        return [worker for worker in self._rows().values() if worker.key != self._me.key and self._lives(worker)]
+        others = (worker for key, worker in self._rows().items() if key != self.me.key)
+        signed_in = (worker for worker in others if worker.doing is not Doing.LEFT)
+        return [worker for worker in signed_in if not _known_to_be_gone(worker, self.me.machine)]
 
     def _beat(self) -> None:
         while not self._ended.wait(self.sharing.interval_seconds):
@@ -162,46 +146,32 @@ class Roster:
         with self._lock:
             # Others may see it from now on, even if the answer to the writer comes late.
             began_seconds = elapsed_seconds()
-            self._me = replace(self._me, renewed=_now())
-            self._write(self._me)
-            self._lease = _Lease(began_seconds, self._lapses(self._lease))
-
-    def _lapses(self, lease: _Lease) -> int:
-        return lease.lapses + (elapsed_seconds() - lease.renewed_at_seconds > self.sharing.lease_seconds)
+            self.me = replace(self.me, renewed=_now())
+            self._write(self.me)
+            self._lease = (began_seconds, self.lapses)
 
     def _watch(self) -> None:
         for key, worker in self._rows().items():
-            watched = self._watched.get(key)
-            if watched is None or watched.renewed != worker.renewed:
-                watched = self._watched[key] = _Watched(worker.renewed)
-            else:
-                watched.missed += 1
-            if watched.missed >= self.sharing.missed and worker.doing is not Doing.LEFT and key != self._me.key:
+            renewed, missed = self._watched.get(key, ("", 0))
+            missed = missed + 1 if renewed == worker.renewed else 0
+            self._watched[key] = (worker.renewed, missed)
+            if missed >= self.sharing.missed and worker.doing is not Doing.LEFT and key != self.me.key:
                 # For those who come later; a worker that is alive after all writes its own line again.
                 self._write(replace(worker, doing=Doing.LEFT))
-
-    def _lives(self, worker: Worker) -> bool:
-        return worker.doing is not Doing.LEFT and not _known_to_be_gone(worker, self._me.machine)
 
     def _write(self, worker: Worker) -> None:
         opened = self._opened
         opened.storage.set_study_system_attr(opened.study_id, f"{_ROW}{worker.key}", encode(worker))
 
     def _rows(self) -> dict[str, Worker]:
-        opened = self._opened
-        return _workers(opened.storage.get_study_system_attrs(opened.study_id))
-
-
-def _workers(attributes: Mapping[str, Any]) -> dict[str, Worker]:
-    found = {}
-    for name, document in attributes.items():
-        if name.startswith(_ROW):
-            try:
-                found[name.removeprefix(_ROW)] = decode(Worker, document)
-            except DecodeError:
-                # Another version of autotune wrote it; its trials are of no use here.
-                continue
-    return found
+        """Return the workers that are or were there, by their keys."""
+        found = {}
+        for name, document in self._opened.storage.get_study_system_attrs(self._opened.study_id).items():
+            if name.startswith(_ROW):
+                # What another version of autotune wrote is left out; its trials are of no use here.
+                with suppress(DecodeError):
+                    found[name.removeprefix(_ROW)] = decode(Worker, document)
+        return found
 
 
 def _known_to_be_gone(worker: Worker, machine: str) -> bool:

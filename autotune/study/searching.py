@@ -140,9 +140,9 @@ def settle(session: Session, may_explore: Callable[[], bool]) -> bool:
     """
     while (first := session.leader()) is not None and not session.clock.over():
         if not first.confirmed:
-            session.confirm(first)
+            session.run_again(first.number)
         elif (turn := session.next_turn(first)) is not None:
-            session.compare(turn)
+            session.run_again(turn.number, turn)
         elif not measure_contributions(session, first):
             return False
         if first.number in {record.number for record in failed(session.log.records)} and may_explore():

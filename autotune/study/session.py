@@ -11,7 +11,7 @@ from statistics import fmean
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.errors import AutotuneError
@@ -72,15 +72,12 @@ class Session:
         self._probe = probe
         self._listener = listener
         self._passed = 0
-        self._own: set[int] = set()
+        # What earlier runs of the study found is learnt, and reported by `report_resumed`.
+        self._own = {record.number for record in log.records}
         self._learnt_later: Counter[int] = Counter()
         self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
-        log.news()
-        for record in log.records:
-            self._learn(record)
-        self._learn_later()
-        self.judge.look_elsewhere(trial.candidate for trial in log.others_running)
+        self._follow()
 
     @property
     def probes_left(self) -> int:
@@ -175,16 +172,22 @@ class Session:
             return False
         prediction = self.predictor.predict(candidate)
         most = self._trials_left if purpose is not Purpose.AUDIT else max(1, self.effort.audits)
-        number = self.log.claim(candidate, self._plan(candidate), purpose, prediction, most)
+        plan = hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]
+        number = self.log.claim(candidate, plan, purpose, prediction, most)
         self._follow()
         if number is None:
             return False
         if purpose is not Purpose.AUDIT:
             self.vetoed_traces = 0
+        # Timing ends early if a candidate is slower than the best so far.
+        first = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
+        schedule = replace(self.effort.probe, rate_to_beat=first.tokens_per_second if first is not None else None)
         try:
-            measurement = self._run(ProbeRun(number, candidate, purpose, self._schedule(purpose)), reserve_seconds)
+            measurement = self._run(ProbeRun(number, candidate, purpose, schedule), reserve_seconds)
         except BaseException:
-            self._abandon(number, "the search was ended")
+            # What ended the probe is what the user has to know; other workers find an abandoned trial by themselves.
+            with suppress(AutotuneError):
+                self.log.abandon(number, "the search was ended")
             raise
         record = Record(number, candidate, purpose, measurement)
         if self._was_cut_off(number, measurement, reserve_seconds):
@@ -197,25 +200,12 @@ class Session:
         self._finished(record, purpose, measurement)
         return True
 
-    def _schedule(self, purpose: Purpose) -> Schedule:
-        """Return the schedule of a probe, in which timing ends early if a candidate is slower than the best so far."""
-        first = self.leader() if purpose in (Purpose.SEARCH, Purpose.RECIPE) else None
-        return replace(self.effort.probe, rate_to_beat=first.tokens_per_second if first is not None else None)
-
     def _store(self, number: int, measurement: Measurement) -> None:
         kept = self.log.finish(number, measurement)
         if kept is None:
             self._listener(Noted(f"Other workers took this one for dead during trial {number}, and repeat it."))
         else:
             self._own.add(kept.number)
-
-    def _plan(self, candidate: Candidate) -> str:
-        return hashlib.sha256(self.problem.identity(candidate).encode()).hexdigest()[:16]
-
-    def _abandon(self, number: int, reason: str) -> None:
-        # What ended the probe is what the user has to know, and other workers find an abandoned trial by themselves.
-        with suppress(AutotuneError):
-            self.log.abandon(number, reason)
 
     def _follow(self) -> None:
         """Learn from what is new in the study, of this worker and of others."""
@@ -230,40 +220,33 @@ class Session:
         self._learn_later()
         self.judge.look_elsewhere(trial.candidate for trial in self.log.others_running)
 
-    def confirm(self, record: Record) -> None:
-        """Run a record's candidate again, longer, and record the measurement."""
-        run = ProbeRun(
-            record.number,
-            record.candidate,
-            Purpose.CONFIRMATION,
-            self.effort.confirmation,
-            expected_seconds=_longer_seconds(record.measurement),
-        )
-        measurement = self._run(run)
+    def run_again(self, number: int, turn: Turn | None = None) -> None:
+        """Run a trial's candidate again, longer or in a turn of a comparison, and record the measurement.
+
+        Args:
+            turn: the turn of the comparison; None: it runs longer, to be confirmed.
+        """
+        record = next(record for record in self.log.records if record.number == number)
+        purpose, schedule = Purpose.CONFIRMATION, self.effort.confirmation
+        if turn is not None:
+            purpose, schedule = Purpose.COMPARISON, self.effort.comparison
+        probed = record.measurement
+        # As long as the probe, and whole steps.
+        expected_seconds = probed.wall_seconds + _WHOLE_STEPS * (probed.step_seconds or 0.0)
+        measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
         self._require_turn()
-        if not self._was_cut_off(record.number, measurement):
-            self.log.confirm(record.number, measurement)
+        if not self._was_cut_off(number, measurement):
+            if turn is None:
+                self.log.confirm(number, measurement)
+                self._passed += measurement.ok and record.candidate != self.baseline_candidate
+            else:
+                self.log.compare(turn, measurement)
             self._learn_later()
-            self._passed += measurement.ok and record.candidate != self.baseline_candidate
-        self._finished(record, run.purpose, measurement)
+        self._finished(record, purpose, measurement)
 
     def next_turn(self, winner: Record) -> Turn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
         return next_turn(winner, self.baseline, self.comparisons(winner))
-
-    def compare(self, turn: Turn) -> None:
-        """Do one short run of a comparison, and record the measurement."""
-        record = next(record for record in self.log.records if record.number == turn.number)
-        expected_seconds = _longer_seconds(record.measurement)
-        run = ProbeRun(
-            turn.number, record.candidate, Purpose.COMPARISON, self.effort.comparison, turn, expected_seconds
-        )
-        measurement = self._run(run)
-        self._require_turn()
-        if not self._was_cut_off(turn.number, measurement):
-            self.log.compare(turn, measurement)
-            self._learn_later()
-        self._finished(record, run.purpose, measurement)
 
     def queue(self) -> None:
         """Take note that this worker queues, to confirm when it is its turn."""
@@ -308,7 +291,7 @@ class Session:
             lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
             for run in lacked[self._learnt_later[record.number] :]:
                 self._learnt_later[record.number] += 1
-                self.judge.learn_later(record.number, record.candidate, run)
+                self.judge.learn_later(record, run)
                 self.predictor.learn(record.candidate, run)
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
@@ -317,8 +300,3 @@ class Session:
         # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))
-
-
-def _longer_seconds(probed: Measurement) -> float:
-    """Return the seconds that a longer run of what was probed takes: as long as the probe, and whole steps."""
-    return probed.wall_seconds + _WHOLE_STEPS * (probed.step_seconds or 0.0)

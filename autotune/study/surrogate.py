@@ -38,10 +38,9 @@ class Surrogate:
         memory_limit_bytes: int,
         predictor: Predictor,
     ) -> None:
-        guesses = {candidate: predictor.predict(candidate) for candidate in predictor.traced()}
         shown = [record for record in records if record.measurement.ok or _lacked_device_memory(record)]
-        for record in shown:
-            guesses[record.candidate] = predictor.predict(record.candidate)
+        candidates = dict.fromkeys((*predictor.traced(), *(record.candidate for record in shown)))
+        guesses = {candidate: predictor.predict(candidate) for candidate in candidates}
         known = {candidate: guess for candidate, guess in guesses.items() if guess is not None}
 
         def need(guess: Prediction) -> float:

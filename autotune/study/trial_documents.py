@@ -12,7 +12,6 @@ from autotune.core.candidate import Candidate
 from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from autotune.core.status import ProbeStatus
 from autotune.study.problem import Purpose, Record, ShortRun
 from autotune.units import GIB
 
@@ -22,9 +21,6 @@ _PREDICTION = "prediction"
 MEASUREMENT = "measurement"
 CONSTRAINT = "memory"
 """Name of the samplers' constraint."""
-
-_CONFIRMATION = "autotune:confirmation:"
-_COMPARISON = "autotune:comparison:"
 
 RATE = "tokens per second"
 """Name of the study's value."""
@@ -36,17 +32,23 @@ PREDICTED_RATE = "predicted tokens per second"
 
 def documents(candidate: Candidate, purpose: Purpose, prediction: Prediction | None) -> dict[str, Any]:
     """Return what a trial says before its probe."""
-    return {
-        _CANDIDATE: encode(candidate),
-        _PURPOSE: purpose.value,
-        _PREDICTION: encode(prediction),
-        **_shown_prediction(prediction),
-    }
+    said = {_CANDIDATE: encode(candidate), _PURPOSE: purpose.value, _PREDICTION: encode(prediction)}
+    if prediction is None:
+        return said
+    said[PREDICTED] = round(prediction.need_bytes / GIB, 4)
+    rate = prediction.tokens_per_second
+    return said if rate is None else {**said, PREDICTED_RATE: round(rate, 1)}
 
 
 def measured(measurement: Measurement) -> dict[str, Any]:
-    """Return what a trial says after its probe."""
-    return {MEASUREMENT: encode(measurement), **_shown(measurement)}
+    """Return what a trial says after its probe: the document, and texts and numbers that a table of trials shows."""
+    figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
+    return {
+        MEASUREMENT: encode(measurement),
+        OUTCOME: measurement.status.value.replace("_", " "),
+        **({REASON: measurement.reason} if measurement.reason else {}),
+        **{name: round(size / GIB, 4) for name, size in figures.items() if size is not None},
+    }
 
 
 def candidate_of(trial: FrozenTrial) -> Candidate | None:
@@ -78,7 +80,7 @@ def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
     return Record(
         number=number,
         candidate=decode(Candidate, attributes[_CANDIDATE]),
-        purpose=Purpose(attributes[_PURPOSE]),
+        purpose=purpose_of(trial),
         measurement=decode(Measurement, attributes[MEASUREMENT]),
         confirmation=None if confirmation is None else decode(Measurement, confirmation),
         prediction=prediction_of(trial),
@@ -88,34 +90,9 @@ def record_of(trial: FrozenTrial, kept: Mapping[str, Any]) -> Record:
 
 def confirmation_key(number: int) -> str:
     """Return the name of the study's attribute for a trial's longer run."""
-    return f"{_CONFIRMATION}{number}"
+    return f"autotune:confirmation:{number}"
 
 
 def comparison_key(winner: int, place: int) -> str:
     """Return the name of the study's attribute for a short run in a winner's comparison."""
-    return f"{_COMPARISON}{winner}:{place}"
-
-
-def _shown(measurement: Measurement) -> Mapping[str, object]:
-    """Return what a table of trials shows of a measurement, such as optuna-dashboard's: texts and numbers."""
-    figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
-    return {
-        OUTCOME: measurement.status.value.replace("_", " "),
-        **({REASON: measurement.reason} if measurement.reason else {}),
-        **{name: round(size / GIB, 4) for name, size in figures.items() if size is not None},
-    }
-
-
-def _shown_prediction(prediction: Prediction | None) -> Mapping[str, object]:
-    if prediction is None:
-        return {}
-    rate = prediction.tokens_per_second
-    return {
-        PREDICTED: round(prediction.need_bytes / GIB, 4),
-        **({PREDICTED_RATE: round(rate, 1)} if rate is not None else {}),
-    }
-
-
-def vetoed(reason: str) -> Measurement:
-    """Return the measurement of a candidate that is decided without a probe."""
-    return Measurement(status=ProbeStatus.VETOED, reason=reason)
+    return f"autotune:comparison:{winner}:{place}"

@@ -16,7 +16,8 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
-from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, is_open, running
+from autotune.core.status import ProbeStatus
+from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, running
 from autotune.study.problem import Purpose, Record, ShortRun, Turn
 from autotune.study.roster import Roster
 from autotune.study.storage import OpenStudy
@@ -33,7 +34,6 @@ from autotune.study.trial_documents import (
     prediction_of,
     purpose_of,
     record_of,
-    vetoed,
 )
 from autotune.study.violation import violation
 
@@ -98,15 +98,17 @@ class TrialLog:
         trials = self._opened.study.get_trials(deepcopy=False)
         # Read after the trials: whoever has claimed one of them signed in before.
         alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
-        gone = [trial for trial in trials if is_open(trial) and trial.system_attrs.get(WORKER) not in alive]
+        begun = [trial for trial in trials if not trial.state.is_finished()]
+        gone = [trial.number for trial in begun if trial.system_attrs.get(WORKER) not in alive]
         if gone:
-            for trial in gone:
-                self._close_lost(trial.number, kept)
+            for number in gone:
+                self._close_lost(number, kept)
             trials = self._opened.study.get_trials(deepcopy=False)
         for trial in trials:
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and MEASUREMENT in trial.user_attrs:
                 self._keep(trial, kept)
-        self.running = [found for trial in trials if is_open(trial) for found in running(trial)]
+        begun = [trial for trial in trials if not trial.state.is_finished()]
+        self.running = [found for trial in begun for found in running(trial)]
         probed = {record.candidate for record in self._records.values()}
         self.unfinished = cut_off(trials, probed | {trial.candidate for trial in self.running})
 
@@ -122,13 +124,12 @@ class TrialLog:
             plan: equal for candidates with the same plan, of which only one is probed.
             most: trials that may be probed in all, audits and others counted apart.
         """
-        claim = uuid.uuid4().hex
-        self._create(TrialState.RUNNING, candidate, purpose, prediction, plan, claim)
+        claim = self._create(candidate, purpose, prediction, plan)
         self.refresh()
         # A call that failed and was repeated may have created several.
         mine = sorted(trial.number for trial in self.running if trial.claim == claim)
         for number in mine[1:]:
-            self._withdraw(number, "it was stored twice")
+            self.abandon(number, "it was stored twice", WITHDRAWN)
         if not mine:
             return None
         before = [trial for trial in self.running if trial.number < mine[0]]
@@ -137,10 +138,10 @@ class TrialLog:
         used = sum((known is Purpose.AUDIT) == (purpose is Purpose.AUDIT) for known in purposes)
         ended = any(self._plans.get(record.number) == plan for record in probed)
         if ended or any(trial.plan == plan for trial in before):
-            self._withdraw(mine[0], "another worker probes this candidate")
+            self.abandon(mine[0], "another worker probes this candidate", WITHDRAWN)
             return None
         if used >= most:
-            self._withdraw(mine[0], "other workers probe the last candidates")
+            self.abandon(mine[0], "other workers probe the last candidates", WITHDRAWN)
             return None
         return mine[0]
 
@@ -156,9 +157,7 @@ class TrialLog:
                 trial.set_user_attr(name, figure)
         except UpdateFinishedTrialError:
             return self._store_again(self._frozen(number), measurement)
-        frozen = self._frozen(number)
-        record = record_of(frozen, {})
-        self._end(trial, record)
+        self._end(trial, record_of(self._frozen(number), {}))
         self.refresh()
         return self._records.get(number)
 
@@ -170,39 +169,46 @@ class TrialLog:
         probed = {self._plans[record.number] for record in self._records.values() if record.probed}
         if candidate is None or plan in probed or any(trial.plan == plan for trial in self.running):
             return None
-        state, _ = _end_of(measurement)
-        self._create(state, candidate, purpose_of(lost), prediction_of(lost), plan, uuid.uuid4().hex, measurement)
+        self._create(candidate, purpose_of(lost), prediction_of(lost), plan, measurement)
         self.refresh()
         return self._records[max(number for number, known in self._plans.items() if known == plan)]
 
-    def abandon(self, number: int, reason: str) -> None:
-        """Close a trial whose probe did not end, so that it is repeated."""
-        self._fail(number, reason)
+    def abandon(self, number: int, reason: str, mark: str | None = None) -> None:
+        """Close a trial whose probe did not end, so that it is repeated.
 
-    def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> Record:
+        Args:
+            mark: the system attribute that says how it comes that it did not end; None: it has none.
+        """
+        trial, storage = self._id(number), self._opened.storage
+        try:
+            if mark is not None:
+                storage.set_trial_system_attr(trial, mark, reason)
+            storage.set_trial_user_attr(trial, OUTCOME, "not finished")
+            storage.set_trial_user_attr(trial, REASON, reason)
+            storage.set_trial_state_values(trial, TrialState.FAIL)
+        except UpdateFinishedTrialError:
+            return
+
+    def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> None:
         """Store a candidate that is decided without a probe, and pass it to the samplers.
 
         Args:
             prediction: the prediction that decided, or None if another reason did.
         """
-        claim, measurement = uuid.uuid4().hex, vetoed(reason)
-        self._create(TrialState.PRUNED, candidate, purpose, prediction, "", claim, measurement)
+        self._create(candidate, purpose, prediction, "", Measurement(ProbeStatus.VETOED, reason))
         self.refresh()
-        return next(record for record in reversed(self.records) if record.candidate == candidate)
 
-    def confirm(self, number: int, measurement: Measurement) -> Record:
+    def confirm(self, number: int, measurement: Measurement) -> None:
         """Store the measurement of the longer run of a trial's candidate."""
         # Optuna accepts no attributes for a finished trial, so the study stores them.
         self._opened.study.set_user_attr(confirmation_key(number), encode(measurement))
         self._records[number] = replace(self._records[number], confirmation=measurement)
-        return self._records[number]
 
-    def compare(self, turn: Turn, measurement: Measurement) -> Record:
+    def compare(self, turn: Turn, measurement: Measurement) -> None:
         """Store the measurement of a short run, after those of the same winner that are stored already."""
         winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
         self._opened.study.set_user_attr(comparison_key(turn.winner, len(winner.comparison)), encode(run))
         self._records[turn.winner] = replace(winner, comparison=(*winner.comparison, run))
-        return self._records[turn.winner]
 
     def _keep(self, trial: FrozenTrial, kept: Mapping[str, Any]) -> None:
         known = self._records.get(trial.number)
@@ -214,34 +220,33 @@ class TrialLog:
 
     def _create(
         self,
-        state: TrialState,
         candidate: Candidate,
         purpose: Purpose,
         prediction: Prediction | None,
         plan: str,
-        claim: str,
         measurement: Measurement | None = None,
-    ) -> None:
+    ) -> str:
+        """Add a trial, which runs if it has no measurement, and return what names this attempt to create it."""
         # A trial is added in one transaction, so that it never lacks its candidate or its worker.
         # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
         inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
-        missed = violation(measurement, self.memory_limit_bytes, prediction) if measurement is not None else None
-        _, value = _end_of(measurement) if measurement is not None else (state, None)
-        worker = self._roster.me
+        state, value, shown, constraints = TrialState.RUNNING, None, {}, None
+        if measurement is not None:
+            state, value = _end_of(measurement)
+            shown = measured(measurement)
+            constraints = {CONSTRAINT: violation(measurement, self.memory_limit_bytes, prediction)}
+        worker, claim = self._roster.me, uuid.uuid4().hex
         trial = optuna.trial.create_trial(
             state=state,
             value=value,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
-            user_attrs={
-                **documents(candidate, purpose, prediction),
-                _SHOWN_WORKER: worker.name,
-                **(measured(measurement) if measurement is not None else {}),
-            },
+            user_attrs={**documents(candidate, purpose, prediction), _SHOWN_WORKER: worker.name, **shown},
             system_attrs={WORKER: worker.key, PLAN: plan, CLAIM: claim},
-            constraints={CONSTRAINT: missed} if missed is not None else None,
+            constraints=constraints,
         )
         self._opened.study.add_trial(trial)
+        return claim
 
     def _end(self, trial: optuna.Trial, record: Record) -> None:
         """Pass a measurement to the samplers, unless another worker has done so for this trial."""
@@ -259,23 +264,9 @@ class TrialLog:
         # The worker may have stored a measurement, or ended the trial, after it was read as open.
         trial = self._frozen(number)
         if MEASUREMENT not in trial.user_attrs:
-            self._fail(number, "the worker that probed it is gone", LOST)
-        elif is_open(trial):
+            self.abandon(number, "the worker that probed it is gone", LOST)
+        elif not trial.state.is_finished():
             self._end(self._trial(number), record_of(trial, kept))
-
-    def _withdraw(self, number: int, reason: str) -> None:
-        self._fail(number, reason, WITHDRAWN)
-
-    def _fail(self, number: int, reason: str, mark: str | None = None) -> None:
-        trial, storage = self._id(number), self._opened.storage
-        try:
-            if mark is not None:
-                storage.set_trial_system_attr(trial, mark, reason)
-            storage.set_trial_user_attr(trial, OUTCOME, "not finished")
-            storage.set_trial_user_attr(trial, REASON, reason)
-            storage.set_trial_state_values(trial, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            return
 
     def _id(self, number: int) -> int:
         return self._opened.storage.get_trial_id_from_study_id_trial_number(self._opened.study_id, number)

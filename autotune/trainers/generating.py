@@ -36,9 +36,9 @@ class Generating(Prompted):
     at_once: ClassVar[tuple[str, ...]] = (GENERATION,)
     in_chunks: ClassVar[tuple[str, ...]] = ()
 
-    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return the plan's value, and the completions of a generation batch (``max_num_seqs``)."""
-        return number(plan, "vllm_max_model_length"), rows_of(plan) * steps_per_generation(plan)
+    def vllm_tokens(self, plan: TrainingPlan) -> int | None:
+        """Return the plan's value."""
+        return number(plan, "vllm_max_model_length")
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt, which is kept at any length."""

@@ -78,9 +78,9 @@ class OnlineDirectPreferenceOptimization(Prompted):
         assumed={},
     )  # fmt: skip
 
-    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return TRL's sum: ``max_length`` plus a completion, and the prompts of a micro-batch."""
-        return required(plan, "max_length") + required(plan, self.most_field), rows_of(plan)
+    def vllm_tokens(self, plan: TrainingPlan) -> int | None:
+        """Return TRL's sum: ``max_length`` plus a completion."""
+        return required(plan, "max_length") + required(plan, self.most_field)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace; without vLLM, TRL calls the method in whose place completions are given."""

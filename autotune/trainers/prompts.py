@@ -59,11 +59,8 @@ class Prompted(Trainer):
     most_field: ClassVar[str]
 
     @abstractmethod
-    def vllm_limits(self, plan: TrainingPlan) -> tuple[int | None, int]:
-        """Return the longest sequence that TRL passes to vLLM, or None if it passes none, and how many at once.
-
-        The second is for each of the GPUs that share an engine.
-        """
+    def vllm_tokens(self, plan: TrainingPlan) -> int | None:
+        """Return the tokens of the longest sequence that TRL passes to vLLM, or None if it passes none."""
 
     @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:

@@ -100,7 +100,7 @@ def test_weights_and_heads_are_divided_among_gpus() -> None:
 
 
 def engine(**changes: object) -> Engine:
-    known = Engine(on_server=False, sleeps=False, utilization=0.5, parallel=1, tokens=1536, sequences=64)
+    known = Engine(on_server=False, sleeps=False, utilization=0.5, parallel=1, tokens=1536)
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
@@ -164,10 +164,9 @@ def test_the_engine_is_the_one_that_trl_starts() -> None:
         "vllm_gpu_memory_utilization": 0.4, "vllm_tensor_parallel_size": 2, "vllm_max_model_length": 3072,
         "vllm_enable_sleep_mode": True,
     }  # fmt: skip
-    # max_num_seqs is the product of batch size, tensor parallelism and steps_per_generation (trl).
-    assert engine_of(TrainingPlan("grpo", args), model(None)) == Engine(False, True, 0.4, 2, 3072, 64)
+    assert engine_of(TrainingPlan("grpo", args), model(None)) == Engine(False, True, 0.4, 2, 3072)
     untold = {name: args[name] for name in list(args)[:3]}
-    assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072, 32)
+    assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072)
     assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), model(None)) is None
 
 

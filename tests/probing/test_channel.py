@@ -71,10 +71,6 @@ class Piped(Channel):
         os.write(self._written, json.dumps({"event": "exited"}).encode() + b"\n")
         return [self]
 
-    @property
-    def pid(self) -> None:
-        """There is no process."""
-
     def close(self) -> str:
         """Close the pipe."""
         os.close(self._read)

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
-from autotune.probing.classify import classify, counted_kills
+from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.server import JobExit
 
 KILLED = JobExit(wall_seconds=3.0, signal=signal.SIGKILL)
@@ -60,18 +60,18 @@ def test_kills_are_counted_in_this_group_and_those_above_it_under_cgroup_v2(tmp_
     membership.write_text("0::/user/job\n")
     _counter(root / "memory.events", "low 0\noom 5\noom_kill 1\noom_group_kill 7\n")
     _counter(root / "user" / "job" / "memory.events", "oom_kill 2\n")
-    assert counted_kills(membership, root) == 3
+    assert out_of_memory_kills(membership, root) == 3
 
 
 def test_kills_are_counted_under_cgroup_v1(tmp_path: Path) -> None:
     membership, root = tmp_path / "cgroup", tmp_path / "fs"
     membership.write_text("5:freezer:/\n4:memory,hugetlb:/job\n0::/\n")
     _counter(root / "memory" / "job" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    assert counted_kills(membership, root) == 4
+    assert out_of_memory_kills(membership, root) == 4
 
 
 def test_where_no_group_can_be_read_there_is_no_evidence(tmp_path: Path) -> None:
-    assert counted_kills(tmp_path / "absent", tmp_path) == 0
+    assert out_of_memory_kills(tmp_path / "absent", tmp_path) == 0
 
 
 def _counter(file: Path, text: str) -> None:

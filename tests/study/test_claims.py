@@ -90,7 +90,7 @@ def test_a_claim_stands_though_another_is_made_before_it_is_read_again(
 
     def read_late() -> None:
         if len(states(storage)) == 1:
-            second._create(TrialState.RUNNING, OTHER, Purpose.SEARCH, None, PLAN, "the second's")
+            second._create(OTHER, Purpose.SEARCH, None, PLAN)
         read()
 
     monkeypatch.setattr(first, "refresh", read_late)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TypeVar
+
+import numpy as np
 
 from autotune.core.plan import AllocatorUse
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import Replayed, TraceReply
+from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.depth import layer_weights
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
 
-T = TypeVar("T")
 DEFAULT_USE = AllocatorUse()
 
 
@@ -39,17 +38,16 @@ class Fit:
 
     def __init__(self, replies: Mapping[int, TraceReply], layers: int, *, edges: bool = False) -> None:
         self._edges = edges
-        self._layers = layers
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
         self._weights = layer_weights(self._depths, layers)
-        self._forecasts: dict[int, Forecast] = {}
         self.assumptions = frozenset(assumed for reply in self._replies for assumed in reply.assumptions)
         self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
-        self._parts = tuple(dict.fromkeys(section.part for reply in self._replies for section in reply.sections))
+        parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
+        self._sections = {part: [_section(reply, part) for reply in self._replies] for part in parts}
         # What is gathered for a checkpoint, one tensor after another, does not tell layers apart.
-        alike = {part for part in self._parts if edges and part.occurrence is Occurrence.AFTER}
-        aligned = {part: self._aligned(part) if part not in alike else None for part in self._parts}
+        alike = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
+        aligned = {part: self._aligned(part) if part not in alike else None for part in parts}
         self.aligned = all(found is not None or part in alike for part, found in aligned.items())
         self._stretches = [
             stretch
@@ -59,40 +57,39 @@ class Fit:
 
     def forecast(self, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and an allocator."""
-        if micro_batches not in self._forecasts:
-            self._forecasts[micro_batches] = self._forecast(micro_batches)
-        share, workspace_bytes = self._rounding(allocator)
-        return replace(
-            self._forecasts[micro_batches],
-            rounding_share=share,
-            workspace_bytes=workspace_bytes,
-            unused_bytes=self._unused_bytes(allocator),
-        )
-
-    def _forecast(self, micro_batches: int) -> Forecast:
-        """Return the forecast of tensors and times, which do not depend on the allocator."""
         weights = self._weights
-        parts = [part for part in self._parts if part.occurrence is not Occurrence.FURTHER or micro_batches > 1]
-        stretches: dict[Stretch, Mapping[str, int]] = {}
-        for aligned in self._stretches:
-            if aligned.stretch[0] in parts:
-                stretches[aligned.stretch] = aligned.highest(weights)
-        hosts, machines = (
-            [_weighted(self._each(part, figure), weights) for part in parts]
-            for figure in (lambda section: section.host_bytes, lambda section: section.machine_bytes)
-        )
+        sections = {
+            part: each
+            for part, each in self._sections.items()
+            if part.occurrence is not Occurrence.FURTHER or micro_batches > 1
+        }
+        times: dict[Part, StepTime] = {}
+        for part, each in sections.items():
+            known = [(section.time, weight) for section, weight in zip(each, weights, strict=True) if section.time]
+            if len(known) == len(weights):
+                times[part] = mixed_times(known)
+        replays = [reply.replayed(allocator) for reply in self._replies]
+        tensors = [reply.device.bytes for reply in self._replies]
+        # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
+        # varies irregularly with the size, so that extrapolating single figures would multiply random differences.
+        added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
+        always = max(0, min(added))
+        # What it reserves and does not use depends on block sizes, not on depth.
+        unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
+        host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
+        machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(
-            stretches=stretches,
-            rounding_share=0.0,
-            workspace_bytes=0,
-            unused_bytes=0,
-            host_bytes=max(0, round(max(hosts))),
-            machine_bytes=max(0, round(max(machines))),
-            times={
-                part: mixed_times([(time, weight) for time, weight in zip(known_times, weights, strict=True) if time])
-                for part in parts
-                if all(known_times := self._each(part, lambda section: section.time))
+            stretches={
+                aligned.stretch: aligned.highest(weights)
+                for aligned in self._stretches
+                if aligned.stretch[0] in sections
             },
+            rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
+            workspace_bytes=always,
+            unused_bytes=round(fmean(unused)),
+            host_bytes=max(0, round(max(host))),
+            machine_bytes=max(0, round(max(machine))),
+            times=times,
             between=self._between,
         )
 
@@ -101,8 +98,8 @@ class Fit:
 
         At the peak alone if the moments could not be aligned; none if no trace has the stretch.
         """
-        shallow, *deep = self._depths
-        insertions = round((self._layers - shallow) / (deep[0] - shallow)) if deep else 0
+        # The weight of the deeper trace is how often what it adds comes in the whole model.
+        insertions = round(sum(self._weights[1:]))
         found = (aligned.course(self._weights, insertions) for aligned in self._stretches if aligned.stretch == stretch)
         return [levels for course in found for levels in course]
 
@@ -110,61 +107,36 @@ class Fit:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
-    def _rounding(self, allocator: AllocatorUse) -> tuple[float, int]:
-        """Return what the allocator adds to the bytes of tensors: a share of them, and a constant in bytes.
-
-        Which blocks are split varies irregularly with the size, so that extrapolating single figures would multiply
-        random differences.
-        """
-        overheads = [replayed.allocated_bytes - reply.device.bytes for reply, replayed in self._replays(allocator)]
-        always = max(0, min(overheads))
-        sizes = [max(1, reply.device.bytes) for reply in self._replies]
-        return fmean((added - always) / size for added, size in zip(overheads, sizes, strict=True)), always
-
-    def _replays(self, allocator: AllocatorUse) -> list[tuple[TraceReply, Replayed]]:
-        return [(reply, reply.replayed(allocator)) for reply in self._replies]
-
-    def _unused_bytes(self, allocator: AllocatorUse) -> int:
-        """Return the bytes that the allocator reserves and does not use: they depend on block sizes, not on depth."""
-        replays = (replayed for _, replayed in self._replays(allocator))
-        return round(fmean(max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays))
-
-    def _each(self, part: Part, figure: Callable[[Section], T]) -> list[T]:
-        return [figure(_section(reply, part)) for reply in self._replies]
-
     def _peaks(self, part: Part) -> list[Aligned]:
         found = (
-            Series((part, backward), self._each(part, partial(_peak, in_backward=backward)))
+            Series((part, backward), [_peak(section, in_backward=backward) for section in self._sections[part]])
             for backward in (False, True)
         )
         return [Aligned(series, series, (0,) * series.moments, (False,) * series.moments) for series in found]
 
     def _aligned(self, part: Part) -> list[Aligned] | None:
         """Return the memory of a part at the moments that all depths share, or None if they cannot be aligned."""
-        sections = dict(zip(self._depths, self._each(part, lambda section: section), strict=True))
+        sections = self._sections[part]
         # Deeper traces have whole layers inserted.
-        shortest = min(sections.values(), key=lambda section: len(section.moments))
+        shortest = min(sections, key=lambda section: len(section.moments))
         # Moments have shapes, which tell the head from a layer with the same operators.
-        places: dict[int, tuple[list[int], list[int]]] = {}
-        for depth, section in sections.items():
+        places: list[tuple[list[int], list[int]]] = []
+        for section in sections:
             first, last = (align(shortest.moments, section.moments) for align in (from_start, from_end))
             if first is None or last is None:
                 return None
-            places[depth] = first, last
-        moved = {depth: [end - start for start, end in zip(*both, strict=True)] for depth, both in places.items()}
-        deeper = (found for depth, found in moved.items() if depth > self._depths[0])
-        layers = next(deeper, [0] * len(shortest.moments))
-        apart = [any(found) for found in zip(*moved.values(), strict=True)]
+            places.append((first, last))
+        moved = [[end - start for start, end in zip(*both, strict=True)] for both in places]
+        apart = [any(found) for found in zip(*moved, strict=True)]
         found_stretches = []
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
             start, end = (
-                Series((part, backward), [_cut(sections[depth], both[side][kept]) for depth, both in places.items()])
-                for side in (0, 1)
+                Series((part, backward), [_cut(*each, kept) for each in zip(sections, side, strict=True)])
+                for side in zip(*places, strict=True)
             )
-            if not start.moments:
-                continue
-            found_stretches.append(Aligned(start, end, layers[kept], apart[kept], self._edges))
+            if start.moments:
+                found_stretches.append(Aligned(start, end, moved[-1][kept], apart[kept], self._edges))
         return found_stretches
 
 
@@ -177,8 +149,10 @@ def _moments_of(section: Section, *, in_backward: bool) -> slice:
     return slice(section.backward, None) if in_backward else slice(0, section.backward)
 
 
-def _cut(section: Section, moments: Sequence[int]) -> SeriesLevels:
-    return {name: [values[moment] for moment in moments] for name, values in section.levels.items()}
+def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
+    """Return the bytes at some moments of a section, of which some are kept."""
+    moments = np.array(places[kept], dtype=np.intp)
+    return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
 
 
 def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
@@ -187,7 +161,7 @@ def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
     if not totals:
         return {}
     highest = totals.index(max(totals))
-    return {name: [values[chosen][highest]] for name, values in section.levels.items()}
+    return {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -7,14 +7,10 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter, mul
 
-import numpy as np
-import numpy.typing as npt
-
 from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 
-Figures = npt.NDArray[np.float64]
 _NAMES = tuple(field.name for field in fields(StepTime))
 _figures = attrgetter(*_NAMES)
 
@@ -31,18 +27,6 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
     found = StepTime(**{**sums, "flops": round(sums["flops"])})
     return replace(found, seconds=max(found.seconds, found.busiest_seconds))
-
-
-def weighted_sum(figures: Sequence[Figures] | Figures, weights: Sequence[float]) -> Figures:
-    """Return the weighted sum of arrays of one shape, of which there is at least one.
-
-    They are added one after another: a matrix product adds in an order that differs between machines, and so may the
-    last digit.
-    """
-    total = weights[0] * figures[0]
-    for weight, each in zip(weights[1:], figures[1:], strict=True):
-        total += weight * each
-    return total
 
 
 Stretch = tuple[Part, bool]

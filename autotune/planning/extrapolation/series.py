@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
-from autotune.planning.extrapolation.forecast import Figures, Stretch, weighted_sum
+from autotune.planning.extrapolation.forecast import Stretch
 
-SeriesLevels = Mapping[str, Sequence[int]]
+Figures = NDArray[np.float64]
+SeriesLevels = Mapping[str, Figures]
 """Bytes by category at each moment."""
 LAYERS_AT_EDGES = 2
 """How many layers, or periods of layers, at either end are unlike those between where an engine gathers ahead.
@@ -31,8 +33,7 @@ class Series:
         self.stretch = stretch
         self._levels = levels
         self.moments = max((len(values) for point in levels for values in point.values()), default=0)
-        found = [tuple(map(sum, zip(*point.values(), strict=True))) or (0,) * self.moments for point in levels]
-        self._totals = np.array(found, dtype=np.float64)
+        self._totals = [sum(point.values(), start=np.zeros(self.moments)) for point in levels]
 
     def highest(self, weights: Sequence[float], left_out: Sequence[int] = ()) -> Levels:
         """Return the extrapolated bytes by category at the moment with the largest extrapolated total.
@@ -42,22 +43,19 @@ class Series:
         """
         if not self.moments:
             return {}
-        totals = weighted_sum(self._totals, weights)
-        if left_out:
-            totals[list(left_out)] = -np.inf
+        # One after another: a matrix product adds in an order that differs between machines, and so may the last digit.
+        weighted = (weight * totals for weight, totals in zip(weights, self._totals, strict=True))
+        totals = sum(weighted, start=np.zeros(self.moments))
+        totals[list(left_out)] = -np.inf
         moment = int(np.argmax(totals))
-        found: dict[str, float] = {}
-        for weight, levels in zip(weights, self._levels, strict=True):
-            for name, values in levels.items():
-                found[name] = found.get(name, 0.0) + weight * values[moment]
-        return _rounded(found)
+        return _rounded({name: figures[moment] for name, figures in self.course(weights).items()})
 
-    def course(self, weights: Sequence[float]) -> Mapping[str, Figures]:
+    def course(self, weights: Sequence[float]) -> SeriesLevels:
         """Return the extrapolated bytes by category at all moments; at the highest one, those of :meth:`highest`."""
         found: dict[str, Figures] = {}
         for weight, levels in zip(weights, self._levels, strict=True):
             for name, values in levels.items():
-                found[name] = found.get(name, np.zeros(self.moments)) + weight * np.array(values, dtype=np.float64)
+                found[name] = found.get(name, np.zeros(self.moments)) + weight * values
         return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.codec import DecodeError, decode, encode
@@ -61,31 +61,27 @@ class Traces:
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
-        found = self._get([self._asked(request) for request in requests])
+        asked = [self._asked(request) for request in requests]
+        keys = [self._key(request) for request in asked]
+        missing = self._missing(zip(keys, asked, strict=True))
+        replies = self._tracer([*missing.values()]) if missing else ()
+        for (key, request), traced in zip(missing.items(), replies, strict=True):
+            self._known[key] = traced
+            self._same.pop(key, None)
+            if isinstance(traced, TraceReply):
+                self._cache.put(key, {"kind": "reply", "body": encode(traced)})
+                self._share(key, request, traced)
+            elif traced.lasting:
+                self._cache.put(key, {"kind": "untraceable", "body": encode(traced)})
+            self._new.add(key)
+        found = [
+            _of(self._known[self._found_at(key)], request) or self._known[key]
+            for key, request in zip(keys, asked, strict=True)
+        ]
         return self.times.timed(found) if self.times is not None else found
 
     def _asked(self, request: TraceRequest) -> TraceRequest:
         return replace(request, operators=self.times is not None)
-
-    def _get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        keys = [self._key(request) for request in requests]
-        missing = self._missing(zip(keys, requests, strict=True))
-        for (key, request), traced in zip(missing.items(), self._run(list(missing.values())), strict=True):
-            self._known[key] = traced
-            self._same.pop(key, None)
-            if not isinstance(traced, Untraceable) or traced.lasting:
-                self._keep(key, traced)
-            if isinstance(traced, TraceReply):
-                self._share(key, request, traced)
-            self._new.add(key)
-        return [
-            _of(self._known[self._found_at(key)], request) or self._known[key]
-            for key, request in zip(keys, requests, strict=True)
-        ]
-
-    def _run(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
-        if requests:
-            yield from self._tracer(requests)
 
     def _key(self, request: TraceRequest) -> str:
         # Model and dataset are identified by their fingerprints, not by their paths; a reply may have more replays and
@@ -133,10 +129,6 @@ class Traces:
                 others = self._others(request) or tuple(gpus)
                 missing[key] = replace(request, allocators=(*request.allocators, *uses), others=others)
         return missing
-
-    def _keep(self, key: str, traced: Traced) -> None:
-        kind = "untraceable" if isinstance(traced, Untraceable) else "reply"
-        self._cache.put(key, {"kind": kind, "body": encode(traced)})
 
     def _find(self, key: str) -> bool:
         place, passed = self._found_at(key), set[str]()
