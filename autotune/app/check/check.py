@@ -143,7 +143,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     if config is None:
         return task.wrong(found)
     try:
-        started = launching(task.written, known, config, task.gpus, default)
+        started = launching(task.written, known, task.gpus, default)
         if started.processes != ranks:
             # The processes that ``trl`` starts read the words again, and share out what it read alone.
             known, config, found = _read(task, tracer, started.processes)
