@@ -38,19 +38,12 @@ class YamlFile:
     values: Mapping[str, Any]
     root: Node = field(repr=False, compare=False)
 
-    def line(self, *keys: str | int) -> int | None:
-        """Return the line of a key, from 1, or None when it is not there.
+    def line(self, key: str) -> int | None:
+        """Return the line of a key at the top, from 1, or None when it is not there.
 
-        A number is a place in a sequence: ``line("datasets", 0, "path")``. A key that a merge (``<<``) brings has the
-        line where it is written.
+        A key that a merge (``<<``) brings has the line where it is written.
         """
-        found: tuple[Node, Node] | None = None
-        inside = self.root
-        for key in keys:
-            found = inside.entry(key) if inside.kind == "mapping" else _item(inside, key)
-            if found is None:
-                return None
-            inside = found[1].resolved()
+        found = self.root.entry(key)
         return found[0].line if found is not None else None
 
 
@@ -155,12 +148,6 @@ def _check_words(root: Node, path: Path) -> None:
                     f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is no string.",
                     hint="YAML reads yes, no, on, off and numbers so; quote the key.",
                 )
-
-
-def _item(sequence: Node, index: str | int) -> tuple[Node, Node] | None:
-    if sequence.kind != "sequence" or not isinstance(index, int) or not 0 <= index < len(sequence.items):
-        return None
-    return sequence.items[index], sequence.items[index]
 
 
 def _kind(root: Node | None) -> str:

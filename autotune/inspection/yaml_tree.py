@@ -70,11 +70,11 @@ class Node:
         """Return the target of an alias, or else the node itself."""
         return self.target if self.target is not None else self
 
-    def own(self, key: object) -> tuple[Node, Node] | None:
+    def own(self, key: str) -> tuple[Node, Node] | None:
         """Return the entry with a key that a mapping itself has, not by a merge."""
-        return next((entry for entry in self.entries if not entry[0].merge and _same(entry[0].key, key)), None)
+        return next((entry for entry in self.entries if not entry[0].merge and entry[0].key == key), None)
 
-    def entry(self, key: object) -> tuple[Node, Node] | None:
+    def entry(self, key: str) -> tuple[Node, Node] | None:
         """Return the entry with a key, also one that is merged into the mapping."""
         return self.own(key) or next((found for one in self.merged() if (found := one.entry(key)) is not None), None)
 
@@ -108,18 +108,15 @@ def tree(text: str) -> Node | None:
     try:
         return _Loader(text).tree()
     except yaml.reader.ReaderError as error:
-        place = error.position if isinstance(error.position, int) else 0
         raise TreeError(
-            f"the character {_code(error.character)} is not allowed",
-            text.count("\n", 0, place) + 1,
+            f"the character U+{error.character:04X} is not allowed",
+            text.count("\n", 0, error.position) + 1,
             "Take it out, or write it as an escape in double quotes.",
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = ": ".join(part for part in (error.context, error.problem) if part)
         raise TreeError(message, mark.line + 1 if mark is not None else None) from error
-    except RecursionError as error:  # the scanner and the parser do not recurse, but that is undocumented
-        raise TreeError("it is nested too deeply") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -220,10 +217,6 @@ def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
     return made if isinstance(made, Hashable) else None
 
 
-def _same(key: object, wanted: object) -> bool:
-    return type(key) is type(wanted) and key == wanted
-
-
 def _place(found: Any) -> tuple[int, int, int]:
     """Return where a node of a text starts and ends, and its line."""
     return found.start_mark.index, found.end_mark.index, found.start_mark.line + 1
@@ -236,8 +229,3 @@ def _line(event: yaml.Event) -> int:
 
 def _cut(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:40]}…"
-
-
-def _code(character: object) -> str:
-    number = character if isinstance(character, int) else ord(str(character)[:1] or "\0")
-    return f"U+{number:04X}"
