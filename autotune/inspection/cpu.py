@@ -149,9 +149,7 @@ def _groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
 
 
 def _quota(group: Path) -> float | None:
-    both = _words(group / "cpu.max")
-    if not both:
-        both = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+    both = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
     if len(both) != 2 or not both[0].isdigit():  # "max" in version 2 and -1 in version 1 mean no limit
         return None
     return int(both[0]) / int(both[1])

@@ -111,7 +111,5 @@ def _is_object(line: bytes) -> bool:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {list: "an array", dict: "an object", str: "a text", bool: "true or false", int: "a number"}
+    names = {type(None): "null", list: "an array", dict: "an object", str: "a text", bool: "true or false"}
     return names.get(type(value), "a number")

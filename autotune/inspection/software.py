@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -45,10 +46,8 @@ def installed_packages() -> dict[str, str]:
     """Return the versions of the relevant distributions, by name; those that are not installed are absent."""
     found = {}
     for name in (*REQUIRED, *OPTIONAL):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from autotune.core.nested import at, mapping
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed, place, shown
 from autotune.inspection.yaml_text import BlockText, CannotEditError, Change, Entry, FlowText
@@ -57,7 +58,7 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
     except InputError as error:
         why = f"the result would not be valid: {error.message}"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}", hint=_BY_HAND) from error
-    if not _alike(values, _wanted(file.values, [(edit.path, edit.write) for edit in edits])):
+    if not _alike(values, _wanted(file.values, edits)):
         why = "an anchor, a merge or a text of several lines would change other values"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}.", hint=_BY_HAND)
     return text
@@ -87,7 +88,7 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
         entry = mapping.own(rest[0]) if len(rest) == 1 else None
         here = touched.setdefault(id(mapping), _Touched(mapping))
         if entry is None and edit.write:
-            _update(here.added, _nested(rest[:-1], edit.write))
+            _put(here.added, rest, edit.write)
         elif entry is not None and edit.write:
             here.replaced.append((entry, edit.write))
         elif entry is not None:
@@ -136,36 +137,23 @@ def _check_new(here: _Touched) -> None:
             raise CannotEditError(f"{name!r} would be written twice", here.mapping.line)
 
 
-def _wanted(values: Mapping[str, Any], edits: Sequence[tuple[tuple[str, ...], Mapping[str, object] | None]]) -> Any:
+def _wanted(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     """Return the expected values of a mapping after edits."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        inside = [(path, write) for path, write in edits if path[0] == key]
-        if any(len(path) == 1 for path, _ in inside):
-            result.update(inside[0][1] or {})
-        else:
-            result[key] = _wanted(value, [(path[1:], write) for path, write in inside]) if inside else value
-    for path, write in edits:
-        if path[0] not in values and write:
-            _update(result, _nested(path[:-1], write))
+    result = dict(values)
+    for edit in edits:
+        if edit.write or at(result, edit.path):
+            _put(result, edit.path, edit.write or {})
     return result
 
 
-def _nested(names: Sequence[str], write: Mapping[str, object]) -> Mapping[str, object]:
-    for name in reversed(names):
-        write = {name: write}
-    return write
-
-
-def _update(target: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Put values into a mapping; where both have a mapping, those of the new one into the old one."""
-    for key, value in new.items():
-        old = target.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            target[key] = dict(old)
-            _update(target[key], value)
-        else:
-            target[key] = value
+def _put(values: dict[str, Any], path: Sequence[str], write: Mapping[str, object]) -> None:
+    """Put keys in place of the one at a path; a mapping around it is made, or copied, since aliases may share it."""
+    *around, key = path
+    for name in around:
+        values[name] = dict(mapping(values.get(name)))
+        values = values[name]
+    values.pop(key, None)
+    values.update(write)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -116,8 +116,7 @@ def _text(path: Path) -> str:
             raise InputError(f"{place(path)} is no regular file.", hint="Name a YAML file.")
         if status.st_size > MAX_BYTES:
             raise _too_large(path, status.st_size)
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"{place(path)} does not exist.", hint="Name the YAML file.") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte

@@ -107,11 +107,8 @@ class BlockText:
     def _end(self, value: Node) -> int:
         """Return where a value ends, without the empty lines behind a block scalar."""
         last = value
-        while last.kind in ("mapping", "sequence") and not last.flow:
-            children = [node for entry in last.entries for node in entry] or last.items
-            if not children:
-                break
-            last = children[-1]
+        while last.children and not last.flow:
+            last = last.children[-1]
         if last.style and last.style in "|>":
             return last.start + len(self.text[last.start : last.end].rstrip())
         return last.end

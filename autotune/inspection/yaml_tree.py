@@ -85,17 +85,17 @@ class Node:
                 sources = [value.resolved()] if value.resolved().kind == "mapping" else value.resolved().items
                 yield from (source.resolved() for source in sources)
 
+    @property
+    def children(self) -> list[Node]:
+        """The keys and values of a mapping, or the values of a sequence, in the order of the text."""
+        return [node for entry in self.entries for node in entry] or self.items
+
     def scalars(self) -> Iterator[Node]:
         """Yield the scalars and aliases in it, in the order of the text."""
-        if self.kind == "mapping":
-            for key, value in self.entries:
-                yield from key.scalars()
-                yield from value.scalars()
-        elif self.kind == "sequence":
-            for item in self.items:
-                yield from item.scalars()
-        else:
+        if self.kind in ("scalar", "alias"):
             yield self
+        for child in self.children:
+            yield from child.scalars()
 
 
 def tree(text: str) -> Node | None:
@@ -137,11 +137,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         found: Any
-        before, place = self._count, (event.start_mark, event.end_mark)
+        before, place, line = self._count, (event.start_mark, event.end_mark), event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             target: Any = super().compose_node(parent, index)
             if id(target) not in self._nodes:
-                raise TreeError(f"the anchor {event.anchor!r} holds itself", _line(event))
+                raise TreeError(f"the anchor {event.anchor!r} holds itself", line)
             known = self._nodes[id(target)]
             self._count += self._sizes[id(target)]
             # A node of its own, which has the alias' place.
@@ -150,11 +150,11 @@ class _Loader(yaml.SafeLoader):
         else:
             if event.tag is not None and event.tag not in _KNOWN_TAGS:
                 hint = "Write a plain value: TRL loads no objects from YAML."
-                raise TreeError(f"the tag {event.tag!r} is not loaded", _line(event), hint)
+                raise TreeError(f"the tag {event.tag!r} is not loaded", line, hint)
             collection = not isinstance(event, yaml.ScalarEvent)
             self._depth += collection
             if self._depth > MAX_DEPTH:
-                raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", _line(event))
+                raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", line)
             self._count += 1
             found = super().compose_node(parent, index)
             self._depth -= collection
@@ -220,11 +220,6 @@ def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
 def _place(found: Any) -> tuple[int, int, int]:
     """Return where a node of a text starts and ends, and its line."""
     return found.start_mark.index, found.end_mark.index, found.start_mark.line + 1
-
-
-def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None  # every event of a text has marks
-    return int(event.start_mark.line) + 1
 
 
 def _cut(value: str) -> str:

@@ -86,8 +86,11 @@ def launching(
         UnreadError: the number depends on the machines on which the command runs.
     """
     given = _given(written, read)
-    file, default = _file_of(written, given, default)
-    document, folder = _document(file) if file is not None else ({}, Path())
+    named = next((str(given[name]) for name in LAUNCH_FILES if given.get(name)), None)
+    if named is not None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
+        default = None
+    file = named or default
+    document, folder = _document(str(file)) if file is not None else ({}, Path())
     if given.get("multi_gpu"):
         document = {**document, "distributed_type": "MULTI_GPU"}
     by_launcher = counted(written.command, gpus) or _by_accelerate(given, document)
@@ -137,14 +140,6 @@ def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
         own = {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
         return {**own, **(options_of(written.command.words) if read is None else read.launch)}
     return options_of(written.command.launch) if written.command.launcher == ACCELERATE else {}
-
-
-def _file_of(written: Written, given: Mapping[str, object], default: Path | None) -> tuple[str | None, Path | None]:
-    """Return the file that ``accelerate launch`` reads, and its default file if it is that."""
-    named = next((str(given[name]) for name in LAUNCH_FILES if given.get(name)), None)
-    if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
-        return named, None
-    return str(default), default
 
 
 def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:
