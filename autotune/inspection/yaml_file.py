@@ -139,8 +139,8 @@ def _too_large(path: Path, size: int) -> InputError:
 def _check_words(root: Node, path: Path) -> None:
     """Check that what becomes an argument or an environment variable has a word for its name."""
     environment = root.own("env")
-    inner = environment[1].resolved() if environment is not None else None
-    for mapping in (root, *root.merged(), *([inner] if inner is not None and inner.kind == "mapping" else [])):
+    inside = [environment[1].resolved()] if environment is not None else []
+    for mapping in (root, *root.merged(), *inside):
         for key, _ in mapping.entries:
             if not key.merge and not isinstance(key.key, str):
                 raise InputError(

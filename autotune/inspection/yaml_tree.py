@@ -171,20 +171,17 @@ class _Loader(yaml.SafeLoader):
             merge = found.tag == _MERGE
             key = found.value if merge else _meaning(found, line)
             return Node("scalar", start, end, line, key=key, merge=merge, style=found.style or "")
-        inside = [self._nodes[id(each)] for each in _children(found)]
-        if inside and not found.flow_style:
-            # PyYAML's mark stands behind the empty lines that follow.
-            end = inside[-1].end
         if isinstance(found, yaml.SequenceNode):
-            return Node("sequence", start, end, line, flow=found.flow_style, items=inside)
-        entries = list(zip(inside[::2], inside[1::2], strict=True))
-        _check_keys(entries)
-        return Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
-
-
-def _children(found: Any) -> Iterator[Any]:
-    for each in found.value:
-        yield from each if isinstance(each, tuple) else (each,)
+            items = [self._nodes[id(each)] for each in found.value]
+            node = Node("sequence", start, end, line, flow=found.flow_style, items=items)
+        else:
+            entries = [(self._nodes[id(key)], self._nodes[id(value)]) for key, value in found.value]
+            _check_keys(entries)
+            node = Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
+        if node.children and not node.flow:
+            # PyYAML's mark stands behind the empty lines that follow.
+            node.end = node.children[-1].end
+        return node
 
 
 def _check_keys(entries: list[tuple[Node, Node]]) -> None:
