@@ -39,7 +39,7 @@ OPTIONAL = (
 )
 """Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
 # A line of torch/version.py: `cuda: Optional[str] = '13.0'`, or None in place of the version.
-_CUDA = re.compile(r"^cuda\b.*= '(.+)'$", re.MULTILINE)
+_CUDA = re.compile(r"^cuda\b.*= ['\"](.+)['\"]$", re.MULTILINE)
 
 
 def installed_packages() -> dict[str, str]:
