@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from autotune.core.nested import at, mapping
+from autotune.core.nested import put
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed, place, shown
 from autotune.inspection.yaml_text import BlockText, CannotEditError, Change, Entry, FlowText
@@ -88,7 +88,7 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
         entry = mapping.own(rest[0]) if len(rest) == 1 else None
         here = touched.setdefault(id(mapping), _Touched(mapping))
         if entry is None and edit.write:
-            _put(here.added, rest, edit.write)
+            _update(here.added, _nested(rest[:-1], edit.write))
         elif entry is not None and edit.write:
             here.replaced.append((entry, edit.write))
         elif entry is not None:
@@ -141,19 +141,28 @@ def _wanted(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     """Return the expected values of a mapping after edits."""
     result = dict(values)
     for edit in edits:
-        if edit.write or at(result, edit.path):
-            _put(result, edit.path, edit.write or {})
+        put(result, edit.path, None)
+    for edit in edits:
+        if edit.write:
+            _update(result, _nested(edit.path[:-1], edit.write))
     return result
 
 
-def _put(values: dict[str, Any], path: Sequence[str], write: Mapping[str, object]) -> None:
-    """Put keys in place of the one at a path; a mapping around it is made, or copied, since aliases may share it."""
-    *around, key = path
-    for name in around:
-        values[name] = dict(mapping(values.get(name)))
-        values = values[name]
-    values.pop(key, None)
-    values.update(write)
+def _nested(names: Sequence[str], write: Mapping[str, object]) -> Mapping[str, object]:
+    for name in reversed(names):
+        write = {name: write}
+    return write
+
+
+def _update(target: dict[str, Any], new: Mapping[str, Any]) -> None:
+    """Put values into a mapping; where both have a mapping, those of the new one into the old one."""
+    for key, value in new.items():
+        old = target.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            target[key] = dict(old)
+            _update(target[key], value)
+        else:
+            target[key] = value
 
 
 def _alike(one: Any, other: Any) -> bool:
