@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
 from autotune.userconfig.engine import AUTO, SIZES
-from autotune.userconfig.launch import ENGINES, Launching
+from autotune.userconfig.launch import Launching
 
 if TYPE_CHECKING:
     import transformers
@@ -38,7 +37,7 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
         document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
     on_each = next((os.environ[name] for name in _ON_A_MACHINE if os.environ.get(name)), args.world_size)
     machines = max(1, args.world_size // int(on_each))
-    return Launching(args.world_size, True, ENGINES.get(kind, ""), machines, document, Path(), known=True)
+    return Launching(args.world_size, True, machines, document, known=True)
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:

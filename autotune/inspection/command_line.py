@@ -68,11 +68,6 @@ class Command:
         return None
 
 
-def of_file(config: str, trainer: str | None) -> Command:
-    """Return the command of ``trl`` that trains by a configuration file."""
-    return Command(trainer, (CONFIG, config), launcher=TRL)
-
-
 def options_of(words: Sequence[str]) -> dict[str, object]:
     """Return the options among the words of a launcher with their values; True for a switch."""
     found: dict[str, object] = {}

@@ -34,13 +34,10 @@ class Limits:
     cores: float | None = None
 
 
-def cpu() -> Hardware:
-    """Return the CPU. What ``used_by_others_bytes`` counts cannot be allocated now without swapping."""
-    return described_cpu(Path("/"))
-
-
-def described_cpu(root: Path) -> Hardware:
+def cpu(root: Path = Path("/")) -> Hardware:
     """Return the CPU as the files of the kernel describe it.
+
+    What ``used_by_others_bytes`` counts cannot be allocated now without swapping.
 
     Args:
         root: of the file system in which ``proc`` and ``sys`` lie.
@@ -113,10 +110,9 @@ def control_group_limits(root: Path) -> Limits:
     memory: list[tuple[int, int]] = []
     cores: list[float] = []
     for controllers, group in _groups(root):
-        if "memory" in controllers:
-            limit, used = _number(group / "memory.limit_in_bytes"), _number(group / "memory.usage_in_bytes")
-        else:
-            limit, used = _number(group / "memory.max"), _number(group / "memory.current")
+        version_1 = "memory" in controllers
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version_1 else ("memory.max", "memory.current")
+        limit, used = (_number(group / name) for name in names)
         if limit is not None and used is not None:
             memory.append((limit, max(0, limit - used + _reclaimable_bytes(group / "memory.stat"))))
         quota = _quota(group)
@@ -153,9 +149,7 @@ def _groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
 
 
 def _quota(group: Path) -> float | None:
-    both = _words(group / "cpu.max")
-    if not both:
-        both = [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
+    both = _words(group / "cpu.max") or [*_words(group / "cpu.cfs_quota_us"), *_words(group / "cpu.cfs_period_us")]
     if len(both) != 2 or not both[0].isdigit():  # "max" in version 2 and -1 in version 1 mean no limit
         return None
     return int(both[0]) / int(both[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -27,6 +27,9 @@ class Legacy:
     Attributes:
         key: the key.
         library: ``TRL`` or ``transformers``, whose releases are counted.
+        value: the user's value.
+        of_value: whether this is about the value, and the key has other values that are legal.
+        same: whether nothing changes when the key is left out, since the value is what happens without it.
         gone: the first release without the key, or without the value.
         since: it is still taken, and deprecated or without effect from this release on.
         no_effect: whether a key that is still taken has no effect.
@@ -34,23 +37,20 @@ class Legacy:
         write: keys and values that mean the same today, with the user's value filled in; None where nothing does.
         by_hand: whether a person has to decide what to write.
         note: sentences on what that is about, or an empty string.
-        value: the user's value.
-        of_value: whether this is about the value, and the key has other values that are legal.
-        same: whether nothing changes when the key is left out, since the value is what happens without it.
     """
 
     key: str
     library: str
-    gone: str | None
-    since: str | None
-    no_effect: bool
-    never: bool
-    write: Mapping[str, object] | None
-    by_hand: bool
-    note: str
     value: object
     of_value: bool
     same: bool
+    gone: str | None = None
+    since: str | None = None
+    no_effect: bool = False
+    never: bool = False
+    write: Mapping[str, object] | None = None
+    by_hand: bool = False
+    note: str = ""
 
     @property
     def accepted(self) -> bool:
@@ -116,7 +116,7 @@ def _whole(row: Mapping[str, Any]) -> bool:
 def _of_value(key: str, value: object, row: Mapping[str, Any], library: str) -> Legacy | None:
     of_value = not _whole(row)
     for legacy_value, more in row.get("values", _NONE).items():
-        merged = {**{name: row[name] for name in row if name != "values"}, **more}
+        merged = {**row, **more}
         if _equal(value, legacy_value):
             return _legacy(key, value, merged, library, of_value=of_value)
         if isinstance(value, list) and any(_equal(item, legacy_value) for item in value):
@@ -135,21 +135,11 @@ def _in_list(found: Legacy, values: Sequence[object], legacy_value: object) -> L
 
 def _legacy(key: str, value: object, row: Mapping[str, Any], library: str, *, of_value: bool = False) -> Legacy:
     same = any(_equal(value, other) for other in row.get("same", ()))
-    write = row.get("write")
-    return Legacy(
-        key=key,
-        library=library,
-        gone=row.get("gone"),
-        since=row.get("since"),
-        no_effect=row.get("no_effect", False),
-        never=row.get("never", False),
-        write=_filled(write, value) if write and not same else None,
-        by_hand=row.get("by_hand", False) and not same,
-        note="" if same else row.get("note", ""),
-        value=value,
-        of_value=of_value,
-        same=same,
-    )
+    without = {"same", "values", *(("write", "by_hand", "note") if same else ())}
+    facts = {name: fact for name, fact in row.items() if name not in without}
+    if "write" in facts:
+        facts["write"] = _filled(facts["write"], value)
+    return Legacy(key, library, value, of_value, same, **facts)
 
 
 def _filled(template: Any, value: object) -> Any:
@@ -164,10 +154,3 @@ def _filled(template: Any, value: object) -> Any:
 def _equal(one: object, other: object) -> bool:
     """Return whether two values are equal; true is not 1."""
     return isinstance(one, bool) is isinstance(other, bool) and one == other
-
-
-def rows() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield section, key and row of the whole table."""
-    for section, keys in table().items():
-        for key, row in keys.items():
-            yield section, key, row

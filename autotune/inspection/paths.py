@@ -49,7 +49,13 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     try:
         path = Path(text).expanduser().absolute()
         if _is_there(path):
-            return _readable(path.resolve(), kind)
+            found = path.resolve()
+            if not decodable(found):
+                raise InputError(
+                    f"The {kind} {printable(str(found))} has a name that is not UTF-8.",
+                    hint="Rename it; datasets cannot load it.",
+                )
+            return found
         if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
             raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
     except OSError as error:
@@ -73,15 +79,6 @@ def _is_there(path: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL is in the name
         return False
     return True
-
-
-def _readable(path: Path, kind: str) -> Path:
-    if not decodable(path):
-        raise InputError(
-            f"The {kind} {printable(str(path))} has a name that is not UTF-8.",
-            hint="Rename it; datasets cannot load it.",
-        )
-    return path
 
 
 def _nearest(path: Path) -> str:

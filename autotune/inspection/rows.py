@@ -47,10 +47,9 @@ def check_row_count(place: Path, rows: int) -> None:
     Raises:
         InputError: it has fewer than two.
     """
-    if rows == 0:
-        raise InputError(f"{place} has no rows.", hint="Give a dataset with at least two rows.")
-    if rows == 1:
-        raise InputError(f"{place} has a single row.", hint="Give a dataset with at least two rows.")
+    if rows < 2:
+        has = "no rows" if rows == 0 else "a single row"
+        raise InputError(f"{place} has {has}.", hint="Give a dataset with at least two rows.")
 
 
 def _check_lines(file: Path, limit_bytes: int) -> int | None:
@@ -111,7 +110,5 @@ def _is_object(line: bytes) -> bool:
 
 
 def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    names = {list: "an array", dict: "an object", str: "a text", bool: "true or false", int: "a number"}
+    names = {type(None): "null", list: "an array", dict: "an object", str: "a text", bool: "true or false"}
     return names.get(type(value), "a number")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -37,16 +38,16 @@ OPTIONAL = (
     "vllm",
 )
 """Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
+# A line of torch/version.py: `cuda: Optional[str] = '13.0'`, or None in place of the version.
+_CUDA = re.compile(r"^cuda\b.*= ['\"](.+)['\"]$", re.MULTILINE)
 
 
 def installed_packages() -> dict[str, str]:
     """Return the versions of the relevant distributions, by name; those that are not installed are absent."""
     found = {}
     for name in (*REQUIRED, *OPTIONAL):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -75,9 +76,5 @@ def torch_cuda_version() -> str | None:
     if spec is None or spec.origin is None:
         return None
     source = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
-        if any(isinstance(target, ast.Name) and target.id == "cuda" for target in targets):
-            value = getattr(node, "value", None)
-            return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
-    return None
+    found = _CUDA.search(source)
+    return found[1] if found is not None else None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from autotune.core.nested import put
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed, place, shown
 from autotune.inspection.yaml_text import BlockText, CannotEditError, Change, Entry, FlowText
@@ -57,7 +58,7 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
     except InputError as error:
         why = f"the result would not be valid: {error.message}"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}", hint=_BY_HAND) from error
-    if not _alike(values, _wanted(file.values, [(edit.path, edit.write) for edit in edits])):
+    if not _alike(values, _wanted(file.values, edits)):
         why = "an anchor, a merge or a text of several lines would change other values"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}.", hint=_BY_HAND)
     return text
@@ -136,18 +137,14 @@ def _check_new(here: _Touched) -> None:
             raise CannotEditError(f"{name!r} would be written twice", here.mapping.line)
 
 
-def _wanted(values: Mapping[str, Any], edits: Sequence[tuple[tuple[str, ...], Mapping[str, object] | None]]) -> Any:
+def _wanted(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
     """Return the expected values of a mapping after edits."""
-    result: dict[str, Any] = {}
-    for key, value in values.items():
-        inside = [(path, write) for path, write in edits if path[0] == key]
-        if any(len(path) == 1 for path, _ in inside):
-            result.update(inside[0][1] or {})
-        else:
-            result[key] = _wanted(value, [(path[1:], write) for path, write in inside]) if inside else value
-    for path, write in edits:
-        if path[0] not in values and write:
-            _update(result, _nested(path[:-1], write))
+    result = dict(values)
+    for edit in edits:
+        put(result, edit.path, None)
+    for edit in edits:
+        if edit.write:
+            _update(result, _nested(edit.path[:-1], edit.write))
     return result
 
 

@@ -38,19 +38,12 @@ class YamlFile:
     values: Mapping[str, Any]
     root: Node = field(repr=False, compare=False)
 
-    def line(self, *keys: str | int) -> int | None:
-        """Return the line of a key, from 1, or None when it is not there.
+    def line(self, key: str) -> int | None:
+        """Return the line of a key at the top, from 1, or None when it is not there.
 
-        A number is a place in a sequence: ``line("datasets", 0, "path")``. A key that a merge (``<<``) brings has the
-        line where it is written.
+        A key that a merge (``<<``) brings has the line where it is written.
         """
-        found: tuple[Node, Node] | None = None
-        inside = self.root
-        for key in keys:
-            found = inside.entry(key) if inside.kind == "mapping" else _item(inside, key)
-            if found is None:
-                return None
-            inside = found[1].resolved()
+        found = self.root.entry(key)
         return found[0].line if found is not None else None
 
 
@@ -123,8 +116,7 @@ def _text(path: Path) -> str:
             raise InputError(f"{place(path)} is no regular file.", hint="Name a YAML file.")
         if status.st_size > MAX_BYTES:
             raise _too_large(path, status.st_size)
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise InputError(f"{place(path)} does not exist.", hint="Name the YAML file.") from error
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
@@ -147,20 +139,14 @@ def _too_large(path: Path, size: int) -> InputError:
 def _check_words(root: Node, path: Path) -> None:
     """Check that what becomes an argument or an environment variable has a word for its name."""
     environment = root.own("env")
-    inner = environment[1].resolved() if environment is not None else None
-    for mapping in (root, *root.merged(), *([inner] if inner is not None and inner.kind == "mapping" else [])):
+    inside = [environment[1].resolved()] if environment is not None else []
+    for mapping in (root, *root.merged(), *inside):
         for key, _ in mapping.entries:
             if not key.merge and not isinstance(key.key, str):
                 raise InputError(
                     f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is no string.",
                     hint="YAML reads yes, no, on, off and numbers so; quote the key.",
                 )
-
-
-def _item(sequence: Node, index: str | int) -> tuple[Node, Node] | None:
-    if sequence.kind != "sequence" or not isinstance(index, int) or not 0 <= index < len(sequence.items):
-        return None
-    return sequence.items[index], sequence.items[index]
 
 
 def _kind(root: Node | None) -> str:

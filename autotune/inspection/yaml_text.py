@@ -53,7 +53,9 @@ class BlockText:
         key, value = entry
         indent, end = self._indent(entry), self._end(value)
         self._tail(entry, end)
-        comments = [f"{comment}{self._newline(key.start)}{indent}" for comment in _comments(self.text, entry, end)]
+        comments = [
+            f"{comment}{self._newline(key.start)}{indent}" for comment in _comments(self.text, entry, key.start, end)
+        ]
         lines = _lines(write)
         between = self.text[key.start : value.start]
         if not comments and next(iter(write)) == key.key and value.start < end and not _LINE_END.search(between):
@@ -70,7 +72,7 @@ class BlockText:
         for entry in entries:
             indent, end = self._indent(entry), self._end(entry[1])
             tail, line_end = self._tail(entry, end)
-            lines = [*_comments(self.text, entry, end), *tail]
+            lines = [*_comments(self.text, entry, entry[0].start, end), *tail]
             if last and entry is entries[-1]:
                 lines.append("{}")
             ending = _LINE_END.match(self.text, line_end)
@@ -105,11 +107,8 @@ class BlockText:
     def _end(self, value: Node) -> int:
         """Return where a value ends, without the empty lines behind a block scalar."""
         last = value
-        while last.kind in ("mapping", "sequence") and not last.flow:
-            children = [node for entry in last.entries for node in entry] or last.items
-            if not children:
-                break
-            last = children[-1]
+        while last.children and not last.flow:
+            last = last.children[-1]
         if last.style and last.style in "|>":
             return last.start + len(self.text[last.start : last.end].rstrip())
         return last.end
@@ -137,9 +136,7 @@ class FlowText:
 
     def replaced(self, entry: Entry, write: Mapping[str, object]) -> Change:
         """Return the change that puts other keys in an entry's place."""
-        end = max(entry[0].end, entry[1].end)
-        self._check_comments(entry, end)
-        return Change(entry[0].start, end, ", ".join(_lines(write)))
+        return self._without_comments(entry, entry[0].start, max(entry[0].end, entry[1].end), ", ".join(_lines(write)))
 
     def dropped(self, entries: Sequence[Entry], *, last: bool) -> Iterator[Change]:
         """Yield the changes that drop entries, each with one comma."""
@@ -152,9 +149,7 @@ class FlowText:
             elif place > 0:
                 before = all_entries[place - 1]
                 start = max(before[0].end, before[1].end)
-            if "#" in _COMMENT.sub("#", self._gaps(entry, start, end)):
-                raise CannotEditError("a comment stands inside the braces", entry[0].line)
-            yield Change(start, end, "")
+            yield self._without_comments(entry, start, end, "")
 
     def added(self, new: Mapping[str, object], *, alone: bool) -> Change:
         """Return the change that adds keys behind the last entry; nothing but them is left when ``alone``."""
@@ -162,14 +157,11 @@ class FlowText:
         place = max(entries[-1][0].end, entries[-1][1].end) if entries else self.mapping.end - 1
         return Change(place, place, ("" if alone or not entries else ", ") + ", ".join(_lines(new)))
 
-    def _check_comments(self, entry: Entry, end: int) -> None:
-        if _comments(self.text, entry, end):
+    def _without_comments(self, entry: Entry, start: int, end: int, new: str) -> Change:
+        """Return the change of a piece of the text around an entry; a comment in it would be lost."""
+        if _comments(self.text, entry, start, end):
             raise CannotEditError("a comment stands inside the braces", entry[0].line)
-
-    def _gaps(self, entry: Entry, start: int, end: int) -> str:
-        leaves = [leaf for node in entry for leaf in node.scalars()]
-        inside = [(max(leaf.start, start), leaf.end) for leaf in leaves]
-        return "".join(_between(self.text, start, end, inside))
+        return Change(start, end, new)
 
 
 def written(value: object) -> str:
@@ -197,24 +189,16 @@ def _lines(write: Mapping[str, object]) -> list[str]:
     return [f"{written(key)}: {written(value)}" for key, value in write.items()]
 
 
-def _comments(text: str, entry: Entry, end: int) -> list[str]:
-    """Return the comments inside an entry, behind its key and before its end."""
+def _comments(text: str, entry: Entry, start: int, end: int) -> list[str]:
+    """Return the comments in a piece of the text around an entry, outside its scalars."""
     leaves = [leaf for node in entry for leaf in node.scalars()]
     found: list[tuple[int, str]] = []
     for leaf in leaves:
         if leaf.style and leaf.style in "|>":
             header = _HEADER_COMMENT.match(text, leaf.start, leaf.end)
             found += [(leaf.start, header[1])] if header else []
-    place = entry[0].start
+    place = start
     for stop, behind in [*((leaf.start, leaf.end) for leaf in leaves), (end, end)]:
         found += [(match.start(), match[0]) for match in _COMMENT.finditer(text, place, max(stop, place))]
         place = behind
     return [comment for _, comment in sorted(found)]
-
-
-def _between(text: str, start: int, end: int, inside: Sequence[tuple[int, int]]) -> Iterator[str]:
-    """Yield the parts of a piece of text that lie outside some pieces inside it."""
-    for begin, stop in inside:
-        yield text[start : max(begin, start)]
-        start = max(stop, start)
-    yield text[start:end]

@@ -70,11 +70,11 @@ class Node:
         """Return the target of an alias, or else the node itself."""
         return self.target if self.target is not None else self
 
-    def own(self, key: object) -> tuple[Node, Node] | None:
+    def own(self, key: str) -> tuple[Node, Node] | None:
         """Return the entry with a key that a mapping itself has, not by a merge."""
-        return next((entry for entry in self.entries if not entry[0].merge and _same(entry[0].key, key)), None)
+        return next((entry for entry in self.entries if not entry[0].merge and entry[0].key == key), None)
 
-    def entry(self, key: object) -> tuple[Node, Node] | None:
+    def entry(self, key: str) -> tuple[Node, Node] | None:
         """Return the entry with a key, also one that is merged into the mapping."""
         return self.own(key) or next((found for one in self.merged() if (found := one.entry(key)) is not None), None)
 
@@ -85,17 +85,17 @@ class Node:
                 sources = [value.resolved()] if value.resolved().kind == "mapping" else value.resolved().items
                 yield from (source.resolved() for source in sources)
 
+    @property
+    def children(self) -> list[Node]:
+        """The keys and values of a mapping, or the values of a sequence, in the order of the text."""
+        return [node for entry in self.entries for node in entry] or self.items
+
     def scalars(self) -> Iterator[Node]:
         """Yield the scalars and aliases in it, in the order of the text."""
-        if self.kind == "mapping":
-            for key, value in self.entries:
-                yield from key.scalars()
-                yield from value.scalars()
-        elif self.kind == "sequence":
-            for item in self.items:
-                yield from item.scalars()
-        else:
+        if self.kind in ("scalar", "alias"):
             yield self
+        for child in self.children:
+            yield from child.scalars()
 
 
 def tree(text: str) -> Node | None:
@@ -108,18 +108,15 @@ def tree(text: str) -> Node | None:
     try:
         return _Loader(text).tree()
     except yaml.reader.ReaderError as error:
-        place = error.position if isinstance(error.position, int) else 0
         raise TreeError(
-            f"the character {_code(error.character)} is not allowed",
-            text.count("\n", 0, place) + 1,
+            f"the character U+{error.character:04X} is not allowed",
+            text.count("\n", 0, error.position) + 1,
             "Take it out, or write it as an escape in double quotes.",
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         message = ": ".join(part for part in (error.context, error.problem) if part)
         raise TreeError(message, mark.line + 1 if mark is not None else None) from error
-    except RecursionError as error:  # the scanner and the parser do not recurse, but that is undocumented
-        raise TreeError("it is nested too deeply") from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -140,11 +137,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         found: Any
-        before, place = self._count, (event.start_mark, event.end_mark)
+        before, place, line = self._count, (event.start_mark, event.end_mark), event.start_mark.line + 1
         if isinstance(event, yaml.AliasEvent):
             target: Any = super().compose_node(parent, index)
             if id(target) not in self._nodes:
-                raise TreeError(f"the anchor {event.anchor!r} holds itself", _line(event))
+                raise TreeError(f"the anchor {event.anchor!r} holds itself", line)
             known = self._nodes[id(target)]
             self._count += self._sizes[id(target)]
             # A node of its own, which has the alias' place.
@@ -153,11 +150,11 @@ class _Loader(yaml.SafeLoader):
         else:
             if event.tag is not None and event.tag not in _KNOWN_TAGS:
                 hint = "Write a plain value: TRL loads no objects from YAML."
-                raise TreeError(f"the tag {event.tag!r} is not loaded", _line(event), hint)
+                raise TreeError(f"the tag {event.tag!r} is not loaded", line, hint)
             collection = not isinstance(event, yaml.ScalarEvent)
             self._depth += collection
             if self._depth > MAX_DEPTH:
-                raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", _line(event))
+                raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", line)
             self._count += 1
             found = super().compose_node(parent, index)
             self._depth -= collection
@@ -174,20 +171,17 @@ class _Loader(yaml.SafeLoader):
             merge = found.tag == _MERGE
             key = found.value if merge else _meaning(found, line)
             return Node("scalar", start, end, line, key=key, merge=merge, style=found.style or "")
-        inside = [self._nodes[id(each)] for each in _children(found)]
-        if inside and not found.flow_style:
-            # PyYAML's mark stands behind the empty lines that follow.
-            end = inside[-1].end
         if isinstance(found, yaml.SequenceNode):
-            return Node("sequence", start, end, line, flow=found.flow_style, items=inside)
-        entries = list(zip(inside[::2], inside[1::2], strict=True))
-        _check_keys(entries)
-        return Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
-
-
-def _children(found: Any) -> Iterator[Any]:
-    for each in found.value:
-        yield from each if isinstance(each, tuple) else (each,)
+            items = [self._nodes[id(each)] for each in found.value]
+            node = Node("sequence", start, end, line, flow=found.flow_style, items=items)
+        else:
+            entries = [(self._nodes[id(key)], self._nodes[id(value)]) for key, value in found.value]
+            _check_keys(entries)
+            node = Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
+        if node.children and not node.flow:
+            # PyYAML's mark stands behind the empty lines that follow.
+            node.end = node.children[-1].end
+        return node
 
 
 def _check_keys(entries: list[tuple[Node, Node]]) -> None:
@@ -220,24 +214,10 @@ def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
     return made if isinstance(made, Hashable) else None
 
 
-def _same(key: object, wanted: object) -> bool:
-    return type(key) is type(wanted) and key == wanted
-
-
 def _place(found: Any) -> tuple[int, int, int]:
     """Return where a node of a text starts and ends, and its line."""
     return found.start_mark.index, found.end_mark.index, found.start_mark.line + 1
 
 
-def _line(event: yaml.Event) -> int:
-    assert event.start_mark is not None  # every event of a text has marks
-    return int(event.start_mark.line) + 1
-
-
 def _cut(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:40]}…"
-
-
-def _code(character: object) -> str:
-    number = character if isinstance(character, int) else ord(str(character)[:1] or "\0")
-    return f"U+{number:04X}"

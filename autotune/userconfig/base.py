@@ -110,7 +110,7 @@ def understood(written: Written, known: ReadCommand) -> UserBase:
     config = known.configurations.get(trainer.config_class)
     if config is None or fatal(found):
         raise _wrong(written, found)
-    started = launching(written, known, config)
+    started = launching(written, known)
     try:
         user = plan_of(written, known, without_engine(config))
     except UnreadError as error:

@@ -10,6 +10,7 @@ from autotune.core.bundle import PlannedBundle
 from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
+from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Finding, Severity
 from autotune.emit.bundle import PLAN, RESULT
@@ -23,8 +24,7 @@ _FILLED_IN = frozenset({"bf16", "gradient_checkpointing_kwargs", "pad_to_multipl
 
 def trainer_in(folder: Path) -> str | None:
     """Return the trainer of the bundle in a folder, or None if the folder is no bundle."""
-    found = (_read(folder / name) for name in DOCUMENTS)
-    named = (document.get("trainer") for document in found if isinstance(document, dict))
+    named = (mapping(_read(folder / name)).get("trainer") for name in DOCUMENTS)
     return next((name for name in named if isinstance(name, str)), None)
 
 

@@ -102,8 +102,8 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
         yield from (((name,), value) for name, value in {**others, **rows}.items())
     if wanted.evaluates:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
-    techniques = tuple(_changed(base, wanted, trainer, setting))
-    for path in dict.fromkeys(path for technique in techniques for path in sorted(technique.writes)):
+    changed = _changed(base, wanted, trainer, setting)
+    for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes)):
         yield from _entry(base, path, wanted.plan)
     written = {path for technique in trainer.techniques for path in technique.writes}
     device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else trainer.cuda_args
@@ -119,16 +119,13 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
     """Yield the keys that ``trl`` hands on to ``accelerate launch``."""
     values = base.file.values
     named = next((name for name in LAUNCH_FILES if values.get(name)), None)
-    for name, value in launch_arguments(hardware.processes, hardware.threads).items():
-        if name not in values and named is None:
-            yield (name,), value
-    for name in COUNTS:
-        if values.get(name) is not None:
-            yield (name,), hardware.processes
+    yield from (((name,), hardware.processes) for name in COUNTS if values.get(name) is not None)
     if named is not None:
         yield (named,), str(wanted.bundle.absolute() / ACCELERATE)
     else:
-        yield from (((name,), value) for name, value in launch_keys(wanted.plan, wanted.bundle).items())
+        arguments = launch_arguments(hardware.processes, hardware.threads)
+        new = {name: value for name, value in arguments.items() if name not in values}
+        yield from (((name,), value) for name, value in {**new, **launch_keys(wanted.plan, wanted.bundle)}.items())
     if values.get(PRECISION) is not None:
         yield (PRECISION,), AS_TOLD
 

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
-from autotune.core.nested import at, mapping, put
+from autotune.core.nested import Key, at, mapping, put
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import is_file
@@ -45,7 +45,6 @@ _OF_LAUNCHERS = frozenset({
     "zero3_init_flag", "zero3_save_16bit_model",
 })  # fmt: skip
 _PRECISIONS = ("bf16", "fp16")
-Following = Iterator[tuple[tuple[str, ...], object]]
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -111,10 +110,8 @@ def engine_args(
             _ACCUMULATION: accumulation,
             **_deepspeed(mapping(document.get("deepspeed_config")), folder),
         }
-    elif own.get("fsdp"):
-        found |= _fsdp(_fsdp_keys(document, config), default_version=2)
-    elif kind == "FSDP":
-        found |= _fsdp(_fsdp_keys(document, config), default_version=1)
+    elif own.get("fsdp") or kind == "FSDP":
+        found |= _fsdp(_fsdp_keys(document, config), default_version=2 if own.get("fsdp") else 1)
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine == "deepspeed":
         # A single process may also mean that the number of processes is not set.
@@ -189,7 +186,7 @@ def _agreeing(document: Mapping[str, object], config: Configuration, processes: 
     return found
 
 
-def _following(config: Configuration, processes: int | None) -> Following:
+def _following(config: Configuration, processes: int | None) -> Iterator[tuple[Key, object]]:
     """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be.
 
     As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -113,13 +113,14 @@ def user_plan(
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
-    plan = TrainingPlan(trainer.name, args, {**model, **words})
+    known = own.reading if reads else frozenset()
+    assumptions += tuple(text for name, text in own.assumed.items() if config.values.get(name) and name not in known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
-        evaluated = {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
-        plan = dataclasses.replace(plan, args={**plan.args, **evaluated})
-    known = own.reading if reads else frozenset()
-    return UserPlan(plan, (*assumptions, *_config_assumptions(config, trainer, known, evaluates=evaluates)))
+        args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
+    elif config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION:
+        assumptions += ("evaluation is left out",)
+    return UserPlan(TrainingPlan(trainer.name, args, {**model, **words}), assumptions)
 
 
 def reading_of(config: Configuration) -> Mapping[str, object]:
@@ -221,15 +222,6 @@ def _check_template(path: object) -> None:
         "takes tokens and resizes the vocabulary, and what that does to memory is not known to autotune.",
         hint="Save the template alone to a file, and name that.",
     )
-
-
-def _config_assumptions(
-    config: Configuration, trainer: Trainer, known: Collection[str], *, evaluates: bool
-) -> Iterator[str]:
-    assumed = trainer.config_fields.assumed
-    yield from (assumption for name, assumption in assumed.items() if config.values.get(name) and name not in known)
-    if config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION and not evaluates:
-        yield "evaluation is left out"
 
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Finds out how many processes a command starts, and by which engine they share the training."""
+"""Finds out how many processes a command starts, and by which document of accelerate's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.confidential import without_secrets
-from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.configuration import ReadCommand
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of
@@ -29,8 +29,6 @@ _DEFAULT_FILE = Path("accelerate", "default_config.yaml")
 # another (accelerate 1.15, ``commands/launch.py``, ``_validate_launch_command`` and ``launch_command``).
 _ALONE = "NO"
 _DISTRIBUTED = ("multi_gpu", "tpu", "tpu_use_cluster", "use_deepspeed", "use_fsdp", "use_megatron_lm")
-ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP"}
-"""Engines by accelerate's ``distributed_type``; others are plain data parallelism."""
 # Words of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -45,7 +43,6 @@ class Launching:
     Attributes:
         processes: number over all machines; 1 if nothing sets it.
         counted: whether something sets the number.
-        engine: the sharding engine, in words; empty without one.
         machines: number of machines.
         document: the document of ``accelerate launch --config_file``; empty without one.
         folder: from which relative paths in it lead.
@@ -59,7 +56,6 @@ class Launching:
 
     processes: int = 1
     counted: bool = False
-    engine: str = ""
     machines: int = 1
     document: Mapping[str, object] = field(default_factory=dict)
     folder: Path = Path()
@@ -76,16 +72,12 @@ ALONE = Launching()
 
 
 def launching(
-    written: Written,
-    read: ReadCommand | None,
-    config: Configuration | None,
-    gpus: int | None = None,
-    default: Path | None = None,
+    written: Written, read: ReadCommand | None = None, gpus: int | None = None, default: Path | None = None
 ) -> Launching:
     """Return how the processes of a command are started.
 
     Args:
-        read, config: the command as read by TRL's parser; None before that.
+        read: the command as read by TRL's parser; None before that: by its words and the files that they name alone.
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
         default: the file that accelerate reads if none is named; None: no file.
 
@@ -94,17 +86,13 @@ def launching(
         UnreadError: the number depends on the machines on which the command runs.
     """
     given = _given(written, read)
-    file, default = _file_of(written, given, default)
-    document, folder = _document(file) if file is not None else ({}, Path())
+    named = next((str(given[name]) for name in LAUNCH_FILES if given.get(name)), None)
+    if named is not None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
+        default = None
+    file = named or default
+    document, folder = _document(str(file)) if file is not None else ({}, Path())
     if given.get("multi_gpu"):
         document = {**document, "distributed_type": "MULTI_GPU"}
-    kind = str(document.get("distributed_type", _ALONE))
-    engine = ENGINES.get(kind, "")
-    values: Mapping[str, object] = config.values if config is not None else {}
-    if values.get("deepspeed") or given.get("use_deepspeed"):
-        engine = "DeepSpeed"
-    elif values.get("fsdp") or given.get("use_fsdp"):
-        engine = "FSDP"
     by_launcher = counted(written.command, gpus) or _by_accelerate(given, document)
     started = by_launcher or Started(1)
     flags = tuple(
@@ -112,7 +100,7 @@ def launching(
     )
     words = given.get(PRECISION)
     return Launching(
-        started.processes, by_launcher is not None, engine, started.machines, document, folder, known=True, flags=flags,
+        started.processes, by_launcher is not None, started.machines, document, folder, known=True, flags=flags,
         default=default, precise=bool(words), precision=str(words or document.get(PRECISION) or NO_PRECISION),
         ignored=_asked(given, document) if _alone(given, document) else None,
     )  # fmt: skip
@@ -126,20 +114,9 @@ def of_ranks(written: Written, gpus: int | None = None, default: Path | None = N
     if written.command.launcher == TRL:
         return 1
     try:
-        return started_by(written, gpus, default) or 1
+        return launching(written, None, gpus, default).processes
     except InputError:
         return 1
-
-
-def started_by(written: Written, gpus: int | None = None, default: Path | None = None) -> int | None:
-    """Return how many processes the words of a command and the files that they name start; None if neither sets it.
-
-    Raises:
-        InputError: a file that it names cannot be read, or a number of processes is none.
-        UnreadError: the number depends on the machines on which the command runs.
-    """
-    found = launching(written, None, None, gpus, default)
-    return found.processes if found.counted else None
 
 
 def default_file(written: Written) -> Path | None:
@@ -163,14 +140,6 @@ def _given(written: Written, read: ReadCommand | None) -> Mapping[str, object]:
         own = {name: written.values[name] for name in (*COUNTS, *LAUNCH_FILES) if name in written.values}
         return {**own, **(options_of(written.command.words) if read is None else read.launch)}
     return options_of(written.command.launch) if written.command.launcher == ACCELERATE else {}
-
-
-def _file_of(written: Written, given: Mapping[str, object], default: Path | None) -> tuple[str | None, Path | None]:
-    """Return the file that ``accelerate launch`` reads, and its default file if it is that."""
-    named = next((str(given[name]) for name in LAUNCH_FILES if given.get(name)), None)
-    if named is not None or default is None or given.get("cpu") or written.command.launcher not in (TRL, ACCELERATE):
-        return named, None
-    return str(default), default
 
 
 def _alone(given: Mapping[str, object], document: Mapping[str, object]) -> bool:

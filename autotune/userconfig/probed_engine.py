@@ -71,12 +71,11 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
 def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:
     """Return a base's engine documents without the entries of techniques, by path in a plan."""
     of_choices = {path for technique in techniques for path in technique.identified_by or technique.writes}
-    found = {}
-    for name in (DEEPSPEED, FSDP):
-        if name in plan.args:
-            start = f"args.{name}"
-            found[start] = _without(mapping(plan.args[name]), start, of_choices)
-    return found
+    return {
+        f"args.{name}": _without(mapping(plan.args[name]), f"args.{name}", of_choices)
+        for name in (DEEPSPEED, FSDP)
+        if name in plan.args
+    }
 
 
 def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:

@@ -74,11 +74,10 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
-    user = replace(user, plan=_unfilled(user.plan, written))
     env = {**written.env, **written.command.env}
     allocator = env.get(ALLOCATOR_VARIABLE) or env.get(OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
-    return replace(user, plan=replace(user.plan, env=kept_env))
+    return replace(user, plan=replace(_unfilled(user.plan, written), env=kept_env))
 
 
 def _unfilled(plan: TrainingPlan, written: Written) -> TrainingPlan:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
 from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, Command, of_file, options_of, read_command_line
+from autotune.inspection.command_line import CONFIG, TRL, Command, options_of, read_command_line
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
@@ -69,10 +69,11 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
     Raises:
         InputError: they cannot be read, or do not determine the trainer.
     """
-    if (config is None) == (not command):
-        what = "neither a file nor a command" if config is None else "both a file and a command"
-        raise InputError(f"There is {what} to check.", hint="Give CONFIG.yaml, or -- and the command.")
-    found = read_command_line(hidden_words(command)) if config is None else of_file(config, trainer)
+    if config is None and not command:
+        hint = "Give CONFIG.yaml, or -- and the command."
+        raise InputError("There is neither a file nor a command to check.", hint=hint)
+    of_file = Command(trainer, (CONFIG, str(config)), launcher=TRL)
+    found = read_command_line(hidden_words(command)) if config is None else of_file
     file = withheld(read_yaml(found.config)) if found.config is not None else None
     if trainer is not None:
         name = find_trainer(trainer).name

@@ -12,8 +12,9 @@ import pytest
 import yaml
 from packaging.version import Version
 
-from autotune.inspection.legacy import SHARED, legacy_of, rows
+from autotune.inspection.legacy import SHARED, legacy_of
 from tests.inspection.released import RECORDED, TRAINERS
+from tests.inspection.test_legacy import rows
 
 # Values of keys whose field has no default that could stand for one.
 VALUES: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from textwrap import dedent
 import psutil
 import pytest
 
-from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, cpu_variables, described_cpu
+from autotune.inspection.cpu import Limits, control_group_limits, core_numbers, cpu, cpu_variables
 from autotune.units import GIB, MIB
 
 CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -93,7 +93,7 @@ def test_a_limit_makes_the_cpu_smaller_and_what_it_leaves_is_what_is_available(t
         "sys/fs/cgroup/memory.current": 16 * MIB,
         "sys/fs/cgroup/cpu.max": "50000 100000",
     }
-    found = described_cpu(tree(tmp_path, files))
+    found = cpu(tree(tmp_path, files))
     assert (found.name, found.cores) == ("Test CPU", 1)
     assert (found.memory_bytes, found.available_bytes) == (64 * MIB, 48 * MIB)
 
@@ -106,13 +106,13 @@ def test_a_limit_above_the_machines_memory_changes_nothing(tmp_path: Path) -> No
         "sys/fs/cgroup/memory/memory.usage_in_bytes": 0,
     }
     memory = psutil.virtual_memory()
-    found = described_cpu(tree(tmp_path, files))
+    found = cpu(tree(tmp_path, files))
     assert found.memory_bytes == memory.total
     assert found.available_bytes == pytest.approx(memory.available, rel=0.1)
 
 
 def test_a_cpu_without_a_model_name_is_called_by_its_architecture(tmp_path: Path) -> None:
-    assert described_cpu(tmp_path).name
+    assert cpu(tmp_path).name
 
 
 def test_threads_of_one_core_stand_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_threads_wait_idly_unless_the_user_has_said_how(
         monkeypatch.delenv(name, raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
-    assert cpu_variables() == described_cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32")}
+    assert cpu_variables() == cpu(tmp_path).environment == {**expected, **dict.fromkeys(CACHES, "32")}
 
 
 GROWN = """

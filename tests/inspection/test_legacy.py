@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from autotune.inspection.legacy import legacy_of, rows
+from autotune.inspection.legacy import legacy_of, table
 from tests.inspection.released import RECORDED, TRAINERS, removed
 
 ALLOWED = {"gone", "since", "never", "no_effect", "write", "by_hand", "note", "same", "values"}
+
+
+def rows() -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield section, key and row of the whole table."""
+    for section, keys in table().items():
+        for key, row in keys.items():
+            yield section, key, row
 
 
 def states() -> Iterator[tuple[str, Mapping[str, Any]]]:

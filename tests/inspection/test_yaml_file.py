@@ -13,7 +13,7 @@ from autotune.confidential import SHOWN
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import MAX_BYTES, YamlFile, parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
-from autotune.inspection.yaml_tree import MAX_DEPTH, MAX_NODES
+from autotune.inspection.yaml_tree import MAX_DEPTH, MAX_NODES, Node
 
 HOSTILE_SECONDS = 1.0
 """Of processor time. A file at a limit takes half of it on the slowest machine that was tried."""
@@ -31,6 +31,20 @@ def refused(tmp_path: Path, text: str | bytes) -> str:
     return str(caught.value).replace(f"{tmp_path}{os.sep}", "")
 
 
+def inside(mapping: Node, key: str) -> Node:
+    """Return the value of a key."""
+    found = mapping.entry(key)
+    assert found is not None
+    return found[1].resolved()
+
+
+def line(mapping: Node, key: str) -> int:
+    """Return the line of a key."""
+    found = mapping.entry(key)
+    assert found is not None
+    return found[0].line
+
+
 def test_values_are_those_that_trl_reads(tmp_path: Path) -> None:
     text = "learning_rate: 1e-5\nbf16: on\nwarmup: 0o7\nbase: &base {a: 1}\nother: {<<: *base, b: 2}\nempty:\n"
     file = read(tmp_path, text)
@@ -43,19 +57,17 @@ def test_values_are_those_that_trl_reads(tmp_path: Path) -> None:
 def test_every_key_has_a_line_nested_ones_and_those_of_sequences_too(tmp_path: Path) -> None:
     text = "# head\na: 1\nenv:\n  X: 1\n  Y:\n    2\ndatasets:\n- path: json\n  split: train\n- path: csv\n"
     file = read(tmp_path, text)
-    assert [file.line("a"), file.line("env"), file.line("env", "X")] == [2, 3, 4]
-    assert [file.line("datasets", 0, "split"), file.line("datasets", 1), file.line("datasets", 1, "path")] == [
-        9,
-        10,
-        10,
-    ]
-    assert file.line("env", "Y") == 5
-    assert [file.line("b"), file.line("a", "b"), file.line("datasets", 2), file.line()] == [None] * 4
+    assert [file.line("a"), file.line("env"), line(inside(file.root, "env"), "X")] == [2, 3, 4]
+    first, second = inside(file.root, "datasets").items
+    assert [line(first, "split"), second.line, line(second, "path")] == [9, 10, 10]
+    assert line(inside(file.root, "env"), "Y") == 5
+    assert file.line("b") is None
 
 
 def test_a_key_that_is_merged_or_behind_an_alias_has_the_line_where_it_is_written(tmp_path: Path) -> None:
     file = read(tmp_path, "base: &base\n  a: 1\nenv: *base\nother:\n  <<: [*base]\n  b: 2\n")
-    assert [file.line("env", "a"), file.line("other", "a"), file.line("other", "b")] == [2, 2, 6]
+    env, other = (inside(file.root, key) for key in ("env", "other"))
+    assert [line(env, "a"), line(other, "a"), line(other, "b")] == [2, 2, 6]
 
 
 @pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])

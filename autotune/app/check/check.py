@@ -17,7 +17,7 @@ from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch
-from autotune.core.verdict import SCHEMA, Finding, Outcome, Severity, Verdict, fatal, headline
+from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.budget import memory_budget
 from autotune.inspection.command_line import Command
@@ -40,16 +40,20 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     """
     if not isinstance(asked.config, Path | Sequence):
         return check_object(asked)
+    if tracer is None:
+        with ServerTracer(inspect_cpu().cores, asked.listener) as own:
+            return check(asked, own)
     started = time.monotonic()
     _check_options(asked)
     try:
         text = written(asked.file, asked.trainer, asked.command)
     except InputError as error:
-        return _unreadable(asked, error, time.monotonic() - started)
+        text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
+        found = Finding(Severity.ERROR, str(error), file=asked.file or "")
+        return Task(asked, text, None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=error.message)
     planned, absent = _planned(asked, text)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware) if planned is not None else 0
-    task = Task(asked, text, planned, budget_bytes, started, absent)
-    cache = user_cache()
+    task, cache = Task(asked, text, planned, budget_bytes, started, absent), user_cache()
     key = key_of(asked, text, planned) if planned is not None else None
     known = cache.decoded(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
@@ -59,29 +63,10 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
-    if tracer is not None:
-        found = _checked(task, tracer, cache)
-    else:
-        with ServerTracer(planned.hardware.cores if planned is not None else 1, asked.listener) as own:
-            found = _checked(task, own, cache)
-    if key is not None and found.cacheable and found.outcome in LASTING:
-        cache.put(key, encode(found))
-    return found
-
-
-def _unreadable(asked: CheckArguments, error: InputError, seconds: float) -> Verdict:
-    """Return the verdict on a configuration that cannot be read, or whose trainer is not known."""
-    outcome = Outcome.CANNOT_RUN
-    return Verdict(
-        SCHEMA,
-        outcome,
-        headline(outcome, None, 0, error.message),
-        reason=error.message,
-        trainer=asked.trainer or "",
-        findings=(Finding(Severity.ERROR, str(error), file=asked.file or ""),),
-        settings=asked.settings,
-        wall_seconds=seconds,
-    )
+    verdict = _checked(task, tracer, cache)
+    if key is not None and verdict.cacheable and verdict.outcome in LASTING:
+        cache.put(key, encode(verdict))
+    return verdict
 
 
 def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
@@ -143,7 +128,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     if config is None:
         return task.wrong(found)
     try:
-        started = launching(task.written, known, config, task.gpus, default)
+        started = launching(task.written, known, task.gpus, default)
         if started.processes != ranks:
             # The processes that ``trl`` starts read the words again, and share out what it read alone.
             known, config, found = _read(task, tracer, started.processes)

@@ -100,7 +100,7 @@ class Remedies:
                 seen.add(other)
                 if impossible(technique, choice, self.setting) or self._newly_illegal(candidate, other):
                     continue
-                changed = self._mattering(self._difference(own, self.trainer.plan(other, self.setting)))
+                changed = self._difference(own, self.trainer.plan(other, self.setting))
                 if changed and self.writable.allows(changed):
                     yield technique, other, changed
 
@@ -112,19 +112,14 @@ class Remedies:
         return effects == {Effect.EXACT} and (from_default or not how_changes(technique, self.trainer.name))
 
     def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
+        """Return the entries of one plan that another has otherwise; not those of techniques that do not matter."""
         whole = frozenset(path for item in self.trainer.techniques for path in item.writes)
+        idle = {path for item in self.trainer.techniques if not item.matters(self.setting) for path in item.writes}
         old, new = (
-            {path: value for part in PARTS for path, value in _leaves(getattr(plan, part), part, whole)}
+            dict(entry for part in (*PARTS, "truncate_to") for entry in _leaves(getattr(plan, part), part, whole))
             for plan in (before, after)
         )
-        found = {path: new.get(path) for path in sorted({*old, *new}) if new.get(path) != old.get(path)}
-        if before.truncate_to != after.truncate_to:
-            found["truncate_to"] = after.truncate_to
-        return found
-
-    def _mattering(self, entries: Mapping[str, object]) -> dict[str, object]:
-        idle = {path for item in self.trainer.techniques if not item.matters(self.setting) for path in item.writes}
-        return {path: value for path, value in entries.items() if path not in idle}
+        return {path: new.get(path) for path in sorted({*old, *new} - idle) if new.get(path) != old.get(path)}
 
     def _newly_illegal(self, candidate: Candidate, other: Candidate) -> bool:
         after = self.trainer.illegal(other, self.setting)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,19 +95,16 @@ def _named_further(words: Iterable[str]) -> list[Path]:
     (:func:`autotune.userconfig.engine.engine_args`). A directory that a document names is left out: what lies there,
     such as what is offloaded to it, decides nothing.
     """
-    found: dict[Path, None] = {}
-    folders, names, read = {Path()}, set(words), 0
-    while True:
-        here = (folder / name for name in sorted(names) for folder in sorted(folders))
-        found |= dict.fromkeys(file for file in here if is_file(file))
-        if len(found) == read:
-            return list(found)
-        for file in list(found)[read:]:
+    found: set[Path] = set()
+    folders, names = {Path()}, set(words)
+    while new := {folder / name for name in names for folder in folders if is_file(folder / name)} - found:
+        found |= new
+        for file in new:
             inside = _inside(file)
             names |= inside
             # Of a file that is no document, the folder means nothing to the check.
             folders |= {file.parent} if inside else set()
-        read = len(found)
+    return sorted(found)
 
 
 def _inside(file: Path) -> frozenset[str]:
@@ -115,24 +113,18 @@ def _inside(file: Path) -> frozenset[str]:
         text = file.read_text(encoding="utf-8") if file.stat().st_size <= MAX_BYTES else ""
     except (OSError, ValueError):
         return frozenset()
-    try:
+    with suppress(ValueError):
         return frozenset(_strings(read_json(text)))
-    except (ValueError, RecursionError):
-        pass
-    try:
+    with suppress(InputError):
         return frozenset(_strings(parsed(text, file).values))
-    except InputError:
-        return frozenset()
+    return frozenset()
 
 
 def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _strings(item)
-    elif isinstance(value, list):
-        for item in value:
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _strings(item)
 
 
@@ -142,7 +134,7 @@ def _local(asked: CheckArguments, written: Written) -> list[str]:
     data = asked.dataset or written.values.get("dataset_name")
     items = written.values.get("datasets")
     entries = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
-    files = DatasetSource("", "", mixture=entries).places if entries else ()
+    files = DatasetSource("", "", mixture=entries).places
     return [str(name) for name in (model, data, *(() if data else files)) if name]
 
 

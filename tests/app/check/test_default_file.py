@@ -13,7 +13,7 @@ import yaml
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
-from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.configuration import ReadCommand
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching, of_ranks
 from autotune.userconfig.problems import of_launch
@@ -21,7 +21,6 @@ from autotune.userconfig.written import Written
 from autotune.userconfig.written import written as written_by
 from tests.app.check.conftest import Write
 
-NOTHING = Configuration("SFTConfig", {}, {})
 SCRIPT = "trl/scripts/sft.py"
 
 
@@ -41,15 +40,15 @@ def launched(words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("document", "words", "processes", "engine"),
+    ("document", "words", "processes", "kind"),
     [
-        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "", 8, "DeepSpeed"),
-        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--num_processes 2", 2, "DeepSpeed"),
-        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--multi_gpu --num_processes 2", 2, ""),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "", 8, "DEEPSPEED"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--num_processes 2", 2, "DEEPSPEED"),
+        ({"distributed_type": "DEEPSPEED", "num_processes": 8}, "--multi_gpu --num_processes 2", 2, "MULTI_GPU"),
         ({"distributed_type": "FSDP", "num_processes": 4, "num_machines": 1}, "", 4, "FSDP"),
-        ({"distributed_type": "NO", "num_processes": 1}, "", 1, ""),
-        ({"distributed_type": "NO", "num_processes": 1}, "--num_processes 8", 1, ""),
-        ({"distributed_type": "NO", "num_processes": 1}, "--multi_gpu --num_processes 8", 8, ""),
+        ({"distributed_type": "NO", "num_processes": 1}, "", 1, "NO"),
+        ({"distributed_type": "NO", "num_processes": 1}, "--num_processes 8", 1, "NO"),
+        ({"distributed_type": "NO", "num_processes": 1}, "--multi_gpu --num_processes 8", 8, "MULTI_GPU"),
     ],
     ids=str,
 )
@@ -57,7 +56,7 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     document: dict[str, object],
     words: str,
     processes: int,
-    engine: str,
+    kind: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -71,8 +70,8 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     used, count = launched(words, tmp_path, monkeypatch)
     assert (1 if used == "simple_launcher" else count) == processes
 
-    found = launching(written, ReadCommand(), NOTHING, default=default_file(written))
-    assert (found.processes, found.engine, found.default) == (processes, engine, file)
+    found = launching(written, ReadCommand(), default=default_file(written))
+    assert (found.processes, found.document["distributed_type"], found.default) == (processes, kind, file)
     assert of_ranks(written, default=file) == processes
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
@@ -85,8 +84,8 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: FSDP\nnum_processes: 8\n", encoding="utf-8")
     command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
-    found = launching(Written(command, None, "sft"), ReadCommand(), NOTHING, default=file)
-    assert (found.processes, found.engine, found.default) == (1, "", None)
+    found = launching(Written(command, None, "sft"), ReadCommand(), default=file)
+    assert (found.processes, found.document, found.default) == (1, {}, None)
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])

@@ -123,7 +123,7 @@ def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:
     command = read_command_line(
         [*words.replace("FILE", str(folder / "launch.yaml")).split(), "trl/scripts/sft.py", "--config", "c.yaml"]
     )
-    return launching(Written(command, None, "sft"), ReadCommand(), configured(bf16=False))
+    return launching(Written(command, None, "sft"), ReadCommand())
 
 
 @pytest.mark.parametrize(

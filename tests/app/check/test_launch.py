@@ -12,19 +12,18 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.remembered import key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import planned_machine
-from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.configuration import ReadCommand
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
-from autotune.userconfig.launch import Launching, launching, started_by
+from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
 from tests.step.plans import needs_deepspeed
 
 SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
-NOTHING = Configuration("SFTConfig", {}, {})
 
 
 @pytest.fixture
@@ -36,7 +35,7 @@ def script(tmp_path: Path) -> str:
 
 def started(words: str, script: str, gpus: int | None = None) -> Launching:
     command = read_command_line([*words.split(), script, "--config", "c.yaml"])
-    return launching(Written(command, None, "sft"), ReadCommand(), NOTHING, gpus)
+    return launching(Written(command, None, "sft"), ReadCommand(), gpus)
 
 
 @pytest.mark.parametrize(
@@ -175,23 +174,23 @@ def with_keys(words: str, **keys: object) -> tuple[Written, ReadCommand]:
 def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: str) -> None:
     for each in ("trl/scripts/sft.py", script):
         written, read = with_keys(f"{words} {each}", **HANDED_ON)
-        found = launching(written, read, NOTHING)
-        assert (found.processes, found.engine, found.document) == (1, "", {})
+        found = launching(written, read)
+        assert (found.processes, found.document) == (1, {})
         said = list(of_launch(written, read, found))
         assert [(item.key, item.severity) for item in said] == [(key, Severity.SILENT) for key in HANDED_ON]
         assert [item.line for item in said] == [1, 2]
         ends = "TrlParser ends the run" if each == script else "has no effect"
         assert all(ends in item.message for item in said)
     written, read = with_keys("trl sft", **HANDED_ON)
-    found = launching(written, read, NOTHING)
-    assert (found.processes, found.engine) == (4, "DeepSpeed")
+    found = launching(written, read)
+    assert (found.processes, found.document["distributed_type"]) == (4, "DEEPSPEED")
     assert not list(of_launch(written, read, found))
 
 
 def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n", encoding="utf-8")
     written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "one.yaml"), num_processes=8)
-    assert started_by(written) == launching(written, read, NOTHING).processes == 1
+    assert launching(written).processes == launching(written, read).processes == 1
 
 
 def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tmp_path: Path) -> None:
@@ -213,8 +212,8 @@ def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path
     own = tmp_path / "own.yaml"
     own.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
     words = f"accelerate launch --config_file {own} trl/scripts/sft.py"
-    found = launching(*with_keys(words, **HANDED_ON), NOTHING)
-    assert (found.processes, found.engine) == (2, "")
+    found = launching(*with_keys(words, **HANDED_ON))
+    assert (found.processes, found.document["distributed_type"]) == (2, "MULTI_GPU")
 
 
 def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:
