@@ -13,8 +13,7 @@ from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.handover import Handover
-from autotune.emit.launch import ACCELERATE, launch_files
-from autotune.emit.launch import FILES as LAUNCH_FILES
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
@@ -29,7 +28,7 @@ PLAN = "plan.json"
 _SERVER_SCRIPTS = (SERVE, TRAIN)
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """The line of a script, which may be started from anywhere, that finds the files in its own directory."""
-_TRAINING = (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES, *_SERVER_SCRIPTS)
+_TRAINING = (CONFIG, SCRIPT, PEFT_CONFIG, ACCELERATE, DEEPSPEED, *_SERVER_SCRIPTS)
 """The files that a training may need, its rows apart."""
 
 

@@ -13,8 +13,6 @@ ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
 PARALLELISM = "parallelism_config_"
 """How keys of ``parallelism_config`` begin in accelerate's file."""
-FILES = (ACCELERATE, DEEPSPEED)
-"""The files of a bundle that define how its processes are started."""
 
 PRECISION = "mixed_precision"
 """The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
