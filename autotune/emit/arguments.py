@@ -24,7 +24,8 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "model_name_or_path": source.name,
         **({"model_revision": source.revision} if source.revision != "main" else {}),
         **rows.arguments(),
-        "output_dir": output_name(workload),
+        # A relative name, so that it stays valid when the bundle is moved.
+        "output_dir": f"{short_name(source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}",
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
         **{name: value for name, value in plan.args.items() if name not in BY_ACCELERATE},
@@ -44,11 +45,6 @@ def launch_arguments(processes: int, threads: int | None) -> dict[str, object]:
         "num_processes": processes,
         **({"num_cpu_threads_per_process": threads} if threads is not None else {}),
     }
-
-
-def output_name(workload: Workload) -> str:
-    """Return the directory for the trained model: a relative name, so that it stays valid when the bundle is moved."""
-    return f"{short_name(workload.model_source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}"
 
 
 def short_name(name: str) -> str:

@@ -13,12 +13,11 @@ from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.files import remove, write_text
 from autotune.emit.handover import Handover
-from autotune.emit.launch import ACCELERATE, launch_files, launches
-from autotune.emit.launch import FILES as LAUNCH_FILES
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
-from autotune.emit.serving import SCRIPTS, SERVE, TRAIN, in_bundle, serve_script, train_script
+from autotune.emit.serving import SERVE, TRAIN, shell_script, training_gpus, visible
 from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"
@@ -26,6 +25,11 @@ SCRIPT = "train.py"
 RESULT = "result.json"
 TIMELINE = "timeline.json"
 PLAN = "plan.json"
+_SERVER_SCRIPTS = (SERVE, TRAIN)
+_HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
+"""The line of a script, which may be started from anywhere, that finds the files in its own directory."""
+_TRAINING = (CONFIG, SCRIPT, PEFT_CONFIG, ACCELERATE, DEEPSPEED, *_SERVER_SCRIPTS)
+"""The files that a training may need, its rows apart."""
 
 
 def write_bundle(result: Result, directory: Path) -> None:
@@ -72,48 +76,48 @@ def remove_planned_bundle(directory: Path) -> None:
 
 
 def _remove_training(directory: Path) -> None:
-    for name in (CONFIG, SCRIPT, PEFT_CONFIG, *LAUNCH_FILES, *SCRIPTS):
+    for name in _TRAINING:
         remove(directory / name)
     remove_rows(directory)
 
 
 def _write_training(given: Handover, directory: Path) -> None:
+    """Write the files that a training needs, and remove those that only an earlier one needed."""
     plan = given.plan
     rows = write_rows(given.workload, plan, directory)
+    own_launch = given.base.launch if given.base is not None else {}
+    texts = {
+        SCRIPT: script_text(given, rows),
+        **launch_files(plan, directory, own_launch),
+        **_server_scripts(given),
+    }
     if find_trainer(plan.trainer).runs_by_command(plan):
-        write_text(directory / CONFIG, config_text(given, rows, directory))
-    else:
-        remove(directory / CONFIG)
+        texts[CONFIG] = config_text(given, rows, directory)
     if plan.peft:
-        write_text(directory / PEFT_CONFIG, json.dumps(dict(plan.peft), indent=2) + "\n")
-    else:
-        remove(directory / PEFT_CONFIG)
-    launched = launch_files(plan, directory, given.base.launch if given.base is not None else {})
-    for name in LAUNCH_FILES:
-        if name in launched:
-            write_text(directory / name, launched[name])
+        texts[PEFT_CONFIG] = json.dumps(dict(plan.peft), indent=2) + "\n"
+    for name in _TRAINING:
+        if name in texts:
+            write_text(directory / name, texts[name], executable=name in _SERVER_SCRIPTS)
         else:
             remove(directory / name)
-    write_text(directory / SCRIPT, script_text(given, rows))
-    _write_server(given, directory)
 
 
-def _write_server(given: Handover, directory: Path) -> None:
-    """Write the scripts of a vLLM server and of its training, or remove those of an earlier bundle."""
+def _server_scripts(given: Handover) -> dict[str, str]:
+    """Return the scripts of a vLLM server and of its training, by their names; none without a server."""
     split, plan = given.server, given.plan
     if split is None:
-        for name in SCRIPTS:
-            remove(directory / name)
-        return
-    words: tuple[str, ...] = ("python", in_bundle(SCRIPT))
+        return {}
+    start = f'python "$here/{SCRIPT}"'
     if find_trainer(plan.trainer).runs_by_command(plan):
-        words = ("trl", plan.trainer, "--config", in_bundle(CONFIG))
-    elif launches(plan):
-        words = ("accelerate", "launch", "--config_file", in_bundle(ACCELERATE), in_bundle(SCRIPT))
+        start = f'trl {plan.trainer} --config "$here/{CONFIG}"'
+    elif plan.in_group:
+        start = f'accelerate launch --config_file "$here/{ACCELERATE}" "$here/{SCRIPT}"'
     how = f"{given.basis.value.capitalize()} by autotune"
     serve = (
         f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
     )
     train = f"{how}: the training, which asks the server of {SERVE} for its completions."
-    write_text(directory / SERVE, serve_script(split, serve), executable=True)
-    write_text(directory / TRAIN, train_script(split, train, words), executable=True)
+    return {
+        SERVE: shell_script(serve, split.serve),
+        TRAIN: shell_script(train, f"{visible(training_gpus(split))} {start}", _HERE),
+    }

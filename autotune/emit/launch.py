@@ -13,8 +13,6 @@ ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
 PARALLELISM = "parallelism_config_"
 """How keys of ``parallelism_config`` begin in accelerate's file."""
-FILES = (ACCELERATE, DEEPSPEED)
-"""The files of a bundle that define how its processes are started."""
 
 PRECISION = "mixed_precision"
 """The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
@@ -36,18 +34,13 @@ _LAUNCHERS = frozenset({
 })  # fmt: skip
 
 
-def launches(plan: TrainingPlan) -> bool:
-    """Return whether a plan needs a file for ``accelerate launch``: without one, a single process is started."""
-    return plan.in_group
-
-
 def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
     """Return the keys of a configuration for ``trl`` by which ``accelerate launch`` starts a plan.
 
     Args:
         directory: directory of the files of :func:`launch_files`.
     """
-    return {"accelerate_config": str(directory.absolute() / ACCELERATE)} if launches(plan) else dict(_ALONE)
+    return {"accelerate_config": str(directory.absolute() / ACCELERATE)} if plan.in_group else dict(_ALONE)
 
 
 def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, str]:
@@ -56,7 +49,8 @@ def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] 
     Args:
         own: the user's document for ``accelerate launch``; empty without one.
     """
-    if not launches(plan) and not own:
+    # Without a file, `accelerate launch` starts a single process.
+    if not plan.in_group and not own:
         return {}
     document = accelerate_document(plan, directory, own)
     files = {ACCELERATE: yaml_text(document)}
@@ -73,10 +67,12 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     """
     deepspeed = plan.args.get("deepspeed")
     engine = {"deepspeed_config": _deepspeed_config(plan, directory, own)} if deepspeed else {}
+    # By the words of `accelerate launch`, which hands them on in the environment.
+    sizes = {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
     defaults = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED" if deepspeed else "MULTI_GPU" if plan.launch.processes > 1 else "NO",
-        **({"parallelism_config": _parallelism_config(plan)} if plan.parallelism else {}),
+        **({"parallelism_config": sizes} if plan.parallelism else {}),
         **engine,
         "num_processes": plan.launch.processes,
         "num_machines": plan.launch.machines,
@@ -89,11 +85,6 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
     decided = {name: value for name, value in defaults.items() if name in _DECIDED}
     kept = {name: value for name, value in own.items() if name not in _OF_ENGINES | _PRECISION}
     return {**defaults, **kept, **decided}
-
-
-def _parallelism_config(plan: TrainingPlan) -> dict[str, object]:
-    """Return the sizes by the words of ``accelerate launch``, which hands them on in the environment."""
-    return {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
 
 
 def _deepspeed_config(plan: TrainingPlan, directory: Path, own: Mapping[str, object]) -> dict[str, object]:

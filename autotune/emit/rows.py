@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import DatasetProfile, DatasetSource, Workload
+from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.files import remove, write_text, written
 from autotune.emit.yaml_text import yaml_text
 from autotune.trainers import Trainer, find_trainer
@@ -22,9 +22,9 @@ BOTH_ROWS = "data"
 """Directory of the bundle that ``trl`` loads if it needs rows to train on and rows to evaluate on: it makes one call of
 ``datasets.load_dataset`` for both. It holds either copied rows or a card with the paths of the files."""
 _TRAIN, _TEST = "train", "test"
-_BOTH_COPIED = {_TRAIN: f"{BOTH_ROWS}/{_TRAIN}.parquet", _TEST: f"{BOTH_ROWS}/{_TEST}.parquet"}
+_BOTH_COPIED = (f"{BOTH_ROWS}/{_TRAIN}.parquet", f"{BOTH_ROWS}/{_TEST}.parquet")
 _CARD = f"{BOTH_ROWS}/README.md"
-FILES = (COPIED_ROWS, *_BOTH_COPIED.values(), _CARD)
+FILES = (COPIED_ROWS, *_BOTH_COPIED, _CARD)
 """The files of rows that a bundle may have."""
 ROWS = (
     "datasets", "dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming",
@@ -88,23 +88,17 @@ def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Train
     Raises:
         InputError: a file cannot be written, or the disk is full.
     """
-    rows, tokens = training_rows(workload, plan, directory), cut_length(workload, plan)
-    trainer, evaluation, source = find_trainer(plan.trainer), workload.evaluation, workload.evaluation_source
-    files: set[str] = set()
-
-    def write_copy(profile: DatasetProfile, name: str) -> None:
-        write_copied_rows(trainer, Path(profile.tokenized_directory), tokens, directory / name)
-        files.add(name)
-
-    copied = copies_rows(workload, plan)
-    if copied and rows.evaluated is not None and evaluation is not None:
-        write_copy(workload.dataset, _BOTH_COPIED[_TRAIN])
-        write_copy(evaluation, _BOTH_COPIED[_TEST])
-    elif copied:
-        write_copy(workload.dataset, COPIED_ROWS)
-    elif rows.in_bundle and source is not None:
-        write_text(directory / _CARD, _card({_TRAIN: workload.dataset_source, _TEST: source}))
-        files.add(_CARD)
+    rows = training_rows(workload, plan, directory)
+    files: tuple[str, ...] = ()
+    if copies_rows(workload, plan):
+        files = (COPIED_ROWS,) if rows.evaluated is None else _BOTH_COPIED
+        # The rows to evaluate on, if there are any, come second.
+        for name, profile in zip(files, workload.profiles, strict=False):
+            tokenized = Path(profile.tokenized_directory)
+            write_copied_rows(find_trainer(plan.trainer), tokenized, cut_length(workload, plan), directory / name)
+    elif rows.in_bundle and workload.evaluation_source is not None:
+        write_text(directory / _CARD, _card({_TRAIN: workload.dataset_source, _TEST: workload.evaluation_source}))
+        files = (_CARD,)
     remove_rows(directory, files)
     return rows
 
@@ -141,10 +135,8 @@ def copies_rows(workload: Workload, plan: TrainingPlan) -> bool:
     return cut_length(workload, plan) is not None or any(profile.dropped for profile in workload.profiles)
 
 
-def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int | None, file: Path) -> int:
+def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: int | None, file: Path) -> None:
     """Write tokenised rows, cut to so many tokens from the start, or rows as the user wrote them, as Parquet.
-
-    Return the number of rows.
 
     Args:
         trainer: the trainer whose way of cutting rows is applied.
@@ -157,17 +149,14 @@ def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: 
     """
     import pyarrow.parquet as pq
 
-    rows = 0
     with written(file) as part:
         writer = None
         for batch in _batches(tokenized_directory):
             copy = trainer.untokenized_rows(batch) if truncate_to is None else trainer.cut_rows(batch, truncate_to)
             writer = writer or pq.ParquetWriter(part, copy.schema)
             writer.write_batch(copy)
-            rows += copy.num_rows
         if writer is not None:
             writer.close()
-    return rows
 
 
 def _batches(tokenized_directory: Path) -> Iterator[pa.RecordBatch]:

@@ -11,13 +11,11 @@ from autotune.core.plan import TrainingPlan
 from autotune.emit.comment import one_line
 
 SERVE, TRAIN = "serve.sh", "train.sh"
-SCRIPTS = (SERVE, TRAIN)
 """The files of a bundle that start a vLLM server and the training that uses it."""
 # The server accepts every client, also at the endpoints that replace its weights.
 _HOST, _PORT = "127.0.0.1", 8000
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MAIN = "main"
-_HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 
 
 def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision: str = _MAIN) -> str:
@@ -55,30 +53,14 @@ def visible(gpus: Iterable[int]) -> str:
     return f"{_VISIBLE}={','.join(map(str, gpus))}"
 
 
-def serve_script(split: ServerSplit, comment: str) -> str:
-    """Return ``serve.sh``; its arguments are further ones of the command.
+def shell_script(comment: str, command: str, *before: str) -> str:
+    """Return a script whose arguments are further ones of its command.
 
     Args:
         comment: explanation for the user, one line.
+        command: as a shell reads it.
+        before: lines that set variables of the command.
     """
-    return _script(comment, split.serve)
-
-
-def train_script(split: ServerSplit, comment: str, words: Iterable[str]) -> str:
-    """Return ``train.sh``, which may be started from anywhere; its arguments are further ones of the command.
-
-    Args:
-        words: of the command, as a shell reads them; files of the bundle as :func:`in_bundle` names them.
-    """
-    return _script(comment, f"{visible(training_gpus(split))} {' '.join(words)}", _HERE)
-
-
-def in_bundle(name: str) -> str:
-    """Return the path by which ``train.sh`` names a file in its own directory."""
-    return f'"$here/{name}"'
-
-
-def _script(comment: str, command: str, *before: str) -> str:
     # In the place of the shell, so that what ends the script ends the command.
     lines = ["#!/usr/bin/env bash", f"# {one_line(comment)}", "set -euo pipefail", *before]
     return "\n".join([*lines, f'exec env {command} "$@"']) + "\n"

@@ -16,15 +16,10 @@ _OUTCOMES: Mapping[Outcome, doc.Tone] = {
     Outcome.DOES_NOT_FIT: doc.Tone.BAD,
     Outcome.CANNOT_RUN: doc.Tone.BAD,
 }
-_TITLES: Mapping[Severity, str] = {
-    Severity.ERROR: "Wrong",
-    Severity.SILENT: "Silent behaviour",
-    Severity.NOTE: "Notes",
-}
-_SEVERITIES: Mapping[Severity, doc.Tone] = {
-    Severity.ERROR: doc.Tone.BAD,
-    Severity.SILENT: doc.Tone.UNSURE,
-    Severity.NOTE: doc.Tone.PLAIN,
+_SEVERITIES: Mapping[Severity, tuple[str, doc.Tone]] = {
+    Severity.ERROR: ("Wrong", doc.Tone.BAD),
+    Severity.SILENT: ("Silent behaviour", doc.Tone.UNSURE),
+    Severity.NOTE: ("Notes", doc.Tone.PLAIN),
 }
 
 
@@ -42,9 +37,9 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
         parts = sorted(verdict.need.memory.breakdown.items(), key=lambda item: -item[1])
         facts = doc.Facts(tuple((name, format_bytes(size)) for name, size in parts))
         yield doc.Section("Memory at the peak", (facts,), heading=True)
-    for severity, title in _TITLES.items():
+    for severity, (title, tone) in _SEVERITIES.items():
         found = (item for item in verdict.findings if item.severity is severity)
-        yield from doc.listing(title, _lines(found), _SEVERITIES[severity])
+        yield from doc.listing(title, _lines(found), tone)
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
@@ -58,10 +53,8 @@ def _lines(found: Iterable[Finding]) -> Iterator[str]:
 
 
 def _evidence(verdict: Verdict) -> Iterator[str]:
-    what = [f"trainer {verdict.trainer}"] if verdict.trainer else []
-    what += [f"model {verdict.model}"] if verdict.model else []
-    what += [f"data {verdict.dataset}"] if verdict.dataset else []
-    what += [f"on {verdict.device}"] if verdict.device else []
+    named = {"trainer": verdict.trainer, "model": verdict.model, "data": verdict.dataset, "on": verdict.device}
+    what = [f"{word} {name}" for word, name in named.items() if name]
     if what:
         yield ", ".join(what)
     need = verdict.need

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.document import Cell, Code, Line
-from autotune.reporting.sections import Property, compared
+from autotune.reporting.sections import Value, compared
 from autotune.reporting.words import (
     MISSING,
     baseline_name,
@@ -33,31 +32,33 @@ _SAME_STEP = 0.1
 
 def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
-    return compared(recommended, result.baseline, _properties(result, recommended))
-
-
-def _properties(result: Result, recommended: Choosable) -> Iterator[Property[Choosable]]:
     baseline = result.baseline
-    if baseline is None or baseline.status is not ProbeStatus.OK:
-        yield Property("status", lambda one: status_text(one.status))
-    budget_bytes = result.budget_bytes
-    yield Property(
-        "peak memory", lambda one: bytes_or_dash(one.peak_bytes), lambda one: one.peak_bytes, whole=budget_bytes
-    )
-    yield Property("  reserved", lambda one: bytes_or_dash(one.reserved_bytes))
-    yield Property("  on the device", lambda one: bytes_or_dash(one.device_bytes))
-    yield Property("speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: one.tokens_per_second)
-    yield Property("  a further run", _expected)
-    yield Property("time per epoch", lambda one: duration_or_dash(one.seconds_per_epoch))
-    yield Property("time per evaluation", lambda one: duration_or_dash(one.evaluation_seconds))
-    yield Property("tokens covered", lambda one: share_text(one.token_coverage))
-    if any(one.row_coverage < 1 for one in (recommended, baseline) if one is not None):
-        yield Property("rows covered", lambda one: share_text(one.row_coverage))
-    yield Property("max_length", lambda one: f"{one.max_length:,}" if one.max_length is not None else "none")
-    yield Property("batch x accumulation", _batch)
-    yield Property(f"{find_trainer(result.trainer).counted} per step", lambda one: _number(one.documents_per_step))
-    yield Property("tokens per step", lambda one: number_or_dash(one.tokens_per_step))
-    yield Property("steps per epoch", lambda one: _number(one.steps_per_epoch))
+    chosen = _values(result, recommended)
+    if baseline is not None and baseline.status is ProbeStatus.OK:
+        del chosen["status"]
+    if all(one.row_coverage >= 1 for one in (recommended, baseline) if one is not None):
+        del chosen["rows covered"]
+    return compared(chosen, _values(result, baseline) if baseline is not None else {})
+
+
+def _values(result: Result, one: Choosable) -> dict[str, Value]:
+    return {
+        "status": Value(status_text(one.status)),
+        "peak memory": Value(bytes_or_dash(one.peak_bytes), one.peak_bytes, whole=result.budget_bytes),
+        "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
+        "  on the device": Value(bytes_or_dash(one.device_bytes)),
+        "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+        "  a further run": Value(_expected(one)),
+        "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),
+        "time per evaluation": Value(duration_or_dash(one.evaluation_seconds)),
+        "tokens covered": Value(share_text(one.token_coverage)),
+        "rows covered": Value(share_text(one.row_coverage)),
+        "max_length": Value(f"{one.max_length:,}" if one.max_length is not None else "none"),
+        "batch x accumulation": Value(f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"),
+        f"{find_trainer(result.trainer).counted} per step": Value(_number(one.documents_per_step)),
+        "tokens per step": Value(number_or_dash(one.tokens_per_step)),
+        "steps per epoch": Value(_number(one.steps_per_epoch)),
+    }
 
 
 def contribution_text(contribution: Contribution) -> str:
@@ -107,11 +108,6 @@ def runs_text(result: Result, recommended: Choosable) -> str:
         return "The speed is that of one run, so the spread between runs is not known."
     turns = f", {result.pairs} of them in turn with {_name(result)}" if result.pairs else ""
     return f"The speed is the mean of {recommended.runs} runs{turns}; a further run is in the range in 95 of 100 cases."
-
-
-def costs_title(file: str) -> str:
-    """Return the heading of :func:`costs`."""
-    return f"Cost of settings in {printable(file)}, in time of a step with all else as recommended"
 
 
 def costs(result: Result) -> tuple[Line, ...]:
@@ -186,10 +182,6 @@ def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
 def _expected(one: Choosable) -> str:
     low, high = one.tokens_per_second_low, one.tokens_per_second_high
     return MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
-
-
-def _batch(one: Choosable) -> str:
-    return f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"
 
 
 def _number(value: float | None) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from itertools import compress
 from typing import TypeVar
 
 from autotune.core.memory_timeline import MemoryTimeline
@@ -101,13 +100,12 @@ class Table:
     @property
     def without_bars(self) -> Table:
         """The same with its columns of words and figures alone."""
-        kept = [kind != "bars" for kind in self.kinds]
-        kinds = compress(self.kinds, kept)
+        kept = [place for place, kind in enumerate(self.kinds) if kind != "bars"]
         return replace(
             self,
-            columns=tuple(compress(self.columns, kept)),
-            rows=tuple(tuple(compress(row, kept)) for row in self.rows),
-            words=tuple(place for place, kind in enumerate(kinds) if kind == "words"),
+            columns=tuple(self.columns[place] for place in kept),
+            rows=tuple(tuple(row[place] for place in kept) for row in self.rows),
+            words=tuple(number for number, place in enumerate(kept) if place in self.words),
         )
 
 

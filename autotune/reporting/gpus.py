@@ -11,6 +11,7 @@ from autotune.units import GIB
 
 _WIDE = 72
 _LINKS = ("PCIe", "NVLink")
+_SPEEDS = ("GB/s", "bf16", "fp16", "tf32", "fp32", *_LINKS)
 _MEANINGS = (
     "GiB: memory that CUDA can allocate. context, in GiB: memory of a PyTorch process outside its allocator. GB/s of "
     "the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per second."
@@ -39,24 +40,11 @@ def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:
 
 
 def _columns(gpu: Gpu) -> Mapping[str, str]:
-    speeds = gpu.speeds
-    giga = (speeds.bandwidth, speeds.pcie, speeds.nvlink) if speeds is not None else (None,) * 3
-    tera = (speeds.bf16, speeds.fp16, speeds.tf32, speeds.fp32) if speeds is not None else (None,) * 4
-    bandwidth, pcie, nvlink = (_in(1e9, value) for value in giga)
-    bf16, fp16, tf32, fp32 = (_in(1e12, value) for value in tera)
-    return {
-        "GPU": gpu.name,
-        "GiB": f"{gpu.memory_bytes / GIB:.1f}",
-        "GB/s": bandwidth,
-        "bf16": bf16,
-        "fp16": fp16,
-        "tf32": tf32,
-        "fp32": fp32,
-        "PCIe": pcie,
-        "NVLink": nvlink,
-        "context": f"{gpu.context_bytes / GIB:.2f}",
-    }
-
-
-def _in(unit: float, value: float | None) -> str:
-    return MISSING if value is None else f"{value / unit:.0f}"
+    speeds, shown = gpu.speeds, dict.fromkeys(_SPEEDS, MISSING)
+    if speeds is not None:
+        giga = {"GB/s": speeds.bandwidth, "PCIe": speeds.pcie, "NVLink": speeds.nvlink}
+        tera = {"bf16": speeds.bf16, "fp16": speeds.fp16, "tf32": speeds.tf32, "fp32": speeds.fp32}
+        for unit, figures in ((1e9, giga), (1e12, tera)):
+            shown |= {name: f"{value / unit:.0f}" for name, value in figures.items() if value is not None}
+    memory, context = f"{gpu.memory_bytes / GIB:.1f}", f"{gpu.context_bytes / GIB:.2f}"
+    return {"GPU": gpu.name, "GiB": memory, **shown, "context": context}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
+from contextlib import contextmanager
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import Event, Noted, ProbeFinished, Ranked, StageStarted
+from autotune.core.events import Event, Listener, Noted, ProbeFinished, Ranked, StageStarted
 from autotune.core.status import ProbeStatus
 from autotune.reporting.progress import Progress, reason_text, tracing_text
 from autotune.reporting.words import (
@@ -40,40 +40,27 @@ _TITLE = "Best candidates traced so far (provisional)"
 _WIDTHS = (10, 10, 9)
 
 
-class LiveListener:
-    """A listener and context manager that redraws the display while the context is active."""
+@contextmanager
+def live_progress(console: Console) -> Iterator[Listener]:
+    """Yield a listener that redraws the display during the context; the lines of finished probes stay."""
+    display = Display()
+    progress, headed = display.progress, False
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._display = Display()
-        self._headed = False
-        self._live = Live(
-            self._display, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, redirect_stdout=False
-        )
-
-    def __enter__(self) -> LiveListener:
-        """Start the display."""
-        self._live.start(refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Remove the display; the lines of finished probes stay."""
-        self._live.stop()
-
-    def __call__(self, event: Event) -> None:
+    def listener(event: Event) -> None:
         """Handle an event, and print the lines that stay."""
-        progress = self._display.progress
+        nonlocal headed
         progress.follow(event)
         line = progress.line_text(event)
         if line:
-            self._console.print(Text(line, style=_LINE_STYLES.get(type(event), "")))
+            console.print(Text(line, style=_LINE_STYLES.get(type(event), "")))
         if isinstance(event, ProbeFinished):
-            if not self._headed:
-                self._console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
-                self._headed = True
-            self._console.print(finished_row(event, progress))
+            if not headed:
+                console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
+                headed = True
+            console.print(finished_row(event, progress))
+
+    with Live(display, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, redirect_stdout=False):
+        yield listener
 
 
 class Display:

@@ -22,7 +22,7 @@ from autotune.reporting.plan_words import (
     way_out_lines,
 )
 from autotune.reporting.sections import (
-    Property,
+    Value,
     closing,
     command_again,
     compared,
@@ -90,23 +90,19 @@ def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
 
 
 def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
-    if plan.best is None:
-        return ()
+    return compared(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
 
-    def needed(one: Estimate) -> float | None:
-        return one.memory.device_bytes if one.memory is not None else None
 
-    def error(one: Estimate) -> str:
-        return f"{100 * one.memory.error:.0f} %" if one.memory is not None else MISSING
-
-    properties = (
-        Property[Estimate]("memory needed", lambda one: memory_cells(one)[0], needed, whole=plan.budget_bytes),
-        Property[Estimate]("to spare", lambda one: memory_cells(one)[1]),
-        Property[Estimate]("memory may be off by", error),
-        Property[Estimate]("host memory of a machine", lambda one: memory_cells(one)[2]),
-        Property[Estimate]("speed", lambda one: rate_or_dash(one.tokens_per_second), lambda one: one.tokens_per_second),
-    )
-    return compared(plan.best, plan.baseline, properties)
+def _values(plan: Plan, one: Estimate) -> dict[str, Value]:
+    memory, (need, spare, host) = one.memory, memory_cells(one)
+    needed_bytes = memory.device_bytes if memory is not None else None
+    return {
+        "memory needed": Value(need, needed_bytes, whole=plan.budget_bytes),
+        "to spare": Value(spare),
+        "memory may be off by": Value(f"{100 * memory.error:.0f} %" if memory is not None else MISSING),
+        "host memory of a machine": Value(host),
+        "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+    }
 
 
 def _points(plan: Plan) -> tuple[doc.Point, ...]:
@@ -143,19 +139,19 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
         number="",
         columns=("needs", "to spare", "host", "tok/s", "basis"),
         last=f"what differs from {BASELINE_NAME}",
-        rows=tuple(_row(number, one, plan, changes.get(one.candidate, one.reason)) for number, one in numbered),
+        rows=tuple(
+            doc.CandidateRow(
+                number=number,
+                name=choices_text(one.candidate, plan),
+                outcome="unknown" if one.memory is None else "fits" if one.fits else "does not fit",
+                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second), BASIS[one.origin]),
+                reason=changes.get(one.candidate, one.reason),
+                tone=doc.Tone.PLAIN if one.fits else doc.Tone.BAD,
+            )
+            for number, one in numbered
+        ),
         in_terminal=True,
     )
-
-
-def _outcome(one: Estimate) -> str:
-    return "unknown" if one.memory is None else "fits" if one.fits else "does not fit"
-
-
-def _row(number: str, one: Estimate, plan: Plan, reason: str) -> doc.CandidateRow:
-    cells = (*memory_cells(one), number_or_dash(one.tokens_per_second), BASIS[one.origin])
-    tone = doc.Tone.PLAIN if one.fits else doc.Tone.BAD
-    return doc.CandidateRow(number, choices_text(one.candidate, plan), _outcome(one), cells, reason, tone)
 
 
 def _needs(plan: Plan) -> dict[str, Mapping[str, int]]:

@@ -16,7 +16,6 @@ from autotune.reporting.comparison import (
     confirmed_text,
     contribution_text,
     costs,
-    costs_title,
     headline,
     runs_text,
     step_change_text,
@@ -46,6 +45,7 @@ from autotune.reporting.words import (
     baseline_name,
     bytes_or_dash,
     number_or_dash,
+    printable,
     short_path,
     status_text,
 )
@@ -176,7 +176,8 @@ def _file(result: Result) -> Iterator[doc.Section]:
     base = result.base
     if base is None:
         return
-    yield from doc.listing(costs_title(base.file), costs(result))
+    title = f"Cost of settings in {printable(base.file)}, in time of a step with all else as recommended"
+    yield from doc.listing(title, costs(result))
     if base.diff:
         yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
 

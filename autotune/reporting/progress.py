@@ -49,7 +49,6 @@ class Progress:
     """The state of a run so far.
 
     Attributes:
-        stage: the current stage, in words.
         baseline: the candidate from which differences are shown.
         name: its name.
         limit: maximum number of probes, :data:`UNCOUNTED` ones excluded; None before it is known.
@@ -62,7 +61,6 @@ class Progress:
         ranked: the last provisional ranking, or None.
     """
 
-    stage: str = "starting"
     baseline: Candidate = field(default_factory=lambda: Candidate({}))
     name: str = BASELINE_NAME
     limit: int | None = None
@@ -78,8 +76,8 @@ class Progress:
     def follow(self, event: Event) -> None:
         """Update the state by an event."""
         match event:
-            case StageStarted(text=text):
-                self.stage, self.tracing = text, None
+            case StageStarted():
+                self.tracing = None
             case Tracing():
                 self.tracing = event
             case Ranked():

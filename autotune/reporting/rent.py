@@ -42,7 +42,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield Section("GPUs", (Table(tuple(shown), rows),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
-        names.setdefault(configuration_text(offer), []).append(gpus_text(offer))
+        names.setdefault(written(offer.differences) or BASELINE_NAME, []).append(gpus_text(offer))
     title = "The fastest configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
@@ -106,11 +106,6 @@ def columns(found: Rent) -> dict[str, Callable[[Offer], str]]:
         f"time per {unit}": lambda offer: duration_or_dash(offer.seconds),
         **({f"cost per {unit}": cost_text} if found.priced else {}),
     }
-
-
-def configuration_text(offer: Offer) -> str:
-    """Return the fastest configuration by its differences from TRL's default."""
-    return written(offer.differences) or BASELINE_NAME
 
 
 def unfit_lines(found: Rent) -> tuple[str, ...]:

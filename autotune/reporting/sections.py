@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from autotune.core.length_report import LengthBin
 from autotune.core.memory_timeline import MemoryTimeline
@@ -24,40 +23,39 @@ _CATEGORIES = (
 _OTHER = "other"
 _SMALLEST_SHARE = 1e-3
 _CROWDED = 1 / 3
-_Compared = TypeVar("_Compared")
 
 
 @dataclass(frozen=True)
-class Property(Generic[_Compared]):
-    """A property of the chosen candidate and the baseline.
+class Value:
+    """A value of the chosen candidate or of the baseline.
 
     Attributes:
-        text: its value in words.
-        size: its value as a number, for a bar; None without bars.
+        text: in words.
+        size: as a number, for a bar; None without one.
         whole: the value of a full bar; None for the greater of the two.
     """
 
-    label: str
-    text: Callable[[_Compared], str]
-    size: Callable[[_Compared], float | None] = lambda _: None
+    text: str
+    size: float | None = None
     whole: float | None = None
 
 
-def compared(
-    chosen: _Compared, baseline: _Compared | None, properties: Iterable[Property[_Compared]]
-) -> tuple[tuple[Cell, ...], ...]:
-    """Return a row for each property of the two, with bars; properties known of neither are left out."""
-    both, rows = (chosen, baseline), []
-    for one in properties:
-        texts = [MISSING if each is None else one.text(each) for each in both]
-        sizes = [None if each is None else one.size(each) for each in both]
-        whole = one.whole or max((size for size in sizes if size is not None), default=0.0)
-        bars = [
-            Bar(size / whole if size is not None and whole else None, role)
-            for size, role in zip(sizes, ("recommended", "default"), strict=True)
+def compared(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
+    """Return a row for each value of the two, by its label, with bars; values known of neither are left out.
+
+    Args:
+        baseline: empty where nothing is known of it.
+    """
+    rows = []
+    for label, ours in chosen.items():
+        both = (ours, baseline.get(label, Value(MISSING)))
+        whole = ours.whole or max((one.size for one in both if one.size is not None), default=0.0)
+        cells = [
+            (one.text, Bar(one.size / whole if one.size is not None and whole else None, role))
+            for one, role in zip(both, ("recommended", "default"), strict=True)
         ]
-        if texts != [MISSING, MISSING]:
-            rows.append((one.label, texts[0], bars[0], texts[1], bars[1]))
+        if any(one.text != MISSING for one in both):
+            rows.append((label, *cells[0], *cells[1]))
     return tuple(rows)
 
 

@@ -11,7 +11,7 @@ from typing import IO
 from rich.console import Console
 
 from autotune.core.events import Listener
-from autotune.reporting.live import LiveListener
+from autotune.reporting.live import live_progress
 from autotune.reporting.progress import PlainListener
 
 _LOCAL_MODES = 3
@@ -22,7 +22,7 @@ _LOCAL_MODES = 3
 def watching(console: Console) -> Iterator[Listener]:
     """Yield a listener that shows the progress of a run on ``console`` during the context."""
     if console.is_terminal and not console.is_dumb_terminal:
-        with unflushed(console.file), LiveListener(console) as listener:
+        with unflushed(console.file), live_progress(console) as listener:
             yield listener
     else:
         yield plain_lines(console)

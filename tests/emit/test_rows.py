@@ -34,8 +34,8 @@ def tokenized_directory(tmp_path: Path) -> Path:
 
 
 def test_rows_are_cut_and_those_without_a_counted_label_dropped(tokenized_directory: Path, tmp_path: Path) -> None:
-    rows = write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
-    assert rows == 3
+    write_copied_rows(SFT, tokenized_directory, 3, tmp_path / "rows.parquet")
+    assert pq.read_metadata(tmp_path / "rows.parquet").num_rows == 3
     assert pq.read_table(tmp_path / "rows.parquet").to_pydict() == {
         "input_ids": [[1, 2, 3], [6, 7], [12, 13, 14]],
         "labels": [[1, 2, 3], [-100, 7], [-100, 13, -100]],

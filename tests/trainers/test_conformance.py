@@ -225,6 +225,8 @@ def test_its_script_compiles_and_names_its_classes(trainer: Trainer, prepared: P
     text = script_text(measured(result, chosen), training_rows(result.workload, chosen.plan, tmp_path))
     code = compile(text, "train.py", "exec")
     assert {trainer.config_class, trainer.trainer_class} <= set(code.co_names)
+    # What is left out leaves no gap.
+    assert "\n\n\n\n" not in text
 
 
 @EVERY

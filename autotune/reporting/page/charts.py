@@ -42,13 +42,12 @@ def _charts(shown: Charts) -> Iterator[Chart]:
 
 def _front(shown: Plane) -> Figure:
     unit, name = scale([point.peak_bytes for point in shown.points])
-    traces = []
     best = shown.front
-    traces.append({
+    traces: list[Figure] = [{
         "type": "scatter", "mode": "lines", "name": "nothing needs less and is as fast", "hoverinfo": "skip",
         "x": [point.peak_bytes / unit for point in best], "y": [point.tokens_per_second for point in best],
         "line": {"color": _OTHER, "width": 1, "dash": "dot", "shape": "hv"},
-    })  # fmt: skip
+    }]  # fmt: skip
     legend = dict(shown.legend)
     for role, (colour, symbol, size) in _ROLES.items():
         points = [point for point in shown.points if point.role == role]
@@ -59,11 +58,7 @@ def _front(shown: Plane) -> Figure:
                 "marker": {"color": colour, "symbol": symbol, "size": size},
                 "text": [_hovered(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
-    budget, most, drawn = (
-        shown.budget_bytes / unit,
-        max(point.peak_bytes for point in shown.points),
-        _drawn_up_to(shown),
-    )
+    most, drawn = max(point.peak_bytes for point in shown.points), _drawn_up_to(shown)
     fastest = max(point.tokens_per_second for point in shown.points)
     anchor = "right" if shown.budget_bytes > max(drawn, shown.budget_bytes) / 2 else "left"
     reach = {"range": [0, 1.03 * drawn / unit]} if drawn < most else {"rangemode": "tozero"}
@@ -72,7 +67,7 @@ def _front(shown: Plane) -> Figure:
         "layout": {
             "xaxis": {"title": {"text": f"{shown.memory} ({name})"}, **reach},
             "yaxis": {"title": {"text": "tokens per second"}, "range": [0, _HEADROOM * fastest]},
-            **vertical_line(budget, f"budget {format_bytes(shown.budget_bytes)}", anchor),
+            **vertical_line(shown.budget_bytes / unit, f"budget {format_bytes(shown.budget_bytes)}", anchor),
         },
     }
 

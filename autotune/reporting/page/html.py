@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
@@ -18,6 +17,7 @@ def html_page(document: Document) -> str:
     here = files(__package__)
     drawn = charts(document)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     environment.filters.update(part=_part, line=_line, mark=_mark, printable=printable)
     environment.tests["shown"] = lambda section: section.medium is not Medium.TERMINAL
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def html_page(document: Document) -> str:
         verdict=document.verdict,
         good=document.verdict is not None and document.verdict.tone is Tone.GOOD,
         charts=drawn,
-        figures=_in_a_script({chart.name: chart.figure for chart in drawn}),
+        figures={chart.name: chart.figure for chart in drawn},
         # These three are our own and Plotly's: nothing in them comes from outside.
         style=Markup((here / "page.css").read_text(encoding="utf-8")),
         script=Markup((here / "page.js").read_text(encoding="utf-8")),
@@ -52,11 +52,3 @@ def _line(line: Line) -> Markup:
 def _mark(line: str) -> str:
     """Return the class of a line of a difference."""
     return {"+": "added", "-": "removed", "@": "place"}.get(line[:1], "same")
-
-
-def _in_a_script(document: object) -> Markup:
-    """Return JSON that ends no script: outside of strings it has no such characters, inside it may write them so."""
-    text = json.dumps(document, allow_nan=False)
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(text)
