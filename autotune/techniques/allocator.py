@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
-from autotune.techniques.base import Equipped, Option
+from autotune.techniques.base import Option, Technique
 from autotune.techniques.trace_impact import Scope, TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING
@@ -15,7 +15,7 @@ from autotune.techniques.vllm import SLEEPING
 DEFAULT = "default"
 
 
-class Allocator(Equipped):
+class Allocator(Technique):
     """``expandable_segments`` in the environment variable that configures PyTorch's caching allocator."""
 
     name = "allocator"

@@ -130,8 +130,7 @@ class GradientCheckpointing(Technique):
 
 def _period(plan: TrainingPlan) -> int:
     """Return n for ``every_n``."""
-    keys = plan.args.get("gradient_checkpointing_kwargs")
-    every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
+    every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
     return every if isinstance(every, int) else 1
 
 

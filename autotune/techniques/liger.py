@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Equipped, Option
+from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class Liger(Equipped):
+class Liger(Technique):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"

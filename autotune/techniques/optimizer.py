@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, Fails, Option, Technique
+from autotune.techniques.base import Effect, Fails, Option, Technique, missing
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import NO_PATCHES
 
@@ -45,7 +45,7 @@ class Optimizer(Technique):
         """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
         package = _PACKAGES.get(str(choice))
         if package and package not in machine.packages:
-            return f"the package {package} is not installed"
+            return missing(package, machine)
         if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -64,21 +64,29 @@ class DatasetFormat:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """The effect of a trainer's own configuration fields on a trace, except those that techniques write.
+    """A trainer's own configuration fields, which ``transformers.TrainingArguments`` lacks, by their effect on a trace.
 
-    A field that is in none of these has to be at its default if a user's configuration is traced.
+    A contract test compares them with the installed TRL. Each is in one of these, apart from ``reading``.
 
     Attributes:
         traced: fields that are passed to the traced trainer unchanged.
         without_effect: fields without effect on memory and time of a step.
+        others: fields that techniques write, and fields that have to be at their defaults if a user's configuration is
+            traced.
         assumed: by field, what is assumed if it is set, as a sentence.
         reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
     """
 
     traced: frozenset[str]
     without_effect: frozenset[str]
-    assumed: Mapping[str, str]
+    others: frozenset[str]
+    assumed: Mapping[str, str] = field(default_factory=dict)
     reading: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return self.traced | self.without_effect | self.others | self.assumed.keys()
 
 
 class Trainer(ABC):
@@ -97,9 +105,7 @@ class Trainer(ABC):
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
-        fields: fields of the trainer's configuration that ``transformers.TrainingArguments`` lacks. They determine
-            which techniques it has; a contract test compares them with the installed TRL.
-        config_fields: the effect of these fields on a trace.
+        config_fields: the fields of its configuration, which determine the techniques that it has.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         generates: whether it trains on completions that the model generates.
@@ -126,7 +132,6 @@ class Trainer(ABC):
     formats: ClassVar[tuple[DatasetFormat, ...]]
     optional_columns: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
-    fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
@@ -145,6 +150,11 @@ class Trainer(ABC):
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
     cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of its configuration that ``transformers.TrainingArguments`` lacks."""
+        return self.config_fields.names
 
     @property
     def wanted_columns(self) -> str:
@@ -311,8 +321,9 @@ class Trainer(ABC):
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
-        reason = self.illegal_choice(candidate, setting, candidate)
-        return reason or self.illegal_together(candidate, setting)
+        known = (technique for technique in self.techniques if technique.name in candidate)
+        reasons = (self._illegal_choice(technique, candidate, setting) for technique in known)
+        return next(filter(None, reasons), None) or self._illegal_together(candidate, setting)
 
     def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
         """Return the knobs that the rule reads by which a candidate is illegal; all, if it is legal."""
@@ -322,15 +333,10 @@ class Trainer(ABC):
             if technique.name in candidate and self._illegal_choice(technique, watched, setting):
                 return watched.read
         watched.read.clear()
-        return watched.read if self.illegal_together(watched, setting) else candidate
-
-    def illegal_choice(self, candidate: Candidate, setting: Setting, knobs: Collection[str]) -> str | None:
-        """Return why one of the choices of some knobs may not be tried in a candidate, or None."""
-        looked_at = (technique for technique in self.techniques if technique.name in knobs)
-        reasons = (self._illegal_choice(technique, candidate, setting) for technique in looked_at)
-        return next(filter(None, reasons), None)
+        return watched.read if self._illegal_together(watched, setting) else candidate
 
     def _illegal_choice(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+        """Return why the choice of a technique may not be tried in a candidate, or None."""
         choice = candidate[technique.name]
         reason = impossible(technique, choice, setting)
         if reason:
@@ -346,7 +352,7 @@ class Trainer(ABC):
             )
         return None
 
-    def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
+    def _illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support the combination of these choices, or None."""
         return self.rule(candidate, setting) or self.unintended(candidate, setting)
 
