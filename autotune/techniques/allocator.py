@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING
@@ -15,7 +15,7 @@ from autotune.techniques.vllm import SLEEPING
 DEFAULT = "default"
 
 
-class Allocator(Technique):
+class Allocator(Equipped):
     """``expandable_segments`` in the environment variable that configures PyTorch's caching allocator."""
 
     name = "allocator"
@@ -40,6 +40,3 @@ class Allocator(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry for the default, so that a variable that the user has set stays as it is."""
         return {} if choice == DEFAULT else {f"env.{ALLOCATOR_VARIABLE}": EXPANDABLE_SEGMENTS}
-
-
-TECHNIQUE = Allocator()

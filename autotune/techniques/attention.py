@@ -127,6 +127,3 @@ def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
         if seen >= together and padded * shared > _DECODED and padded < _DECODED:
             return padded
     return None
-
-
-TECHNIQUE = Attention()

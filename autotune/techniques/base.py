@@ -89,8 +89,7 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``; a file with
-    several has them in ``TECHNIQUES``.
+    """One knob of TRL, transformers or PEFT. A subclass with a name is one, and is one file; others are bases of these.
 
     Class attributes:
         name: the knob's spelling everywhere.
@@ -103,8 +102,6 @@ class Technique:
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are further settings, of which a user's own are kept.
-        without_gpu: why a CPU has none of its choices but TRL's default; empty where it may.
-        package: the distribution that its choices take, TRL's default apart; empty without one.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """
@@ -117,8 +114,6 @@ class Technique:
     changes: ClassVar[str] = ""
     writes: ClassVar[frozenset[str]]
     identified_by: ClassVar[frozenset[str]] = frozenset()
-    without_gpu: ClassVar[str] = ""
-    package: ClassVar[str] = ""
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
 
@@ -176,11 +171,7 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        if choice == self.trl_default:
-            return None
-        if self.without_gpu and machine.hardware.kind == "cpu":
-            return self.without_gpu
-        return missing(self.package, machine) if self.package else None
+        return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
@@ -196,6 +187,26 @@ class Technique:
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class Equipped(Technique):
+    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
+
+    Class attributes:
+        without_gpu: why there is none on a CPU; empty where there may be.
+        package: the distribution that it takes; empty without one.
+    """
+
+    without_gpu: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return why a choice is not available on this machine, or None if it is."""
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        return missing(self.package, machine) if self.package else None
 
 
 class Distributed(Technique):
@@ -225,7 +236,7 @@ def missing(package: str, machine: Machine) -> str | None:
     return None if package in machine.packages else f"the package {package} is not installed"
 
 
-def facts(technique: Technique, trainer: str) -> TrainerFacts:
+def facts(technique: Technique | type[Technique], trainer: str) -> TrainerFacts:
     """Return the facts of a technique that depend on the trainer of that name."""
     return technique.by_trainer.get(trainer, _NO_DIFFERENCE)
 

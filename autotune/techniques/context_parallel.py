@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts
 from autotune.techniques.packing import NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -45,7 +45,7 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
     return max(1, setting.machine.hardware.processes // ranks_per_row(candidate))
 
 
-class ContextParallel(Technique):
+class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
     name = NAME
@@ -117,6 +117,3 @@ def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str |
         return None
     grouped = "heads of queries that share keys and values (grouped-query attention)"
     return f"{asked} needs a kernel of attention that PyTorch can split, and {grouped} have none with {why}"
-
-
-TECHNIQUE = ContextParallel()

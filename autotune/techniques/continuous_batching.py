@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Effect, Fails, Option, Technique
+from autotune.techniques.base import OFF, ON, Effect, Equipped, Fails, Option
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 from autotune.techniques.vllm import NAME as VLLM
 
 
-class ContinuousBatching(Technique):
+class ContinuousBatching(Equipped):
     """``use_transformers_continuous_batching``.
 
     Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the
@@ -56,6 +56,3 @@ class ContinuousBatching(Technique):
         if candidate["precision"] != "float32" and installed(setting.machine, "transformers", ">=5.24"):
             return Fails(f"continuous batching fails with precision={candidate['precision']} from transformers 5.24 on")
         return None
-
-
-TECHNIQUE = ContinuousBatching()

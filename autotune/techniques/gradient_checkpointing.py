@@ -132,6 +132,3 @@ def _period(plan: TrainingPlan) -> int:
     """Return n for ``every_n``."""
     every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
     return every if isinstance(every, int) else 1
-
-
-TECHNIQUE = GradientCheckpointing()

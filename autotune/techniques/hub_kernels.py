@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
-from autotune.techniques.base import OFF, ON, Option, Technique, missing
+from autotune.techniques.base import OFF, ON, Equipped, Option, missing
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 
@@ -19,7 +19,7 @@ def kernels_missing(machine: Machine) -> str | None:
     return missing("kernels", machine) or "transformers takes kernels 0.18.2 up to 0.19 only"
 
 
-class HubKernels(Technique):
+class HubKernels(Equipped):
     """``use_kernels`` of ``from_pretrained``."""
 
     name = "hub_kernels"
@@ -38,6 +38,3 @@ class HubKernels(Technique):
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason without a GPU, or of :func:`kernels_missing`."""
         return super().unavailable(choice, machine) or (kernels_missing(machine) if choice == ON else None)
-
-
-TECHNIQUE = HubKernels()

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class Liger(Technique):
+class Liger(Equipped):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"
@@ -27,6 +27,3 @@ class Liger(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.use_liger_kernel": choice == ON}
-
-
-TECHNIQUE = Liger()

@@ -98,6 +98,3 @@ class Lora(Technique):
     @staticmethod
     def _attention_modules(setting: Setting) -> list[str]:
         return sorted(_ATTENTION_MODULES & set(setting.workload.model.linear_modules))
-
-
-TECHNIQUE = Lora()

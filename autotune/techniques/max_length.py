@@ -58,7 +58,7 @@ def _shares(documents: Documents, max_length: int, *, dropping: bool) -> tuple[f
 
 def _only_scores(setting: Setting) -> bool:
     """Whether the trainer cuts what the loss is computed of, and no row of the dataset."""
-    return bool(facts(TECHNIQUE, setting.workload.trainer).changes)
+    return bool(facts(MaxLength, setting.workload.trainer).changes)
 
 
 class MaxLength(Technique):
@@ -146,9 +146,6 @@ class MaxLength(Technique):
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
         return {"args.max_length": int(choice)}
-
-
-TECHNIQUE = MaxLength()
 
 
 def _holding(documents: Documents, wanted: float) -> int:

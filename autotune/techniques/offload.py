@@ -94,6 +94,3 @@ class Offload(Technique):
 def _optimizer_on_host(plan: TrainingPlan) -> bool:
     """Return whether the optimizer runs on the host, whose speed is not known."""
     return offloads(zero_of(plan)) or bool(plan.entry(_FSDP_OFFLOAD))
-
-
-TECHNIQUE = Offload()

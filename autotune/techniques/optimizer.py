@@ -58,6 +58,3 @@ class Optimizer(Technique):
         return Fails(
             f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
         )
-
-
-TECHNIQUE = Optimizer()

@@ -159,6 +159,3 @@ class Packing(Technique):
         if choice == NONE:
             return {"args.packing": False}
         return {"args.packing": True, "args.packing_strategy": choice}
-
-
-TECHNIQUE = Packing()

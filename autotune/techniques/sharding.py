@@ -147,6 +147,3 @@ class Sharding(Technique):
             further = {**_DOCUMENT_3, **ahead} if choice == "zero3" else {}
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **further}
         return {}
-
-
-TECHNIQUE = Sharding()

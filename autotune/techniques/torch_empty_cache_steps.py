@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.techniques.base import OFF, POSITIVE, Option, Technique
+from autotune.techniques.base import OFF, POSITIVE, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class TorchEmptyCacheSteps(Technique):
+class TorchEmptyCacheSteps(Equipped):
     """``torch_empty_cache_steps`` of ``TrainingArguments``.
 
     In every n-th optimizer step, transformers' Trainer empties the cache of each micro-batch after its forward pass.
@@ -26,6 +26,3 @@ class TorchEmptyCacheSteps(Technique):
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})
     impact = TraceImpact(Scope.ALLOCATOR, unplanned="the time that it takes")
-
-
-TECHNIQUE = TorchEmptyCacheSteps()

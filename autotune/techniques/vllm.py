@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, Effect, Option, Technique, missing
+from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique, missing
 from autotune.techniques.trace_impact import SIZES, TraceImpact
 from autotune.techniques.versions import installed
 
@@ -25,7 +25,7 @@ SUPPORTED = f"vllm {_FIRST} to {_LAST}"
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
-class Vllm(Technique):
+class Vllm(Equipped):
     """``use_vllm``, ``vllm_mode`` and ``vllm_enable_sleep_mode``.
 
     Any of them changes training: completions are drawn by other kernels, and in half precision whatever the trained
@@ -96,6 +96,3 @@ class SizeOfVllm(Technique):
 def is_colocated(candidate: Candidate) -> bool:
     """Return whether vLLM has a part of the training's own GPU."""
     return candidate.get(NAME, OFF) in COLOCATED
-
-
-TECHNIQUE = Vllm()

@@ -66,6 +66,3 @@ class VllmMaxModelLength(SizeOfVllm):
 def _of_data(candidate: Candidate, setting: Setting) -> int:
     """Return the tokens of the longest prompt with the longest completion."""
     return setting.workload.dataset.documents.longest + int(candidate["max_completion_length"])
-
-
-TECHNIQUE = VllmMaxModelLength()

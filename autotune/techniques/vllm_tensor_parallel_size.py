@@ -44,6 +44,3 @@ def undivided(model: ModelProfile, gpus: int) -> str | None:
     """Return why vLLM cannot share out the heads, as it requires (``vllm/config/model.py``); None if it can."""
     heads = model.attention_heads
     return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
-
-
-TECHNIQUE = VllmTensorParallelSize()

@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune.techniques.activation_offloading import TECHNIQUE as OFFLOADING
+from autotune.techniques.activation_offloading import ActivationOffloading
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.fused_head import FusedHead
 from tests.contract.ranks import trained_alone
 from tests.step.test_ranks import needs_deepspeed
 
-OFFERING = [name for name, trainer in trainers().items() if OFFLOADING in trainer.techniques]
+OFFERING = [
+    name
+    for name, trainer in trainers().items()
+    if ActivationOffloading.name in {item.name for item in trainer.techniques}
+]
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, needs_deepspeed]
 REASON = "'Tensor' object has no attribute 'ds_status'"
 # TRL offloads from an accelerator by streams to pinned memory. On the CPU, the same hooks copy within its memory.
