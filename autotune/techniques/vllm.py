@@ -92,6 +92,10 @@ class SizeOfVllm(Technique):
         """Return the default where vLLM has no part of this GPU."""
         return choice if is_colocated(candidate) else self.default(setting)
 
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry where vLLM has no part of this GPU."""
+        return super().plan(choice, candidate, setting) if is_colocated(candidate) else {}
+
 
 def is_colocated(candidate: Candidate) -> bool:
     """Return whether vLLM has a part of the training's own GPU."""

@@ -21,7 +21,7 @@ class VllmMaxModelLength(SizeOfVllm):
     summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
-        Option(MODEL, "that of the model's configuration: TRL's default"),
+        Option(MODEL, "that of the model's configuration: TRL's default", written=False),
         Option(4096, "any number of tokens"),
     )
     trl_default = MODEL
@@ -58,9 +58,7 @@ class VllmMaxModelLength(SizeOfVllm):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""
-        if choice == MODEL or not is_colocated(candidate):
-            return {}
-        return {"args.vllm_max_model_length": _of_data(candidate, setting) if choice == DATA else int(choice)}
+        return super().plan(_of_data(candidate, setting) if choice == DATA else choice, candidate, setting)
 
 
 def _of_data(candidate: Candidate, setting: Setting) -> int:

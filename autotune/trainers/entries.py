@@ -30,17 +30,10 @@ def put(tree: dict[str, object], path: str, value: object) -> None:
 
     A mapping is put into one that is there already, key by key.
     """
-    head, _, rest = path.partition(".")
-    if not rest:
-        inside = tree.get(head)
-        if isinstance(inside, dict) and isinstance(value, Mapping):
-            _update(inside, value)
-        else:
-            tree[head] = value
-        return
-    branch = tree.setdefault(head, {})
-    assert isinstance(branch, dict)
-    put(branch, rest, value)
+    first, *names = path.split(".")
+    for name in reversed(names):
+        value = {name: value}
+    _update(tree, {first: value})
 
 
 def complete(tree: dict[str, object], path: str, document: Mapping[str, object]) -> None:
