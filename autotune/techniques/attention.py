@@ -8,10 +8,11 @@ from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import ON, Fails, Option, Technique, missing
+from autotune.techniques.base import ON, Fails, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
 from autotune.techniques.packing import NONE
 from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.versions import missing
 
 SDPA = "sdpa"
 EAGER = "eager"

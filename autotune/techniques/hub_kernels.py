@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
-from autotune.techniques.base import OFF, ON, Equipped, Option, missing
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
-from autotune.techniques.versions import installed
+from autotune.techniques.versions import installed, missing
 
 # The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
 _KERNELS = ">=0.18.2,<0.19"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, Fails, Option, Technique, missing
+from autotune.techniques.base import Effect, Fails, Option, Technique
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.versions import missing
 
 _BITSANDBYTES = "bitsandbytes"
 _PACKAGES = {

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique, missing
+from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique
 from autotune.techniques.trace_impact import SIZES, TraceImpact
-from autotune.techniques.versions import installed
+from autotune.techniques.versions import installed, missing
 
 NAME = "vllm"
 SERVER = "server"

@@ -22,7 +22,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.techniques.base import Effect, Technique, how_changes, impossible
+from autotune.techniques.base import Technique, illegal
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
 from autotune.trainers.geometry import longest_of, micro_batches_of, number, padded, rows_of, widths
@@ -99,9 +99,8 @@ class Trainer(ABC):
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
-        label: its name in messages, such as ``DPO``.
+        label: its name in messages, such as ``DPO``; TRL names its classes after it.
         title: its purpose, as the first words of a script.
-        config_class, trainer_class: names of TRL's classes.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
@@ -127,8 +126,6 @@ class Trainer(ABC):
     name: ClassVar[str]
     label: ClassVar[str]
     title: ClassVar[str]
-    config_class: ClassVar[str]
-    trainer_class: ClassVar[str]
     formats: ClassVar[tuple[DatasetFormat, ...]]
     optional_columns: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
@@ -150,6 +147,16 @@ class Trainer(ABC):
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
     cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    @property
+    def config_class(self) -> str:
+        """The name of TRL's class of its configuration, such as ``DPOConfig``."""
+        return f"{self.label.replace(' ', '')}Config"
+
+    @property
+    def trainer_class(self) -> str:
+        """The name of TRL's class, such as ``DPOTrainer``."""
+        return f"{self.label.replace(' ', '')}Trainer"
 
     @property
     def fields(self) -> frozenset[str]:
@@ -322,7 +329,7 @@ class Trainer(ABC):
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
         known = (technique for technique in self.techniques if technique.name in candidate)
-        reasons = (self._illegal_choice(technique, candidate, setting) for technique in known)
+        reasons = (illegal(technique, candidate, setting) for technique in known)
         return next(filter(None, reasons), None) or self._illegal_together(candidate, setting)
 
     def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
@@ -330,39 +337,14 @@ class Trainer(ABC):
         watched = Watched(candidate)
         for technique in self.techniques:
             watched.read.clear()
-            if technique.name in candidate and self._illegal_choice(technique, watched, setting):
+            if technique.name in candidate and illegal(technique, watched, setting):
                 return watched.read
         watched.read.clear()
         return watched.read if self._illegal_together(watched, setting) else candidate
 
-    def _illegal_choice(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why the choice of a technique may not be tried in a candidate, or None."""
-        choice = candidate[technique.name]
-        reason = impossible(technique, choice, setting)
-        if reason:
-            return f"{technique.name}={choice}: {reason}"
-        conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
-        if conflict:
-            return conflict
-        changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-        if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
-            return (
-                f"{technique.name}={choice} changes training here ({how_changes(technique, self.name)}) "
-                f"and was not allowed (--allow {technique.name})"
-            )
-        return None
-
     def _illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support the combination of these choices, or None."""
         return self.rule(candidate, setting) or self.unintended(candidate, setting)
-
-    def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
-        absent, choice = setting.workload.absent, candidate[technique.name]
-        if not absent or choice == technique.default(setting):
-            return None
-        missing = technique.plan(choice, candidate, setting).keys() & absent
-        return f"{technique.name}={choice}: the installed TRL has no field for {min(missing)}" if missing else None
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate, with what a base adds to it."""

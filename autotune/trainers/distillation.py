@@ -32,8 +32,6 @@ class OnPolicyDistillation(Generating):
     name = "distillation"
     label = "Distillation"
     title = "On-policy distillation"
-    config_class = "DistillationConfig"
-    trainer_class = "DistillationTrainer"
     counted = "prompts"
     scores = False
     has_teacher = True

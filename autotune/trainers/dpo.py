@@ -24,8 +24,6 @@ class PreferenceOptimization(FusedHead):
     name = "dpo"
     label = "DPO"
     title = "Direct preference optimisation"
-    config_class = "DPOConfig"
-    trainer_class = "DPOTrainer"
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), with_images=True),
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).

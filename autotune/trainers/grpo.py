@@ -14,8 +14,6 @@ class GroupRelativePolicyOptimization(Groups):
     name = "grpo"
     label = "GRPO"
     title = "Group-relative policy optimisation"
-    config_class = "GRPOConfig"
-    trainer_class = "GRPOTrainer"
     config_fields = replace(
         CONFIG_FIELDS,
         traced=CONFIG_FIELDS.traced | {

@@ -55,8 +55,6 @@ class UnpairedPreference(FusedHead):
     name = "kto"
     label = "KTO"
     title = "Kahneman-Tversky optimisation"
-    config_class = "KTOConfig"
-    trainer_class = "KTOTrainer"
     # TRL takes pairs apart: chosen answers of up to 1,000 rows, then their rejected ones.
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),

@@ -34,8 +34,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
     name = "online_dpo"
     label = "Online DPO"
     title = "Online direct preference optimisation"
-    config_class = "OnlineDPOConfig"
-    trainer_class = "OnlineDPOTrainer"
     evaluates = False
     has_command = False
     module = "trl.experimental.online_dpo"

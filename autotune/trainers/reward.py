@@ -17,8 +17,6 @@ class RewardModelling(Trainer):
     name = "reward"
     label = "Reward"
     title = "Training of a reward model"
-    config_class = "RewardConfig"
-    trainer_class = "RewardTrainer"
     # In the order in which RewardTrainer looks for them.
     formats = (
         DatasetFormat("chosen_ids+rejected_ids", ("chosen_ids", "rejected_ids"), tokenized=True),

@@ -14,8 +14,6 @@ class LeaveOneOut(Groups):
     name = "rloo"
     label = "RLOO"
     title = "REINFORCE leave-one-out"
-    config_class = "RLOOConfig"
-    trainer_class = "RLOOTrainer"
     config_fields = replace(CONFIG_FIELDS, traced=CONFIG_FIELDS.traced | {"normalize_advantages", "reward_clip_range"})
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:

@@ -27,8 +27,6 @@ class SupervisedFineTuning(FusedHead):
     name = "sft"
     label = "SFT"
     title = "Supervised fine-tuning"
-    config_class = "SFTConfig"
-    trainer_class = "SFTTrainer"
     # In the order in which SFTTrainer looks for them.
     formats = (
         DatasetFormat("input_ids", ("input_ids",), tokenized=True),
