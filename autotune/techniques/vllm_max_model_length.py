@@ -58,7 +58,8 @@ class VllmMaxModelLength(SizeOfVllm):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""
-        return super().plan(_of_data(candidate, setting) if choice == DATA else choice, candidate, setting)
+        tokens = _of_data(candidate, setting) if choice == DATA and is_colocated(candidate) else choice
+        return super().plan(tokens, candidate, setting)
 
 
 def _of_data(candidate: Candidate, setting: Setting) -> int:
