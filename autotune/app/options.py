@@ -61,7 +61,7 @@ class Options:
     @property
     def peft(self) -> Choice:
         """The PEFT configuration that the user fixed, or ``none``."""
-        return self.wishes.fixed.get(peft_config.TECHNIQUE.name, peft_config.NONE)
+        return self.wishes.fixed.get(peft_config.PeftConfig.name, peft_config.NONE)
 
 
 def checked_options(asked: SearchArguments, init: Init = "random") -> Options:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from autotune.core.table import Numbers
+
+    Blocks = np.recarray[Any, np.dtype[np.record]]
 
 # Blocks that are compared at a time; an epoch may have millions.
 _COMPARED = 1 << 16
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """The rows of one micro-batch.
+
+    ``Blocks``, all micro-batches of an epoch, are an array with a record of these fields for each.
 
     Attributes:
         rows: rows of the dataset in it; the last block of an epoch may have fewer than the others.
@@ -34,49 +37,8 @@ class Block:
     image_elements: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class Blocks:
-    """The micro-batches of an epoch, each attribute of :class:`Block` as an array with a number for each block."""
-
-    rows: Numbers
-    tokens: Numbers
-    padded: Numbers
-    beside: Numbers
-    beside_padded: Numbers
-    image_elements: Numbers
-
-    @classmethod
-    def of(cls, blocks: Sequence[Block]) -> Blocks:
-        """Return blocks that are given one by one."""
-        import numpy as np
-
-        columns = ([getattr(block, name) for block in blocks] for name in Block.__dataclass_fields__)
-        return cls(*map(np.array, columns))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __iter__(self) -> Iterator[Block]:
-        return (self[place] for place in range(len(self)))
-
-    def __getitem__(self, place: int) -> Block:
-        columns = self.rows, self.tokens, self.beside, self.image_elements
-        rows, tokens, beside, elements = (int(column[place]) for column in columns)
-        return Block(rows, tokens, bool(self.padded[place]), beside, bool(self.beside_padded[place]), elements)
-
-    def needs(self, places: Numbers) -> Numbers:
-        """Return the quantities that the memory of blocks grows with; shape (blocks, quantities).
-
-        These are tokens and the square of the length of each tensor, the masks, and image data.
-        """
-        import numpy as np
-
-        rows = self.rows[places].astype(np.int64)
-        sizes = [
-            rows * size[places].astype(np.int64) ** power for size in (self.tokens, self.beside) for power in (1, 2)
-        ]
-        others = self.padded, self.beside_padded, self.image_elements
-        return np.stack([*sizes, *(other[places] for other in others)], axis=1)
+RECORD = list(zip(Block._fields, ("i8", "i8", "?", "i8", "?", "i8"), strict=True))
+"""The types of these fields in an array."""
 
 
 def block_rows(population: int, rows: int) -> Numbers:
@@ -109,7 +71,8 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_ele
     tokens, padded = tensor(lengths)
     second, second_padded = (nothing, nothing > 0) if beside is None else tensor(beside)
     elements = nothing if image_elements is None else np.add.reduceat(image_elements, starts)
-    return Blocks(held, tokens, padded, second, second_padded, elements)
+    columns = [held, tokens, padded, second, second_padded, elements]
+    return np.rec.fromarrays(columns, dtype=RECORD)
 
 
 def worst_blocks(blocks: Blocks) -> list[int]:
@@ -127,18 +90,31 @@ def worst_blocks(blocks: Blocks) -> list[int]:
     front: Numbers = np.zeros(0, dtype=np.int64)
     for start in range(0, len(blocks), _COMPARED):
         front = _front(blocks, np.append(front, np.arange(start, min(start + _COMPARED, len(blocks)))))
-    keys = blocks.beside, blocks.padded, blocks.tokens
-    return [int(place) for place in front[np.lexsort([key[front] for key in keys])][::-1]]
+    keys = [blocks[name][front] for name in ("beside", "padded", "tokens")]
+    return [int(place) for place in front[np.lexsort(keys)][::-1]]
 
 
 def _front(blocks: Blocks, places: Numbers) -> Numbers:
     """Return the blocks on the Pareto front of needs; of equal blocks, the first."""
     import numpy as np
 
-    front, needs = [], blocks.needs(places)
+    front, needs = [], _needs(blocks[places])
     # A block that needs at least as much in every respect comes before those that it makes superfluous.
     left = np.lexsort([places, *(-needs.T[::-1])])
     while len(left):
         front.append(places[left[0]])
         left = left[(needs[left] > needs[left[0]]).any(axis=1)]
     return np.array(front)
+
+
+def _needs(blocks: Numbers) -> Numbers:
+    """Return the quantities that the memory of blocks grows with; shape (blocks, quantities).
+
+    These are tokens and the square of the length of each tensor, the masks, and image data.
+    """
+    import numpy as np
+
+    rows = blocks["rows"].astype(np.int64)
+    sizes = [rows * blocks[name].astype(np.int64) ** power for name in ("tokens", "beside") for power in (1, 2)]
+    others = [blocks[name] for name in ("padded", "beside_padded", "image_elements")]
+    return np.stack([*sizes, *others], axis=1)

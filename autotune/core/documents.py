@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -119,6 +119,11 @@ class Documents:
             else:
                 left = part[part[:, 1] <= max_length] if dropping else part
                 yield left[:, 0], left[:, 2:].clip(max=max_length)
+
+    @cached_property
+    def widths(self) -> Mapping[int, int]:
+        """How many documents there are by the tokens of their longest sequence before any cutting, ascending."""
+        return self.by_width()
 
     def by_width(self, max_length: int | None = None, *, dropping: bool = True) -> dict[int, int]:
         """Return how many documents are kept at a maximum length by the tokens of their longest sequence, ascending."""

@@ -116,8 +116,7 @@ def histogram(documents: Documents) -> tuple[LengthBin, ...]:
     """Return at most :data:`MOST_BINS` bins from the shortest row to the longest; empty ones in between included."""
     import numpy as np
 
-    by_width = documents.by_width()
-    shortest, longest = min(by_width), max(by_width)
+    shortest, longest = min(documents.widths), max(documents.widths)
     halves = [bound for bound in _bounds(longest) if bound >= shortest]
     powers = [bound for bound in halves if bound & (bound - 1) == 0 or bound == halves[-1]]
     bounds = halves if len(halves) <= MOST_BINS else powers

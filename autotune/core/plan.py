@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autotune.core.nested import at
+from autotune.core.nested import at, mapping
 
 NO_EVALUATION = "no"
 """``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
@@ -123,8 +123,7 @@ class TrainingPlan:
     @property
     def parallelism(self) -> Mapping[str, object]:
         """The fields of accelerate's ``ParallelismConfig`` that the plan sets."""
-        given = self.args.get("parallelism_config")
-        return given if isinstance(given, Mapping) else {}
+        return mapping(self.args.get("parallelism_config"))
 
     @property
     def data_ranks(self) -> int:

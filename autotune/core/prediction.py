@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
@@ -37,8 +36,8 @@ class Prediction:
         return f"predicted to need {need} of the {format_bytes(limit_bytes)}, within {format_share(self.error)}"
 
 
-class Predictor(Protocol):
-    """Predicts candidates of one problem, all in their normal form.
+class Predictor:
+    """Predicts candidates of one problem, all in their normal form. This base class predicts nothing.
 
     The search calls :meth:`predict`, :meth:`traced` and :meth:`least` at any time, :meth:`trace` right before
     every probe, and :meth:`learn` after each probe, and after each later run that ran out of memory.
@@ -47,47 +46,26 @@ class Predictor(Protocol):
         traces: whether :meth:`trace` may predict what :meth:`predict` does not.
     """
 
-    traces: bool
+    traces: bool = False
 
     def predict(self, candidate: Candidate) -> Prediction | None:
         """Return the current prediction, without tracing; None if there is none."""
+        return None
 
     def trace(self, candidate: Candidate) -> Prediction | None:
         """Trace the candidate, unless that was done, and return its prediction; None if traces fail."""
+        return None
 
     def least(self) -> Candidate | None:
         """Return the legal candidate with the smallest predicted need of the space, traced at its own sizes.
 
         None without predictions.
         """
+        return None
 
     def traced(self) -> Sequence[Candidate]:
         """Return the legal candidates that were traced so far."""
-
-    def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Use a measurement; called once for each run, in their order, those of earlier searches included."""
-
-
-class NoPredictor:
-    """Predicts nothing."""
-
-    traces = False
-
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Return None."""
-        return None
-
-    def trace(self, candidate: Candidate) -> Prediction | None:
-        """Return None."""
-        return None
-
-    def least(self) -> Candidate | None:
-        """Return None."""
-        return None
-
-    def traced(self) -> Sequence[Candidate]:
-        """Return none."""
         return ()
 
     def learn(self, candidate: Candidate, measurement: Measurement) -> None:
-        """Ignore it."""
+        """Use a measurement; called once for each run, in their order, those of earlier searches included."""

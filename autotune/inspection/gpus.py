@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from autotune.core.achieved import AchievedRates
-from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, parse_size

@@ -1,4 +1,4 @@
-"""Adapts traced estimates to the study's `Predictor` protocol, corrected by every probe."""
+"""Predicts candidates from traced estimates, which every probe corrects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, Runner
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
-from autotune.core.prediction import Prediction
+from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.planning.calibration import Correction, Pair, correction, factor, raised
@@ -33,8 +33,8 @@ class Estimates(Runner, Protocol):
         """Return the estimate of a candidate in its normal form."""
 
 
-class PlannedPredictor:
-    """Predicts memory and rate from traces; implements :class:`autotune.core.prediction.Predictor`.
+class PlannedPredictor(Predictor):
+    """Predicts memory and rate from traces.
 
     Example: after two probes that both took 1.5 times the predicted time, all predicted rates are divided by 1.5.
 

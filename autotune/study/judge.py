@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement
-from autotune.core.prediction import NoPredictor, Prediction, Predictor
+from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.study.problem import Problem, Record
 from autotune.units import format_bytes
@@ -56,7 +56,7 @@ class Judge:
 
     def __init__(self, problem: Problem, predictor: Predictor | None = None, memory_limit_bytes: int = 0) -> None:
         self._problem = problem
-        self._predictor = predictor or NoPredictor()
+        self._predictor = predictor or Predictor()
         self._memory_limit_bytes = memory_limit_bytes
         self._by_candidate: dict[Candidate, Record] = {}
         self._by_identity: dict[str, Record] = {}

@@ -7,7 +7,7 @@ from functools import partial
 
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
-from autotune.core.prediction import NoPredictor, Predictor
+from autotune.core.prediction import Predictor
 from autotune.core.status import Ending
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
@@ -58,7 +58,7 @@ def search(
     with opened(storage, listener) as study, Roster(study, storage.sharing) as roster:
         log = TrialLog(study, roster, problem.choices, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
-        predictor = predictor or NoPredictor()
+        predictor = predictor or Predictor()
         session = Session(problem, probe, log, effort, limit, clock, listener, predictor)
         # A resumed search must not draw again what an earlier one has drawn, nor what another worker draws.
         drawn = len(study.study.get_trials(deepcopy=False)) + len(roster.others())

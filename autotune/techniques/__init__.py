@@ -1,4 +1,4 @@
-"""The technique catalogue: what the modules of this package declare as ``TECHNIQUE`` or ``TECHNIQUES``."""
+"""The technique catalogue: an instance of each named subclass of :class:`Technique` in the modules of this package."""
 
 from __future__ import annotations
 
@@ -18,9 +18,14 @@ __all__ = ["catalogue", "find"]
 def catalogue() -> tuple[Technique, ...]:
     """Return all techniques, sorted by name; each trainer supports a subset."""
     modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
-    declared = [module.TECHNIQUE for module in modules if hasattr(module, "TECHNIQUE")]
-    declared += [technique for module in modules for technique in getattr(module, "TECHNIQUES", ())]
-    return tuple(sorted(declared, key=lambda item: item.name))
+    # Base classes of techniques have no name.
+    classes = {
+        item
+        for module in modules
+        for item in vars(module).values()
+        if isinstance(item, type) and issubclass(item, Technique) and hasattr(item, "name")
+    }
+    return tuple(sorted((item() for item in classes), key=lambda item: item.name))
 
 
 def find(knob: str, techniques: Iterable[Technique]) -> Technique:

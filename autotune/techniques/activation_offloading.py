@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
-from autotune.techniques.base import OFF, ON, Fails, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Fails, Option
 from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class ActivationOffloading(Technique):
+class ActivationOffloading(Equipped):
     """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
 
     name = "activation_offloading"
@@ -21,15 +20,11 @@ class ActivationOffloading(Technique):
         Option(ON, "activations go to pinned host memory"),
     )
     trl_default = OFF
+    # TRL 1.16 fails there.
+    without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"
     writes = frozenset({"args.activation_offloading"})
     impact = TraceImpact(Scope.LAYERS, patches_libraries=False)
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason on a CPU, where TRL 1.16 fails for lack of an accelerator."""
-        if choice == ON and machine.hardware.kind == "cpu":
-            return "it moves activations from an accelerator to the host, and there is no accelerator"
-        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where checkpointing offloads too, or where FlexAttention fails on offloaded tensors.
@@ -51,6 +46,3 @@ class ActivationOffloading(Technique):
                 f" layers without checkpointing; gradient_checkpointing={ON} trains"
             )
         return None
-
-
-TECHNIQUE = ActivationOffloading()

@@ -40,6 +40,3 @@ class Allocator(Equipped):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry for the default, so that a variable that the user has set stays as it is."""
         return {} if choice == DEFAULT else {f"env.{ALLOCATOR_VARIABLE}": EXPANDABLE_SEGMENTS}
-
-
-TECHNIQUE = Allocator()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
 
 from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.documents import Documents
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import ON, Fails, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
 from autotune.techniques.packing import NONE
 from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.versions import missing
 
 SDPA = "sdpa"
 EAGER = "eager"
@@ -22,30 +20,17 @@ FLEX = "flex_attention"
 _PAGED = "kernels-community/paged-attention"
 _DECODED = 128
 """Queries from which on FlexAttention has its usual kernel; also the queries of a block of its mask."""
-_REMEMBERED = 4
-
-
-@dataclass(frozen=True)
-class _Flash:
-    """The requirements of a FlashAttention implementation.
-
-    Attributes:
-        package: distribution that holds it; None for a kernel of the Hub.
-        capability: lowest CUDA compute capability.
-    """
-
-    package: str | None
-    capability: tuple[int, int]
 
 
 # Compute capabilities: FlashAttention's own README (2: Ampere and later; 3: Hopper; 4: Hopper and Blackwell).
-_FLASH = {
-    "flash_attention_2": _Flash("flash-attn", (8, 0)),
-    "flash_attention_3": _Flash("flash-attn-3", (9, 0)),
-    "flash_attention_4": _Flash("flash-attn-4", (9, 0)),
-    "kernels-community/flash-attn2": _Flash(None, (8, 0)),
-    "kernels-community/vllm-flash-attn3": _Flash(None, (9, 0)),
+_FLASH: Mapping[Choice, tuple[str | None, tuple[int, int]]] = {
+    "flash_attention_2": ("flash-attn", (8, 0)),
+    "flash_attention_3": ("flash-attn-3", (9, 0)),
+    "flash_attention_4": ("flash-attn-4", (9, 0)),
+    "kernels-community/flash-attn2": (None, (8, 0)),
+    "kernels-community/vllm-flash-attn3": (None, (9, 0)),
 }
+"""The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest CUDA compute capability."""
 
 
 class Attention(Technique):
@@ -81,19 +66,14 @@ class Attention(Technique):
             return "it attends to a paged cache, has no backward pass, and transformers' continuous batching refuses it"
         if choice == FLEX and hardware.kind == "cpu":
             return "flex_attention has no backward pass on a CPU"
-        flash = _FLASH.get(str(choice))
-        if flash is None:
+        if choice not in _FLASH:
             return None
         if hardware.kind == "cpu":
             return "FlashAttention needs a CUDA GPU"
-        if (hardware.compute_capability or (0, 0)) < flash.capability:
-            major, minor = flash.capability
+        package, (major, minor) = _FLASH[choice]
+        if (hardware.compute_capability or (0, 0)) < (major, minor):
             return f"it needs a GPU of compute capability {major}.{minor} or later"
-        if flash.package is None:
-            return kernels_missing(machine)
-        if flash.package not in machine.packages:
-            return f"the package {flash.package} is not installed"
-        return None
+        return kernels_missing(machine) if package is None else missing(package, machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the architecture does not support the implementation."""
@@ -143,17 +123,8 @@ def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
     # Completions of one prompt are generated together.
     together = max(1, int(candidate["per_device_train_batch_size"]) // int(candidate.get("num_generations", 1)))
     seen = 0
-    for width, count in _narrowest(setting.workload.dataset.documents):
+    for width, count in setting.workload.dataset.documents.widths.items():
         seen, padded = seen + count, rounded_up(min(width, int(candidate.get("max_length", width))), multiple)
         if seen >= together and padded * shared > _DECODED and padded < _DECODED:
             return padded
     return None
-
-
-@lru_cache(_REMEMBERED)
-def _narrowest(documents: Documents) -> Sequence[tuple[int, int]]:
-    """Return the widths of documents and how many have each, the narrowest first."""
-    return tuple(documents.by_width().items())
-
-
-TECHNIQUE = Attention()

@@ -15,6 +15,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.trace_impact import TraceImpact
+from autotune.techniques.versions import missing
 
 OFF = "off"
 ON = "on"
@@ -89,8 +90,7 @@ class TrainerFacts:
 
 
 class Technique:
-    """One knob of TRL, transformers or PEFT. A subclass is one file and its only instance is ``TECHNIQUE``; a file with
-    several has them in ``TECHNIQUES``.
+    """One knob of TRL, transformers or PEFT. A subclass with a name is one, and is one file; others are bases of these.
 
     Class attributes:
         name: the knob's spelling everywhere.
@@ -207,8 +207,7 @@ class Equipped(Technique):
             return None
         if self.without_gpu and machine.hardware.kind == "cpu":
             return self.without_gpu
-        missing = self.package and self.package not in machine.packages
-        return f"the package {self.package} is not installed" if missing else None
+        return missing(self.package, machine) if self.package else None
 
 
 class Distributed(Technique):
@@ -233,7 +232,7 @@ class NumberTechnique(Technique):
         return Effect.EXACT if choice == self.default(setting) else Effect.CHANGES_TRAINING
 
 
-def facts(technique: Technique, trainer: str) -> TrainerFacts:
+def facts(technique: Technique | type[Technique], trainer: str) -> TrainerFacts:
     """Return the facts of a technique that depend on the trainer of that name."""
     return technique.by_trainer.get(trainer, _NO_DIFFERENCE)
 
@@ -269,3 +268,32 @@ def impossible(technique: Technique, choice: Choice, setting: Setting) -> str | 
             or technique.unsuitable(choice, setting)
         )
     return setting.impossible[asked]
+
+
+def illegal(technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+    """Return why the choice of a technique may not be tried in a candidate, in words, or None when it may."""
+    choice = candidate[technique.name]
+    reason = impossible(technique, choice, setting)
+    if reason:
+        return f"{technique.name}={choice}: {reason}"
+    conflict = technique.conflict(choice, candidate, setting) or _absent(technique, candidate, setting)
+    if conflict:
+        return conflict
+    changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
+    if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
+        return (
+            f"{technique.name}={choice} changes training here ({how_changes(technique, setting.workload.trainer)}) "
+            f"and was not allowed (--allow {technique.name})"
+        )
+    return None
+
+
+def _absent(technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
+    """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
+    absent, choice = setting.workload.absent, candidate[technique.name]
+    if not absent or choice == technique.default(setting):
+        return None
+    without_field = technique.plan(choice, candidate, setting).keys() & absent
+    if not without_field:
+        return None
+    return f"{technique.name}={choice}: the installed TRL has no field for {min(without_field)}"

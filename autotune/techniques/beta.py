@@ -47,6 +47,3 @@ class Beta(NumberTechnique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.beta": float(choice)}
-
-
-TECHNIQUE = Beta()

@@ -117,6 +117,3 @@ def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str |
         return None
     grouped = "heads of queries that share keys and values (grouped-query attention)"
     return f"{asked} needs a kernel of attention that PyTorch can split, and {grouped} have none with {why}"
-
-
-TECHNIQUE = ContextParallel()

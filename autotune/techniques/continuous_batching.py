@@ -56,6 +56,3 @@ class ContinuousBatching(Equipped):
         if candidate["precision"] != "float32" and installed(setting.machine, "transformers", ">=5.24"):
             return Fails(f"continuous batching fails with precision={candidate['precision']} from transformers 5.24 on")
         return None
-
-
-TECHNIQUE = ContinuousBatching()

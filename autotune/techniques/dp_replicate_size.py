@@ -58,6 +58,3 @@ class DpReplicateSize(Distributed):
                 f"{processes} processes to shard, and accelerate needs a whole number above 1"
             )
         return None
-
-
-TECHNIQUE = DpReplicateSize()

@@ -50,6 +50,3 @@ class GatherForGeneration(Distributed):
         (``trl/generation/vllm_generation.py``).
         """
         return choice if candidate.get("sharding") == _ZERO3 and candidate.get(VLLM, OFF) == OFF else ON
-
-
-TECHNIQUE = GatherForGeneration()

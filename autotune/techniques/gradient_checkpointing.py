@@ -116,23 +116,14 @@ class GradientCheckpointing(Technique):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
+        if choice in (OFF, ON):
+            return {"args.gradient_checkpointing": choice == ON}
         every = _EVERY.fullmatch(str(choice))
-        if every:
-            return self._with({"every_n_layers": int(every.group(1))})
-        if choice in (SELECTIVE, OFFLOAD):
-            return self._with({str(choice): True})
-        return {"args.gradient_checkpointing": choice == ON}
-
-    @staticmethod
-    def _with(keys: Mapping[str, object]) -> Mapping[str, object]:
-        return {"args.gradient_checkpointing": True, "args.gradient_checkpointing_kwargs": dict(keys)}
+        keys = {"every_n_layers": int(every.group(1))} if every else {str(choice): True}
+        return {"args.gradient_checkpointing": True, "args.gradient_checkpointing_kwargs": keys}
 
 
 def _period(plan: TrainingPlan) -> int:
     """Return n for ``every_n``."""
-    keys = plan.args.get("gradient_checkpointing_kwargs")
-    every = keys.get("every_n_layers") if isinstance(keys, Mapping) else None
+    every = plan.entry("args.gradient_checkpointing_kwargs.every_n_layers")
     return every if isinstance(every, int) else 1
-
-
-TECHNIQUE = GradientCheckpointing()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
-from autotune.techniques.versions import installed
+from autotune.techniques.versions import installed, missing
 
 # The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
 _KERNELS = ">=0.18.2,<0.19"
@@ -14,14 +14,12 @@ _KERNELS = ">=0.18.2,<0.19"
 
 def kernels_missing(machine: Machine) -> str | None:
     """Return why transformers cannot load kernels of the Hub here, or None if it can."""
-    if "kernels" not in machine.packages:
-        return "the package kernels is not installed"
-    if not installed(machine, "kernels", _KERNELS):
-        return "transformers takes kernels 0.18.2 up to 0.19 only"
-    return None
+    if installed(machine, "kernels", _KERNELS):
+        return None
+    return missing("kernels", machine) or "transformers takes kernels 0.18.2 up to 0.19 only"
 
 
-class HubKernels(Technique):
+class HubKernels(Equipped):
     """``use_kernels`` of ``from_pretrained``."""
 
     name = "hub_kernels"
@@ -32,15 +30,11 @@ class HubKernels(Technique):
         Option(ON, "kernels of the Hub, where they fit"),
     )
     trl_default = OFF
+    without_gpu = "its kernels are for CUDA GPUs"
     impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """See :func:`kernels_missing`."""
-        if choice == OFF:
-            return None
-        return "its kernels are for CUDA GPUs" if machine.hardware.kind == "cpu" else kernels_missing(machine)
-
-
-TECHNIQUE = HubKernels()
+        """Return a reason without a GPU, or of :func:`kernels_missing`."""
+        return super().unavailable(choice, machine) or (kernels_missing(machine) if choice == ON else None)

@@ -27,6 +27,3 @@ class Liger(Equipped):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.use_liger_kernel": choice == ON}
-
-
-TECHNIQUE = Liger()

@@ -63,7 +63,7 @@ class Lora(Technique):
         if found and found["dora"] and not found["attention"] and setting.workload.model.fused_experts:
             instead = f"r{found['rank']}-attention-dora"
             return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} leaves them alone"
-        if found and found["attention"] and not self._attention_modules(setting):
+        if found and found["attention"] and not _attention_modules(setting):
             names = ", ".join(setting.workload.model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
         return None
@@ -78,7 +78,7 @@ class Lora(Technique):
             "model.use_peft": True,
             "model.lora_r": rank,
             "model.lora_alpha": _ALPHA_PER_RANK * rank,
-            "model.lora_target_modules": self._targets(setting) if found["attention"] else "all-linear",
+            "model.lora_target_modules": _targets(_attention_modules(setting)) if found["attention"] else "all-linear",
         }
         if setting.workload.model.fused_experts and not found["attention"]:
             # PEFT's ParamWrapper refuses any other, and TRL's default is 0.05.
@@ -89,15 +89,12 @@ class Lora(Technique):
             entries["model.use_dora"] = True
         return entries
 
-    def _targets(self, setting: Setting) -> list[str] | str:
-        modules = self._attention_modules(setting)
-        # TRL's ModelConfig turns a list of one into a string, and PEFT treats a string as a regular expression that has
-        # to match the full name of a module.
-        return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
-    @staticmethod
-    def _attention_modules(setting: Setting) -> list[str]:
-        return sorted(_ATTENTION_MODULES & set(setting.workload.model.linear_modules))
+def _targets(modules: list[str]) -> list[str] | str:
+    # TRL's ModelConfig turns a list of one into a string, and PEFT treats a string as a regular expression that has to
+    # match the full name of a module.
+    return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
 
-TECHNIQUE = Lora()
+def _attention_modules(setting: Setting) -> list[str]:
+    return sorted(_ATTENTION_MODULES & set(setting.workload.model.linear_modules))

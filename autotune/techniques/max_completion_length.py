@@ -19,6 +19,3 @@ class MaxCompletionLength(NumberTechnique):
     writes = frozenset({"args.max_completion_length"})
     changes = "longer completions are cut, and rewarded as they are then"
     impact = GROWING_SIZES
-
-
-TECHNIQUE = MaxCompletionLength()

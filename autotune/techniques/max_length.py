@@ -32,26 +32,21 @@ _REMEMBERED = 256
 
 def token_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset tokens, 0 to 1, that a candidate trains on."""
-    return 1.0 if _only_scores(setting) else _coverage(setting.workload.dataset.documents, candidate)
-
-
-def _coverage(documents: Documents, candidate: Candidate) -> float:
-    if "max_length" not in candidate or candidate.get("packing") in _KEEP_OVERFLOW:
-        return 1.0
-    packed = candidate.get("packing", NONE) != NONE
-    return _shares(documents, int(candidate["max_length"]), dropping=not packed)[0]
+    return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[0]
 
 
 def row_coverage(candidate: Candidate, setting: Setting) -> float:
     """Return the share of dataset rows, 0 to 1, that a candidate trains on, whole or cut."""
-    return 1.0 if _only_scores(setting) else _row_coverage(setting.workload.dataset.documents, candidate)
+    return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[1]
 
 
-def _row_coverage(documents: Documents, candidate: Candidate) -> float:
+def _kept(documents: Documents, candidate: Candidate) -> tuple[float, float]:
+    """Return the shares of tokens and of rows that a candidate trains on."""
     if "max_length" not in candidate:
-        return 1.0
+        return 1.0, 1.0
     packed = candidate.get("packing", NONE) != NONE
-    return _shares(documents, int(candidate["max_length"]), dropping=not packed)[1]
+    tokens, rows = _shares(documents, int(candidate["max_length"]), dropping=not packed)
+    return 1.0 if candidate.get("packing") in _KEEP_OVERFLOW else tokens, rows
 
 
 @lru_cache(_REMEMBERED)
@@ -63,7 +58,7 @@ def _shares(documents: Documents, max_length: int, *, dropping: bool) -> tuple[f
 
 def _only_scores(setting: Setting) -> bool:
     """Whether the trainer cuts what the loss is computed of, and no row of the dataset."""
-    return bool(facts(TECHNIQUE, setting.workload.trainer).changes)
+    return bool(facts(MaxLength, setting.workload.trainer).changes)
 
 
 class MaxLength(Technique):
@@ -131,7 +126,7 @@ class MaxLength(Technique):
                 "token of an image is cut"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
-            kept, rows = _coverage(documents, candidate), _row_coverage(documents, candidate)
+            kept, rows = _kept(documents, candidate)
             if not kept:
                 return (
                     f"max_length={choice} leaves none of the {whose}'s {documents.rows:,} rows; from "
@@ -151,9 +146,6 @@ class MaxLength(Technique):
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
         return {"args.max_length": int(choice)}
-
-
-TECHNIQUE = MaxLength()
 
 
 def _holding(documents: Documents, wanted: float) -> int:

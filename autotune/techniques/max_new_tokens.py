@@ -19,6 +19,3 @@ class MaxNewTokens(NumberTechnique):
     writes = frozenset({"args.max_new_tokens"})
     changes = "longer completions are cut, and rewarded as they are then"
     impact = GROWING_SIZES
-
-
-TECHNIQUE = MaxNewTokens()

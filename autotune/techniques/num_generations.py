@@ -23,6 +23,3 @@ class NumGenerations(NumberTechnique):
     writes = frozenset({"args.num_generations"})
     changes = "the baseline that a reward is compared with is the mean of more or fewer completions"
     impact = SIZES
-
-
-TECHNIQUE = NumGenerations()

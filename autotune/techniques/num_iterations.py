@@ -19,6 +19,3 @@ class NumIterations(NumberTechnique):
     writes = frozenset({"args.num_iterations"})
     changes = "completions are trained on again after the model that generated them has changed"
     impact = TraceImpact(sizes=True, patches_libraries=False)
-
-
-TECHNIQUE = NumIterations()

@@ -93,8 +93,4 @@ class Offload(Technique):
 
 def _optimizer_on_host(plan: TrainingPlan) -> bool:
     """Return whether the optimizer runs on the host, whose speed is not known."""
-    fsdp = plan.args.get("fsdp_config")
-    return offloads(zero_of(plan)) or (isinstance(fsdp, Mapping) and bool(fsdp.get("cpu_offload")))
-
-
-TECHNIQUE = Offload()
+    return offloads(zero_of(plan)) or bool(plan.entry(_FSDP_OFFLOAD))

@@ -8,6 +8,7 @@ from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Fails, Option, Technique
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.versions import missing
 
 _BITSANDBYTES = "bitsandbytes"
 _PACKAGES = {
@@ -45,7 +46,7 @@ class Optimizer(Technique):
         """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
         package = _PACKAGES.get(str(choice))
         if package and package not in machine.packages:
-            return f"the package {package} is not installed"
+            return missing(package, machine)
         if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None
@@ -58,6 +59,3 @@ class Optimizer(Technique):
         return Fails(
             f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
         )
-
-
-TECHNIQUE = Optimizer()

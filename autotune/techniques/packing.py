@@ -66,7 +66,7 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
     """Return the number of rows that ``count`` documents, spread evenly over all lengths, are packed into."""
     chosen: Counter[int] = Counter()
     seen = taken = 0
-    for tokens, many in documents.by_width().items():
+    for tokens, many in documents.widths.items():
         seen += many
         upto = round(seen * count / documents.rows)
         chosen[tokens] = upto - taken
@@ -159,6 +159,3 @@ class Packing(Technique):
         if choice == NONE:
             return {"args.packing": False}
         return {"args.packing": True, "args.packing_strategy": choice}
-
-
-TECHNIQUE = Packing()

@@ -41,6 +41,3 @@ class PadToMultipleOf(Technique):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
         return Fails(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")
-
-
-TECHNIQUE = PadToMultipleOf()

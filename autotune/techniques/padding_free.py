@@ -48,6 +48,3 @@ class PaddingFree(Technique):
         if candidate["per_device_train_batch_size"] == 1:
             return "with one row per micro-batch there is no padding to remove"
         return not_separated(candidate, setting)
-
-
-TECHNIQUE = PaddingFree()

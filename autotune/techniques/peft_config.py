@@ -82,6 +82,3 @@ class PeftConfig(Technique):
 def configuration(choice: Choice) -> dict[str, Any]:
     """Return the configuration that a choice is, empty for ``none``."""
     return {} if choice == NONE else dict(read_json(str(choice)))
-
-
-TECHNIQUE = PeftConfig()

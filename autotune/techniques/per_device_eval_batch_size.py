@@ -40,6 +40,3 @@ class PerDeviceEvalBatchSize(Technique):
         """Return the choice or, without evaluation, the rows of training, since TRL's default of 8 might not fit."""
         rows = choice if self.matters(setting) else candidate["per_device_train_batch_size"]
         return {"args.per_device_eval_batch_size": int(rows)}
-
-
-TECHNIQUE = PerDeviceEvalBatchSize()

@@ -90,9 +90,6 @@ class PerDeviceTrainBatchSize(Technique):
         }
 
 
-TECHNIQUE = PerDeviceTrainBatchSize()
-
-
 def _held(candidate: Candidate, setting: Setting) -> float:
     """Return the mean number of documents in a row of the trainer."""
     packing = str(candidate.get("packing", NONE))

@@ -57,6 +57,3 @@ class Precision(Technique):
             "args.bf16": choice in ("float32+bf16", _BF16_WEIGHTS),
             "args.fp16": choice == "float32+fp16",
         }
-
-
-TECHNIQUE = Precision()

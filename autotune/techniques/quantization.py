@@ -43,6 +43,3 @@ class Quantization(Equipped):
         if choice == "4bit-nf4":
             return {"model.load_in_4bit": True, "model.bnb_4bit_quant_type": "nf4"}
         return {}
-
-
-TECHNIQUE = Quantization()

@@ -36,6 +36,3 @@ class Reference(Technique):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""
         return {"args.precompute_ref_log_probs": choice == PRECOMPUTED}
-
-
-TECHNIQUE = Reference()

@@ -60,6 +60,3 @@ class SequenceParallelSize(RefusedSize):
     summary = "Splits each row among this number of processes by DeepSpeed's Ulysses sequence parallelism."
     options = (Option(1, "each process has whole rows", written=False), Option(2, "two processes to a row"))
     writes = frozenset({"args.parallelism_config.sp_size"})
-
-
-TECHNIQUES = (TensorParallelSize(), SequenceParallelSize())

@@ -34,6 +34,3 @@ class ReshardAfterForward(Distributed):
         if candidate.get("sharding") != FSDP2:
             return {}
         return {"args.fsdp_config.reshard_after_forward": choice == ON}
-
-
-TECHNIQUE = ReshardAfterForward()

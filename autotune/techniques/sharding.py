@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
+from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
@@ -49,7 +50,8 @@ _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_pre
 # accelerate's `prepare_model` moves no model under FSDP, and for evaluation wraps none either (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
 _SHARDS = "args.parallelism_config.dp_shard_size"
-_STAGE = "args.deepspeed.zero_optimization.stage"
+_ZERO = "args.deepspeed.zero_optimization"
+_STAGE = f"{_ZERO}.stage"
 _FSDP2: Mapping[str, object] = {
     "args.fsdp": True,
     "args.fsdp_config.version": 2,
@@ -59,15 +61,12 @@ _FSDP2: Mapping[str, object] = {
 
 def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
     """Return the ZeRO section of a plan's DeepSpeed document; empty if there is none."""
-    document = plan.args.get("deepspeed")
-    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
-    return zero if isinstance(zero, Mapping) else {}
+    return mapping(plan.entry(_ZERO))
 
 
 def offloads(zero: Mapping[str, object]) -> bool:
     """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
-    where = zero.get("offload_optimizer")
-    return isinstance(where, Mapping) and (where.get("device") or "none") != "none"
+    return (mapping(zero.get("offload_optimizer")).get("device") or "none") != "none"
 
 
 def _impact_in(plan: TrainingPlan) -> PlanImpact:
@@ -148,6 +147,3 @@ class Sharding(Technique):
             further = {**_DOCUMENT_3, **ahead} if choice == "zero3" else {}
             return {_STAGE: ZERO_STAGES[choice], **_DOCUMENT, **further}
         return {}
-
-
-TECHNIQUE = Sharding()

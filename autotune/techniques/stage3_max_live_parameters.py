@@ -39,6 +39,3 @@ class MaxLiveParameters(Distributed):
         if candidate.get("sharding") != "zero3" or choice == _DEFAULT:
             return {}
         return {_LIVE: int(choice), _REUSE: int(choice)}
-
-
-TECHNIQUE = MaxLiveParameters()

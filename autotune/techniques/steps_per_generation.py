@@ -65,9 +65,6 @@ class StepsPerGeneration(Technique):
         return {_FIELD: max(1, _micro_batches(candidate, setting) // _parts(choice))}
 
 
-TECHNIQUE = StepsPerGeneration()
-
-
 def _micro_batches(candidate: Candidate, setting: Setting) -> int:
     return rows_per_step(candidate, setting) // int(candidate["per_device_train_batch_size"])
 

@@ -18,6 +18,3 @@ class TorchCompile(Technique):
     )
     needs = "a C++ compiler"
     writes = frozenset({"args.torch_compile"})
-
-
-TECHNIQUE = TorchCompile()

@@ -26,6 +26,3 @@ class TorchEmptyCacheSteps(Equipped):
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})
     impact = TraceImpact(Scope.ALLOCATOR, unplanned="the time that it takes")
-
-
-TECHNIQUE = TorchEmptyCacheSteps()

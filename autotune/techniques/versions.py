@@ -1,10 +1,15 @@
-"""Checks whether a package is installed in a version that a technique supports."""
+"""Checks whether a package is installed, and in a version that a technique supports."""
 
 from __future__ import annotations
 
 from functools import cache
 
 from autotune.core.machine import Machine
+
+
+def missing(package: str, machine: Machine) -> str | None:
+    """Return that a package is not installed, or None if it is."""
+    return None if package in machine.packages else f"the package {package} is not installed"
 
 
 def installed(machine: Machine, package: str, versions: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, Effect, Option, Technique
+from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique
 from autotune.techniques.trace_impact import SIZES, TraceImpact
-from autotune.techniques.versions import installed
+from autotune.techniques.versions import installed, missing
 
 NAME = "vllm"
 SERVER = "server"
@@ -25,7 +25,7 @@ SUPPORTED = f"vllm {_FIRST} to {_LAST}"
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
-class Vllm(Technique):
+class Vllm(Equipped):
     """``use_vllm``, ``vllm_mode`` and ``vllm_enable_sleep_mode``.
 
     Any of them changes training: completions are drawn by other kernels, and in half precision whatever the trained
@@ -42,6 +42,7 @@ class Vllm(Technique):
         Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING),
     )
     trl_default = OFF
+    without_gpu = "TRL's vLLM needs a CUDA GPU"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
@@ -52,16 +53,11 @@ class Vllm(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason without a GPU, and where probes are to run also without vLLM or a server."""
-        if choice == OFF:
-            return None
-        if machine.hardware.kind == "cpu":
-            return "TRL's vLLM needs a CUDA GPU"
-        if machine.planned:
-            return None
-        if "vllm" not in machine.packages:
-            return "the package vllm is not installed"
+        lacking = super().unavailable(choice, machine)
+        if lacking or choice == OFF or machine.planned:
+            return lacking
         if not installed(machine, "vllm", _VERSIONS):
-            return f"TRL supports {SUPPORTED}, and {machine.packages['vllm']} is installed"
+            return missing("vllm", machine) or f"TRL supports {SUPPORTED}, and {machine.packages['vllm']} is installed"
         return _NO_SERVER if choice == SERVER else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -96,10 +92,11 @@ class SizeOfVllm(Technique):
         """Return the default where vLLM has no part of this GPU."""
         return choice if is_colocated(candidate) else self.default(setting)
 
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """Return no entry where vLLM has no part of this GPU."""
+        return super().plan(choice, candidate, setting) if is_colocated(candidate) else {}
+
 
 def is_colocated(candidate: Candidate) -> bool:
     """Return whether vLLM has a part of the training's own GPU."""
     return candidate.get(NAME, OFF) in COLOCATED
-
-
-TECHNIQUE = Vllm()

@@ -38,6 +38,3 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry where vLLM has no part of this GPU."""
         return {"args.vllm_gpu_memory_utilization": float(choice)} if is_colocated(candidate) else {}
-
-
-TECHNIQUE = VllmGpuMemoryUtilization()

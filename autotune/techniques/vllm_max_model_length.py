@@ -21,7 +21,7 @@ class VllmMaxModelLength(SizeOfVllm):
     summary = "Longest sequence of vLLM: its key-value cache has to hold at least one of this length."
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
-        Option(MODEL, "that of the model's configuration: TRL's default"),
+        Option(MODEL, "that of the model's configuration: TRL's default", written=False),
         Option(4096, "any number of tokens"),
     )
     trl_default = MODEL
@@ -58,14 +58,10 @@ class VllmMaxModelLength(SizeOfVllm):
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""
-        if choice == MODEL or not is_colocated(candidate):
-            return {}
-        return {"args.vllm_max_model_length": _of_data(candidate, setting) if choice == DATA else int(choice)}
+        tokens = _of_data(candidate, setting) if choice == DATA and is_colocated(candidate) else choice
+        return super().plan(tokens, candidate, setting)
 
 
 def _of_data(candidate: Candidate, setting: Setting) -> int:
     """Return the tokens of the longest prompt with the longest completion."""
     return setting.workload.dataset.documents.longest + int(candidate["max_completion_length"])
-
-
-TECHNIQUE = VllmMaxModelLength()

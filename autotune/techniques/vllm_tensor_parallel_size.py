@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.base import POSITIVE, Option
-from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.techniques.vllm import SizeOfVllm
 
 
 class VllmTensorParallelSize(SizeOfVllm):
@@ -19,7 +17,7 @@ class VllmTensorParallelSize(SizeOfVllm):
     name = "vllm_tensor_parallel_size"
     summary = "Divides vLLM's weights and key-value cache among so many of the training's GPUs."
     options = (
-        Option(1, "each GPU has an engine of its own: TRL's default"),
+        Option(1, "each GPU has an engine of its own: TRL's default", written=False),
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
     trl_default = 1
@@ -33,17 +31,8 @@ class VllmTensorParallelSize(SizeOfVllm):
             return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
         return undivided(setting.workload.model, int(choice))
 
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry for TRL's default, and where vLLM has no part of this GPU."""
-        if int(choice) == 1 or not is_colocated(candidate):
-            return {}
-        return {"args.vllm_tensor_parallel_size": int(choice)}
-
 
 def undivided(model: ModelProfile, gpus: int) -> str | None:
     """Return why vLLM cannot share out the heads, as it requires (``vllm/config/model.py``); None if it can."""
     heads = model.attention_heads
     return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
-
-
-TECHNIQUE = VllmTensorParallelSize()

@@ -34,14 +34,11 @@ def find_trainer(name: str) -> Trainer:
     Raises:
         InputError: there is none.
     """
+    if name in trainers():
+        return trainers()[name]
     removed = REMOVED.get(name.lower().replace("-", "_"))
-    if removed is not None:
-        raise InputError(
-            f"TRL has no trainer {name!r} since release {removed}.", hint=f"autotune knows {', '.join(trainers())}."
-        )
-    if name not in trainers():
-        raise InputError(f"There is no trainer {name!r}.", hint=f"autotune knows {', '.join(trainers())}.")
-    return trainers()[name]
+    message = f"TRL has no trainer {name!r} since release {removed}." if removed else f"There is no trainer {name!r}."
+    raise InputError(message, hint=f"autotune knows {', '.join(trainers())}.")
 
 
 @cache

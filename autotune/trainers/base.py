@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -22,7 +22,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.techniques.base import Effect, Technique, how_changes, impossible
+from autotune.techniques.base import Technique, illegal
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
 from autotune.trainers.geometry import longest_of, micro_batches_of, number, padded, rows_of, widths
@@ -64,21 +64,29 @@ class DatasetFormat:
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """The effect of a trainer's own configuration fields on a trace, except those that techniques write.
+    """A trainer's own configuration fields, which ``transformers.TrainingArguments`` lacks, by their effect on a trace.
 
-    A field that is in none of these has to be at its default if a user's configuration is traced.
+    A contract test compares them with the installed TRL. Each is in one of these, apart from ``reading``.
 
     Attributes:
         traced: fields that are passed to the traced trainer unchanged.
         without_effect: fields without effect on memory and time of a step.
+        others: fields that techniques write, and fields that have to be at their defaults if a user's configuration is
+            traced.
         assumed: by field, what is assumed if it is set, as a sentence.
         reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
     """
 
     traced: frozenset[str]
     without_effect: frozenset[str]
-    assumed: Mapping[str, str]
+    others: frozenset[str]
+    assumed: Mapping[str, str] = field(default_factory=dict)
     reading: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return self.traced | self.without_effect | self.others | self.assumed.keys()
 
 
 class Trainer(ABC):
@@ -91,15 +99,12 @@ class Trainer(ABC):
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
-        label: its name in messages, such as ``DPO``.
+        label: its name in messages, such as ``DPO``; TRL names its classes after it.
         title: its purpose, as the first words of a script.
-        config_class, trainer_class: names of TRL's classes.
         formats: dataset formats, in the order in which the trainer looks for them.
         optional_columns: columns that the trainer uses in any format if a dataset has them.
         parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
-        fields: fields of the trainer's configuration that ``transformers.TrainingArguments`` lacks. They determine
-            which techniques it has; a contract test compares them with the installed TRL.
-        config_fields: the effect of these fields on a trace.
+        config_fields: the fields of its configuration, which determine the techniques that it has.
         stand_in: columns of a row that replaces data if lengths are given instead.
         ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
         generates: whether it trains on completions that the model generates.
@@ -121,12 +126,9 @@ class Trainer(ABC):
     name: ClassVar[str]
     label: ClassVar[str]
     title: ClassVar[str]
-    config_class: ClassVar[str]
-    trainer_class: ClassVar[str]
     formats: ClassVar[tuple[DatasetFormat, ...]]
     optional_columns: ClassVar[tuple[str, ...]] = ()
     parts: ClassVar[tuple[str, ...]]
-    fields: ClassVar[frozenset[str]]
     config_fields: ClassVar[ConfigFields]
     stand_in: ClassVar[Mapping[str, object]]
     ordered: ClassVar[bool] = False
@@ -145,6 +147,21 @@ class Trainer(ABC):
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
     cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    @property
+    def config_class(self) -> str:
+        """The name of TRL's class of its configuration, such as ``DPOConfig``."""
+        return f"{self.label.replace(' ', '')}Config"
+
+    @property
+    def trainer_class(self) -> str:
+        """The name of TRL's class, such as ``DPOTrainer``."""
+        return f"{self.label.replace(' ', '')}Trainer"
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of its configuration that ``transformers.TrainingArguments`` lacks."""
+        return self.config_fields.names
 
     @property
     def wanted_columns(self) -> str:
@@ -311,52 +328,23 @@ class Trainer(ABC):
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
-        reason = self.illegal_choice(candidate, setting, candidate)
-        return reason or self.illegal_together(candidate, setting)
+        known = (technique for technique in self.techniques if technique.name in candidate)
+        reasons = (illegal(technique, candidate, setting) for technique in known)
+        return next(filter(None, reasons), None) or self._illegal_together(candidate, setting)
 
     def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
         """Return the knobs that the rule reads by which a candidate is illegal; all, if it is legal."""
         watched = Watched(candidate)
         for technique in self.techniques:
             watched.read.clear()
-            if technique.name in candidate and self._illegal_choice(technique, watched, setting):
+            if technique.name in candidate and illegal(technique, watched, setting):
                 return watched.read
         watched.read.clear()
-        return watched.read if self.illegal_together(watched, setting) else candidate
+        return watched.read if self._illegal_together(watched, setting) else candidate
 
-    def illegal_choice(self, candidate: Candidate, setting: Setting, knobs: Collection[str]) -> str | None:
-        """Return why one of the choices of some knobs may not be tried in a candidate, or None."""
-        looked_at = (technique for technique in self.techniques if technique.name in knobs)
-        reasons = (self._illegal_choice(technique, candidate, setting) for technique in looked_at)
-        return next(filter(None, reasons), None)
-
-    def _illegal_choice(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-        choice = candidate[technique.name]
-        reason = impossible(technique, choice, setting)
-        if reason:
-            return f"{technique.name}={choice}: {reason}"
-        conflict = technique.conflict(choice, candidate, setting) or self._absent(technique, candidate, setting)
-        if conflict:
-            return conflict
-        changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
-        if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
-            return (
-                f"{technique.name}={choice} changes training here ({how_changes(technique, self.name)}) "
-                f"and was not allowed (--allow {technique.name})"
-            )
-        return None
-
-    def illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
+    def _illegal_together(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why this trainer does not support the combination of these choices, or None."""
         return self.rule(candidate, setting) or self.unintended(candidate, setting)
-
-    def _absent(self, technique: Technique, candidate: Candidate, setting: Setting) -> str | None:
-        """Return why a choice cannot be handed to the installed TRL, or None; its default needs no field."""
-        absent, choice = setting.workload.absent, candidate[technique.name]
-        if not absent or choice == technique.default(setting):
-            return None
-        missing = technique.plan(choice, candidate, setting).keys() & absent
-        return f"{technique.name}={choice}: the installed TRL has no field for {min(missing)}" if missing else None
 
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate, with what a base adds to it."""

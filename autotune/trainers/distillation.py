@@ -32,8 +32,6 @@ class OnPolicyDistillation(Generating):
     name = "distillation"
     label = "Distillation"
     title = "On-policy distillation"
-    config_class = "DistillationConfig"
-    trainer_class = "DistillationTrainer"
     counted = "prompts"
     scores = False
     has_teacher = True
@@ -45,16 +43,6 @@ class OnPolicyDistillation(Generating):
     cuda_args: ClassVar[Mapping[str, object]] = {
         **Generating.cuda_args, f"{TEACHER_LOADING}.device_map": None,
     }  # fmt: skip
-    fields = frozenset({
-        "beta", "cache_implementation", "chat_template_kwargs", "disable_dropout", "ds3_gather_for_generation",
-        "generation_kwargs", "log_completions", "log_unique_prompts", "max_completion_length",
-        "max_tool_calling_iterations", "min_p", "model_init_kwargs", "num_completions_to_print", "pad_to_multiple_of",
-        "repetition_penalty", "shuffle_dataset", TEACHER_LOADING, TEACHER, TEACHER_REVISION, "temperature", "top_k",
-        "top_p", "trust_remote_code", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization",
-        "vllm_group_port", "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url",
-        "vllm_server_host", "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex",
-        "vllm_tensor_parallel_size",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "cache_implementation", "disable_dropout", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,
@@ -65,8 +53,13 @@ class OnPolicyDistillation(Generating):
             "num_completions_to_print", "shuffle_dataset", "trust_remote_code", "vllm_group_port",
             "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
-        assumed={},
         reading=frozenset({"chat_template_kwargs"}),
+        others=frozenset({
+            "ds3_gather_for_generation", "generation_kwargs", "max_completion_length", "max_tool_calling_iterations",
+            "pad_to_multiple_of", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization",
+            "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_structured_outputs_regex",
+            "vllm_tensor_parallel_size",
+        }),
     )  # fmt: skip
 
     def phases(self, plan: TrainingPlan) -> StepProgram:

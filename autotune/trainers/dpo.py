@@ -24,8 +24,6 @@ class PreferenceOptimization(FusedHead):
     name = "dpo"
     label = "DPO"
     title = "Direct preference optimisation"
-    config_class = "DPOConfig"
-    trainer_class = "DPOTrainer"
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), with_images=True),
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
@@ -33,13 +31,6 @@ class PreferenceOptimization(FusedHead):
     )
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
-    fields = frozenset({
-        "activation_offloading", "beta", "dataset_num_proc", "disable_dropout", "discopop_tau",
-        "f_alpha_divergence_coef", "f_divergence_type", "label_smoothing", "ld_alpha", "loss_type", "loss_weights",
-        "max_length", "model_init_kwargs", "pad_to_multiple_of", "pad_token", "padding_free",
-        "precompute_ref_batch_size", "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps",
-        "router_aux_loss_coef", "sync_ref_model", "truncation_mode", "trust_remote_code", "use_weighting",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type",
@@ -51,6 +42,9 @@ class PreferenceOptimization(FusedHead):
             "ref_model_sync_steps", "trust_remote_code",
         }),
         assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
+        others=frozenset({
+            "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs", "truncation_mode",
+        }),
     )  # fmt: skip
 
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "chosen": " a b", "rejected": " b a b"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate
+from autotune.core.nested import at
 from autotune.core.setting import Setting
 from autotune.techniques.base import Technique
 
@@ -29,27 +30,17 @@ def put(tree: dict[str, object], path: str, value: object) -> None:
 
     A mapping is put into one that is there already, key by key.
     """
-    head, _, rest = path.partition(".")
-    if not rest:
-        inside = tree.get(head)
-        if isinstance(inside, dict) and isinstance(value, Mapping):
-            _update(inside, value)
-        else:
-            tree[head] = value
-        return
-    branch = tree.setdefault(head, {})
-    assert isinstance(branch, dict)
-    put(branch, rest, value)
+    first, *names = path.split(".")
+    for name in reversed(names):
+        value = {name: value}
+    _update(tree, {first: value})
 
 
 def complete(tree: dict[str, object], path: str, document: Mapping[str, object]) -> None:
     """Put what a document has in place of what the mapping at a path has; nothing where there is no mapping."""
-    head, *rest = path.split(".")
-    found: object = tree.get(head)
-    for name in rest:
-        found = found.get(name) if isinstance(found, dict) else None
-    if isinstance(found, dict):
-        _update(found, document)
+    for found in at(tree, path.split(".")):
+        if isinstance(found, dict):
+            _update(found, document)
 
 
 def _update(into: dict[str, object], document: Mapping[str, object]) -> None:

@@ -2,48 +2,145 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from autotune.core.batch_geometry import BatchGeometry
+from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
+from autotune.core.blocks import block_rows
+from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
-from autotune.trainers.geometry import evaluated_rows_of, number
-from autotune.trainers.pictured import Pictured, with_images
+from autotune.trainers.geometry import number, required
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
+
+_DRAWN = 192
+"""Random micro-batches that are drawn as those of an epoch."""
+_STRATA = 3
+"""Groups of them by size. One micro-batch of each is traced, and stands for the time of its group."""
 
 
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
     """Return the micro-batches and steps of a plan on a workload, those of evaluation included."""
     geometry = trainer.geometry(plan, workload.dataset.documents)
-    geometry = _pictured(geometry, trainer, plan, workload.dataset, trainer.drawn(plan))
+    geometry = _with_images(geometry, trainer, plan, workload.dataset, trainer.drawn(plan))
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
     copies = trainer.evaluated_copies(plan)
-    rows = min(evaluated_rows_of(plan), documents.rows * copies)
+    rows = min(required(plan, "per_device_eval_batch_size"), documents.rows * copies)
     evaluation = trainer.evaluated(plan, documents, rows)
-    evaluation = _pictured(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), evaluated=copies)
+    evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)
 
 
-def _pictured(
+@dataclass(frozen=True)
+class _Pictured:
+    """The rows of a dataset with images, and how a trainer draws them.
+
+    Attributes:
+        loads: the sizes of all rows.
+        alike: for each row, the index of the first one of the same sizes.
+        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
+        multiple: to which the widest sequence of a micro-batch is rounded up.
+        blocks: whether those drawn at once are successive rows, always the same ones; else any rows may meet.
+    """
+
+    loads: Loads
+    alike: Numbers
+    drawn: int
+    multiple: int
+    blocks: bool
+
+    @property
+    def elements(self) -> Numbers:
+        """Numbers that the vision tower gets of each row."""
+        assert self.loads.image_elements is not None
+        return self.loads.image_elements
+
+    def width(self, tokens: Numbers | None, chosen: Numbers) -> int:
+        """Return the tokens of the widest of some sequences, padding included; 0 where there are none."""
+        return 0 if tokens is None else rounded_up(int(tokens[chosen].max()), self.multiple)
+
+    def nearest(self, chosen: Numbers, elements: float) -> Numbers:
+        """Return rows in the order of the distance of their image data from a number; blocks stay as they are."""
+        import numpy as np
+
+        return chosen if self.blocks else chosen[np.argsort(np.abs(self.elements[chosen] - elements), kind="stable")]
+
+
+def _with_images(
     geometry: BatchGeometry,
     trainer: Trainer,
     plan: TrainingPlan,
     profile: DatasetProfile,
     drawn: int,
-    *,
     evaluated: int = 0,
 ) -> BatchGeometry:
-    """Return a geometry of rows of the dataset if these have images."""
+    """Return a geometry whose micro-batches are rows of the dataset, since tokens do not determine their images.
+
+    Where rows are drawn for several micro-batches, these are divided among them in their order. A trace runs the first
+    of these micro-batches: the worst one begins with the rows with the most image data, a typical one with those whose
+    image data are nearest to the mean.
+
+    Args:
+        geometry: of the same rows by their tokens, padded; returned as it is if they have no images.
+        drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
+        evaluated: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to train on.
+    """
     if profile.images is None:
         return geometry
-    rows = Pictured(
-        trainer.loads(plan, profile.images, drawn),
-        profile.images.alike,
-        drawn,
-        multiple=number(plan, "pad_to_multiple_of") or 1,
-        blocks=trainer.ordered,
-        evaluated=evaluated,
+    loads, multiple = trainer.loads(plan, profile.images, drawn), number(plan, "pad_to_multiple_of") or 1
+    rows = _Pictured(loads, profile.images.alike, drawn, multiple, trainer.ordered)
+    count, elements = geometry.worst.rows, rows.elements
+
+    def shape_of(chosen: Numbers, like: Shape) -> Shape:
+        width, beside = rows.width(loads.widest, chosen), rows.width(loads.beside, chosen)
+        # The loss counts completions alone, where some are generated.
+        filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * width)
+        order = tuple(chosen.repeat(evaluated or 1).tolist())
+        return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(evaluated))
+
+    several = geometry.sequences > 1
+    found = (
+        heaviest_blocks(loads, drawn, multiple)
+        if trainer.ordered
+        else heaviest(loads, drawn, padded=True, multiple=multiple, several=several)
     )
-    return with_images(geometry, rows)
+    worst, *rivals = (shape_of(rows.nearest(chosen, elements.max()), geometry.worst) for chosen in found)
+    shares: dict[Shape, float] = {}
+    for chosen in _representatives(rows):
+        shape = shape_of(rows.nearest(chosen, elements[chosen].mean()), geometry.sizes[0].shape)
+        shares[shape] = shares.get(shape, 0.0) + 1 / _STRATA
+    sizes = tuple(Typical(shape, share) for shape, share in shares.items())
+    # The trace of a micro-batch runs them at their own sizes.
+    apart = tuple(replace(phase, worst=worst, sizes=sizes) for phase in geometry.apart)
+    return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
+
+
+def _representatives(rows: _Pictured) -> list[Numbers]:
+    """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean."""
+    import numpy as np
+
+    loads, drawn = rows.loads, _drawn(rows)
+    tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
+    widths = [-(-width // rows.multiple) * rows.multiple for width in tensors]
+    sizes = np.stack([*widths, rows.elements[drawn].sum(axis=1)], axis=1, dtype=float)
+    groups = np.lexsort(sizes.T[::-1]).reshape(_STRATA, -1)
+    scale = np.maximum(sizes.mean(axis=0), 1.0)
+    nearest = (np.abs((sizes[group] - sizes[group].mean(axis=0)) / scale).sum(axis=1).argmin() for group in groups)
+    chosen = [rows.alike[drawn[group[place]]] for group, place in zip(groups, nearest, strict=True)]
+    return chosen if rows.blocks else [np.sort(each) for each in chosen]
+
+
+def _drawn(rows: _Pictured) -> Numbers:
+    """Return random micro-batches, or whole blocks in random order; shape (micro-batches, rows)."""
+    import numpy as np
+
+    generator, population = np.random.default_rng(0), len(rows.alike)
+    if not rows.blocks:
+        return np.stack([np.resize(generator.permutation(population), rows.drawn) for _ in range(_DRAWN)])
+    whole = block_rows(population, rows.drawn)[: max(1, population // rows.drawn)]
+    return np.asarray(whole[np.resize(generator.permutation(len(whole)), _DRAWN)])

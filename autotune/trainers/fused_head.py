@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON
+from autotune.techniques.sharding import ZERO_STAGES, zero_of
 from autotune.trainers.base import Trainer
 
 _OFFLOADING = "activation_offloading"
-# The stage of ZeRO in which each process keeps a share of the weights.
-_SHARES_WEIGHTS = 3
 
 
 class FusedHead(Trainer):
@@ -32,10 +29,7 @@ class FusedHead(Trainer):
         parameter. PyTorch's hooks on saved tensors, by which TRL offloads activations, hand it another tensor of the
         same data, on which nothing is noted.
         """
-        document = plan.args.get("deepspeed")
-        zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
-        shared = isinstance(zero, Mapping) and zero.get("stage") == _SHARES_WEIGHTS
-        if not shared or not plan.args.get(_OFFLOADING):
+        if zero_of(plan).get("stage") != ZERO_STAGES["zero3"] or not plan.args.get(_OFFLOADING):
             return None
         return (
             f"TRL's fused head fails with {_OFFLOADING}={ON} and sharding=zero3: its backward pass gets a "

@@ -26,25 +26,35 @@ _REMEMBERED = 4096
 _LENGTHS = 256
 
 
+def required(plan: TrainingPlan, field: str) -> int:
+    """Return an argument that every plan of the trainer sets to a number."""
+    return int(str(plan.args[field]))
+
+
 def rows_of(plan: TrainingPlan) -> int:
-    """Return the rows of a micro-batch, which every plan sets."""
-    return int(str(plan.args["per_device_train_batch_size"]))
+    """Return the rows of a micro-batch."""
+    return required(plan, "per_device_train_batch_size")
 
 
 def micro_batches_of(plan: TrainingPlan) -> int:
-    """Return the micro-batches of an optimizer step in one process, which every plan sets."""
-    return int(str(plan.args["gradient_accumulation_steps"]))
-
-
-def evaluated_rows_of(plan: TrainingPlan) -> int:
-    """Return the rows of a micro-batch of evaluation, which every plan sets."""
-    return int(str(plan.args["per_device_eval_batch_size"]))
+    """Return the micro-batches of an optimizer step in one process."""
+    return required(plan, "gradient_accumulation_steps")
 
 
 def number(plan: TrainingPlan, field: str) -> int | None:
     """Return an argument of a plan if it is a number, else None."""
     value = plan.args.get(field)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def steps_per_generation(plan: TrainingPlan) -> int:
+    """Return the micro-batches of a generation batch; TRL's default is those of an optimizer step."""
+    return number(plan, "steps_per_generation") or micro_batches_of(plan)
+
+
+def uses_of(plan: TrainingPlan) -> int:
+    """Return how many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
+    return steps_per_generation(plan) * (number(plan, "num_iterations") or 1)
 
 
 @lru_cache(_REMEMBERED)

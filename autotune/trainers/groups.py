@@ -15,40 +15,37 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.base import DatasetFormat
-from autotune.trainers.generating import TRACED_GENERATION, Generating, steps_per_generation, uses_of
-from autotune.trainers.geometry import evaluated_rows_of, micro_batches_of, number, rows_of
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, required
+from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.generating import Generating
+from autotune.trainers.geometry import micro_batches_of, number, required, rows_of, steps_per_generation, uses_of
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
-FIELDS = frozenset({
-    "beta", "cache_implementation", "chat_template_kwargs", "disable_dropout", "ds3_gather_for_generation", "epsilon",
-    "epsilon_high", "generation_batch_size", "generation_kwargs", "log_completions", "log_multimodal",
-    "log_unique_prompts", "mask_truncated_completions", "max_completion_length", "min_p", "model_init_kwargs",
-    "num_completions_to_print", "num_generations", "num_generations_eval", "num_iterations", "pad_to_multiple_of",
-    "ref_model_mixup_alpha", "ref_model_sync_steps", "repetition_penalty", "reward_weights", "router_aux_loss_coef",
-    "shuffle_dataset", "steps_per_generation", "sync_ref_model", "temperature", "top_k", "top_p",
-    "transformers_continuous_batching_config", "trust_remote_code", "use_transformers_continuous_batching",
-    "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_group_port",
-    "vllm_max_model_length", "vllm_mode", "vllm_model_impl", "vllm_server_base_url", "vllm_server_host",
-    "vllm_server_port", "vllm_server_timeout", "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
-})  # fmt: skip
-"""Fields of the configurations of all such trainers, beside those of ``transformers.TrainingArguments``."""
-TRACED = frozenset({
-    "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
-    "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
-    "top_p",
-})  # fmt: skip
-"""Those that are passed to the traced trainer unchanged; see :class:`~autotune.trainers.base.ConfigFields`."""
-# The class fills in steps_per_generation from generation_batch_size, and the other way round.
-WITHOUT_EFFECT = frozenset({
-    "chat_template_kwargs", "generation_batch_size", "log_completions", "log_multimodal", "log_unique_prompts",
-    "model_init_kwargs", "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
-    "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
-    "vllm_server_port", "vllm_server_timeout",
-})  # fmt: skip
-"""Those without effect on memory and time of a step."""
+CONFIG_FIELDS = ConfigFields(
+    traced=frozenset({
+        "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
+        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
+        "top_p",
+    }),
+    # The class fills in steps_per_generation from generation_batch_size, and the other way round.
+    without_effect=frozenset({
+        "chat_template_kwargs", "generation_batch_size", "log_completions", "log_multimodal", "log_unique_prompts",
+        "model_init_kwargs", "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
+        "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
+        "vllm_server_port", "vllm_server_timeout",
+    }),
+    assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
+    reading=frozenset({"chat_template_kwargs"}),
+    others=frozenset({
+        "beta", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length", "num_generations",
+        "num_iterations", "pad_to_multiple_of", "steps_per_generation", "transformers_continuous_batching_config",
+        "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode",
+        "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode", "vllm_model_impl",
+        "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+    }),
+)  # fmt: skip
+"""The fields of the configurations of all such trainers."""
 
 
 class Groups(Generating):
@@ -158,7 +155,7 @@ def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
             f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
             "completions of one prompt (num_generations)"
         )
-    evaluated = evaluated_rows_of(plan) * ranks if plan.evaluates else 0
+    evaluated = required(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
     together = number(plan, "num_generations_eval") or copies
     if evaluated % together:
         return (

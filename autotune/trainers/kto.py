@@ -55,8 +55,6 @@ class UnpairedPreference(FusedHead):
     name = "kto"
     label = "KTO"
     title = "Kahneman-Tversky optimisation"
-    config_class = "KTOConfig"
-    trainer_class = "KTOTrainer"
     # TRL takes pairs apart: chosen answers of up to 1,000 rows, then their rejected ones.
     formats = (
         DatasetFormat("prompt+chosen+rejected", ("prompt", "chosen", "rejected"), documents=2),
@@ -65,12 +63,6 @@ class UnpairedPreference(FusedHead):
     )
     takes_images = True
     parts = ("prompt", "completion")
-    fields = frozenset({
-        "activation_offloading", "beta", "dataset_num_proc", "desirable_weight", "disable_dropout", "loss_type",
-        "max_length", "model_init_kwargs", "pad_to_multiple_of", "precompute_ref_batch_size",
-        "precompute_ref_log_probs", "ref_model_mixup_alpha", "ref_model_sync_steps", "router_aux_loss_coef",
-        "sync_ref_model", "trust_remote_code", "undesirable_weight",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "desirable_weight", "disable_dropout", "loss_type", "precompute_ref_batch_size",
@@ -83,6 +75,7 @@ class UnpairedPreference(FusedHead):
             "dataset_num_proc": "mismatched pairs are as with one process, whatever dataset_num_proc is",
             "sync_ref_model": "the reference model is not synchronised in the traced steps",
         },
+        others=frozenset({"activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs"}),
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b", "completion": " a b", "label": True}
     ordered = True
@@ -247,13 +240,14 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
     beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
     found = blocks_of(own, beside, rows, multiple)
-    whole = found.rows == rows if len(own) >= rows else found.rows > 0
+    whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
     held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
-    typical = representatives(found.tokens[whole], beside=[found.beside[whole], held])
+    widths, besides = found["tokens"][whole], found["beside"][whole]
+    typical = representatives(widths, beside=[besides, held])
     return _Epoch(
         rows=len(own),
         tokens=int(own.sum()),
-        worst=tuple(found[place] for place in worst_blocks(found)),
+        worst=tuple(Block(*found[place].item()) for place in worst_blocks(found)),
         most_held=int(held.max()),
         sizes=tuple(
             Typical(
@@ -262,8 +256,8 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
             for each in typical
             for beside, held in (each.beside,)
         ),
-        widths=tuple(np.unique(found.tokens[whole]).tolist()),
-        unpadded=tuple(np.unique(found.tokens[whole & ~found.padded.astype(bool)]).tolist()),
+        widths=tuple(np.unique(widths).tolist()),
+        unpadded=tuple(np.unique(widths[~found["padded"][whole]]).tolist()),
     )
 
 

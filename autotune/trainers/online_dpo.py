@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Document, Documents
+from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
-from autotune.core.representatives import MOST, representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, is_colocated
 from autotune.trainers.base import ConfigFields
-from autotune.trainers.geometry import micro_batches_of, rows_of, widest_of
-from autotune.trainers.prompts import (
-    GENERATED_SIZES,
-    GENERATION,
-    REFERENCE_PASS,
-    SCORING,
-    Prompted,
-    prompt_counts,
-    required,
-)
+from autotune.trainers.geometry import micro_batches_of, required, rows_of
+from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted
 
 COMPLETIONS = 2
 """Completions of each prompt; TRL has no field for it."""
@@ -43,8 +34,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
     name = "online_dpo"
     label = "Online DPO"
     title = "Online direct preference optimisation"
-    config_class = "OnlineDPOConfig"
-    trainer_class = "OnlineDPOTrainer"
     evaluates = False
     has_command = False
     module = "trl.experimental.online_dpo"
@@ -57,14 +46,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "It keeps the type of the checkpoint's weights.",
     )
     most_field = "max_new_tokens"
-    fields = frozenset({
-        "beta", "cache_implementation", "disable_dropout", "ds3_gather_for_generation", "generation_kwargs",
-        "loss_type", "max_length", "max_new_tokens", "min_p", "missing_eos_penalty", "model_init_kwargs",
-        "repetition_penalty", "reward_model_path", "reward_weights", "temperature", "top_k", "top_p",
-        "trust_remote_code", "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_group_port",
-        "vllm_mode", "vllm_model_impl", "vllm_server_base_url", "vllm_server_host", "vllm_server_port",
-        "vllm_server_timeout", "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "cache_implementation", "disable_dropout", "loss_type", "min_p", "missing_eos_penalty",
@@ -75,7 +56,11 @@ class OnlineDirectPreferenceOptimization(Prompted):
             "model_init_kwargs", "reward_model_path", "trust_remote_code", "vllm_group_port", "vllm_server_base_url",
             "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
-        assumed={},
+        others=frozenset({
+            "ds3_gather_for_generation", "generation_kwargs", "max_length", "max_new_tokens", "use_vllm",
+            "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_model_impl",
+            "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+        }),
     )  # fmt: skip
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
@@ -95,42 +80,9 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
-    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the geometry of prompts and completions, each padded to the longest of their micro-batch."""
-        rows, micro_batches = rows_of(plan), micro_batches_of(plan)
-        most, cut, assumed = required(plan, self.most_field), required(plan, "max_length"), plan.completions
-        assert assumed is not None
-
-        def scored(prompt: int, completion: int) -> int:
-            return max(completion, min(prompt + completion, cut))
-
-        completion = round(assumed.widest)
-        counts = prompt_counts(documents)
-        widest = widest_of(counts, rows)
-
-        def sizes(widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
-            found = representatives(widths, [share for _, share in widest], most=most)
-            return tuple(Typical(Shape(rows, each.tokens, completion), each.share) for each in found)
-
-        return BatchGeometry(
-            layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
-            worst=Shape(rows, scored(documents.longest, most), most),
-            sizes=sizes([scored(width, completion) for width, _ in widest]),
-            tokens=rows * (documents.tokens / documents.rows + COMPLETIONS * assumed.mean),
-            micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.data_ranks),
-            ranks=plan.data_ranks,
-            rows=documents.rows,
-            sequences=COMPLETIONS,
-            apart=(
-                PhaseGeometry(
-                    GENERATION,
-                    Shape(rows, documents.longest + most, most),
-                    sizes([width + completion for width, _ in widest], GENERATED_SIZES),
-                    per_step=1.0,
-                ),
-            ),
-        )
+    def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
+        """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""
+        return max(completion, min(prompt + completion, required(plan, "max_length")))
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""

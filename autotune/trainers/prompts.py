@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
-from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, PhaseGeometry, Shape, Typical, rounded_up
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
 from autotune.trainers.base import DatasetFormat, Trainer
-from autotune.trainers.geometry import widest_of
+from autotune.trainers.geometry import micro_batches_of, number, required, rows_of, steps_per_generation, widest_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,8 +40,8 @@ GENERATED_SIZES = 2
 """The most sizes that stand for all generations: their time hardly bends with the tokens of prompts, since each token
 that is generated reads the keys and values of those before it once."""
 
-# Datasets whose prompts are counted: those to train on, and those to evaluate on.
-_REMEMBERED = 4
+TRACED_GENERATION = 2
+"""Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
 
 
 class Prompted(Trainer):
@@ -49,6 +49,8 @@ class Prompted(Trainer):
 
     Class attributes:
         most_field: the argument that holds the most tokens of a completion.
+        at_once: phases that a generation batch goes through as a whole.
+        in_chunks: those that it goes through in chunks of a micro-batch's size.
     """
 
     formats = (DatasetFormat("prompt", ("prompt",)),)
@@ -57,6 +59,8 @@ class Prompted(Trainer):
     scores = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
     most_field: ClassVar[str]
+    at_once: ClassVar[tuple[str, ...]] = (GENERATION,)
+    in_chunks: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
@@ -65,6 +69,50 @@ class Prompted(Trainer):
     @abstractmethod
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return how many completions are padded to the longest of them."""
+
+    def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
+        """Return how many tokens of a row the loss sees, by those of its prompt and of its completion."""
+        return prompt + completion
+
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the geometry of prompts and completions, each padded to the longest of their generation batch."""
+        rows, micro_batches = rows_of(plan), micro_batches_of(plan)
+        steps, iterations = steps_per_generation(plan), number(plan, "num_iterations") or 1
+        generations = micro_batches / (steps * iterations)
+        multiple, assumed = number(plan, "pad_to_multiple_of") or 1, plan.completions
+        assert assumed is not None
+        most = rounded_up(required(plan, self.most_field), multiple)
+        completion = rounded_up(round(assumed.widest), multiple)
+        longest, counts = rounded_up(documents.longest, multiple), documents.widths
+        widths, shares = zip(*widest_of(counts, self.drawn(plan)), strict=True)
+        prompts = [rounded_up(width, multiple) for width in widths]
+        whole = [prompt + completion for prompt in prompts]
+        traced = -(-self.padded_together(plan) // TRACED_GENERATION)
+
+        def sizes(rows: int, widths: Sequence[int], most: int = MOST) -> tuple[Typical, ...]:
+            found = representatives(widths, shares, most=most)
+            return tuple(Typical(Shape(rows, each.tokens, completion), each.share) for each in found)
+
+        worst = Shape(rows, self.scored(plan, longest, most), most)
+        typical = sizes(rows, [self.scored(plan, prompt, completion) for prompt in prompts])
+        generated = Shape(traced, longest + most, most), sizes(traced, whole, GENERATED_SIZES), generations
+        # Those that a plan has not are no part of its traces. Sizes alone decide the geometry.
+        chunk = worst, typical, generations * steps
+        return BatchGeometry(
+            layout=self.layout(plan, rows) if len(counts) > 1 else Layout.EQUAL,
+            worst=worst,
+            sizes=typical,
+            tokens=rows * (documents.tokens / documents.rows + documents.sequences * assumed.mean),
+            micro_batches=micro_batches,
+            documents=float(rows * micro_batches * plan.data_ranks),
+            ranks=plan.data_ranks,
+            rows=documents.rows * self.copies(plan) * iterations,
+            sequences=documents.sequences,
+            apart=(
+                *(PhaseGeometry(name, *generated) for name in self.at_once),
+                *(PhaseGeometry(name, *chunk) for name in self.in_chunks),
+            ),
+        )
 
     def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
         """Return a prompt of so many tokens."""
@@ -110,17 +158,6 @@ class Prompted(Trainer):
         return replace(plan, rewards=rewards, completions=assumed)
 
 
-def required(plan: TrainingPlan, field: str) -> int:
-    """Return an argument that every plan of these trainers sets to a number."""
-    return int(str(plan.args[field]))
-
-
-@lru_cache(_REMEMBERED)
-def prompt_counts(documents: Documents) -> Mapping[int, int]:
-    """Return how many prompts there are of each length in tokens."""
-    return documents.by_width()
-
-
 def _completions(asked: int | None, known: LengthDistribution | None, most: int, drawn: int) -> Completions:
     """Return the lengths of typical completions: the dataset's, those asked for, or half of the maximum.
 
@@ -131,8 +168,5 @@ def _completions(asked: int | None, known: LengthDistribution | None, most: int,
     if known is None:
         mean = float(min(most, max(1, most // 2 if asked is None else asked)))
         return Completions(mean, mean)
-    counts: dict[int, int] = {}
-    for tokens, count in known.counts.items():
-        counts[min(tokens, most)] = counts.get(min(tokens, most), 0) + count
-    cut = LengthDistribution(counts)
-    return Completions(cut.tokens / cut.rows, sum(share * tokens for tokens, share in widest_of(counts, drawn)))
+    cut = known.cut_to(most)
+    return Completions(cut.tokens / cut.rows, sum(share * tokens for tokens, share in widest_of(cut.counts, drawn)))

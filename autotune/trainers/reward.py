@@ -17,8 +17,6 @@ class RewardModelling(Trainer):
     name = "reward"
     label = "Reward"
     title = "Training of a reward model"
-    config_class = "RewardConfig"
-    trainer_class = "RewardTrainer"
     # In the order in which RewardTrainer looks for them.
     formats = (
         DatasetFormat("chosen_ids+rejected_ids", ("chosen_ids", "rejected_ids"), tokenized=True),
@@ -30,19 +28,14 @@ class RewardModelling(Trainer):
     )
     optional_columns = ("margin",)
     parts = ("chosen", "rejected")
-    fields = frozenset({
-        "activation_offloading", "center_rewards_coefficient", "chat_template_path", "dataset_num_proc",
-        "disable_dropout", "eos_token", "max_length", "model_init_kwargs", "pad_to_multiple_of", "pad_token",
-        "trust_remote_code",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({"center_rewards_coefficient", "disable_dropout"}),
         without_effect=frozenset({
             "chat_template_path", "dataset_num_proc", "eos_token", "model_init_kwargs", "pad_token",
             "trust_remote_code",
         }),
-        assumed={},
         reading=frozenset({CHAT_TEMPLATE, "eos_token"}),
+        others=frozenset({"activation_offloading", "max_length", "pad_to_multiple_of"}),
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.core.plan import TrainingPlan
-from autotune.trainers.base import ConfigFields
-from autotune.trainers.groups import FIELDS, TRACED, WITHOUT_EFFECT, Groups
+from autotune.trainers.groups import CONFIG_FIELDS, Groups
 
 
 class LeaveOneOut(Groups):
@@ -13,18 +14,7 @@ class LeaveOneOut(Groups):
     name = "rloo"
     label = "RLOO"
     title = "REINFORCE leave-one-out"
-    config_class = "RLOOConfig"
-    trainer_class = "RLOOTrainer"
-    fields = FIELDS | {
-        "normalize_advantages",
-        "reward_clip_range",
-    }
-    config_fields = ConfigFields(
-        traced=TRACED | {"normalize_advantages", "reward_clip_range"},
-        without_effect=WITHOUT_EFFECT,
-        assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
-        reading=frozenset({"chat_template_kwargs"}),
-    )  # fmt: skip
+    config_fields = replace(CONFIG_FIELDS, traced=CONFIG_FIELDS.traced | {"normalize_advantages", "reward_clip_range"})
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """RLOO always does."""

@@ -27,8 +27,6 @@ class SupervisedFineTuning(FusedHead):
     name = "sft"
     label = "SFT"
     title = "Supervised fine-tuning"
-    config_class = "SFTConfig"
-    trainer_class = "SFTTrainer"
     # In the order in which SFTTrainer looks for them.
     formats = (
         DatasetFormat("input_ids", ("input_ids",), tokenized=True),
@@ -39,12 +37,6 @@ class SupervisedFineTuning(FusedHead):
     )
     takes_images = True
     parts = ("tokens",)
-    fields = frozenset({
-        "activation_offloading", "assistant_only_loss", "chat_template_path", "completion_only_loss", "dataset_kwargs",
-        "dataset_num_proc", "dataset_text_field", "eos_token", "eval_packing", "loss_type", "max_length",
-        "model_init_kwargs", "packing", "packing_strategy", "pad_to_multiple_of", "pad_token", "padding_free",
-        "router_aux_loss_coef", "shuffle_dataset", "truncation_mode", "trust_remote_code",
-    })  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef"}),
         without_effect=frozenset({
@@ -56,6 +48,9 @@ class SupervisedFineTuning(FusedHead):
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
         reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
+        others=frozenset({
+            "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
+        }),
     )  # fmt: skip
 
     stand_in: ClassVar[Mapping[str, object]] = {"text": "a b"}

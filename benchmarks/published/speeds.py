@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.app.notes import TIME_ERROR
-from autotune.core.achieved import AchievedRates
-from autotune.core.gpu import Gpu
+from autotune.core.gpu import AchievedRates, Gpu
 from autotune.core.plan import Launch
 from autotune.core.step_time import USUAL_PACE, Pace
 from autotune.inspection.gpus import listed_gpu

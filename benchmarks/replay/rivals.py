@@ -23,12 +23,13 @@ from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.effort import EFFORTS
-from autotune.techniques.per_device_train_batch_size import TECHNIQUE as MICRO_BATCH
+from autotune.techniques.per_device_train_batch_size import PerDeviceTrainBatchSize
 from autotune.trainers.problem import TrainerProblem
 from benchmarks.replay.distorted_search import MEASURED, PROBES
 from benchmarks.replay.planned_search import searched
 from benchmarks.replay.tables import RECORDED, Table, read_table
 
+MICRO_BATCH = PerDeviceTrainBatchSize.name
 MOST = max(PROBES)
 # Suggestions after which a search that finds nothing new to probe ends.
 _SUGGESTED = 400
@@ -123,15 +124,15 @@ def by_deepspeed(table: Table, seed: int) -> Iterator[Candidate]:
     # The default's length may be illegal with every other choice: the rest follows from what is most like it.
     best = min(rates, key=lambda each: (each == problem.baseline, len(each.differences(problem.baseline))))
     probed = {problem.baseline}
-    growing = sorted(problem.choices[MICRO_BATCH.name], key=int)
-    for knob in (MICRO_BATCH.name, *(name for name in problem.choices if name != MICRO_BATCH.name)):
-        for candidate in _changed(problem, knob, best, growing if knob == MICRO_BATCH.name else None):
+    growing = sorted(problem.choices[MICRO_BATCH], key=int)
+    for knob in (MICRO_BATCH, *(name for name in problem.choices if name != MICRO_BATCH)):
+        for candidate in _changed(problem, knob, best, growing if knob == MICRO_BATCH else None):
             if candidate not in rates or candidate in probed:
                 continue
             probed.add(candidate)
             yield candidate
             best = max(best, candidate, key=rates.__getitem__)
-            if knob == MICRO_BATCH.name and not rates[candidate]:
+            if knob == MICRO_BATCH and not rates[candidate]:
                 break
 
 

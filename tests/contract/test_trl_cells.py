@@ -19,7 +19,7 @@ import torch
 from autotune.core.candidate import Candidate
 from autotune.techniques import find
 from autotune.techniques.base import Technique, facts
-from autotune.techniques.gradient_checkpointing import TECHNIQUE as CHECKPOINTING
+from autotune.techniques.gradient_checkpointing import GradientCheckpointing
 from autotune.trainers import find_trainer, techniques_of, trainers
 from tests.contract.building import NAMES, built
 from tests.settings import GPU, setting, workload
@@ -34,7 +34,7 @@ REFUSING = r"Unexpected keyword arguments: (every_n_layers|selective|offload)"
 
 def known(trainer: str, choice: str) -> str:
     """Return what the catalogue says of a way to checkpoint: refused, ignored, restricted or taken."""
-    own = facts(CHECKPOINTING, trainer)
+    own = facts(GradientCheckpointing, trainer)
     sets = {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}
     return next((word for word, found in sets.items() if choice in found), "taken")
 

@@ -14,7 +14,7 @@ from autotune.core.spread import Interval
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
 from autotune.inspection.rows import check_json
-from autotune.techniques.peft_config import TECHNIQUE
+from autotune.techniques.peft_config import PeftConfig
 
 HOSTILE = {
     "deep": '{"a": ' + "[" * 100 + "]" * 100 + "}",
@@ -36,7 +36,7 @@ def test_a_hostile_document_is_refused_in_one_sentence(text: str, tmp_path: Path
     with pytest.raises(InputError, match=r"rows\.jsonl cannot be read: "):
         check_json(tmp_path / "rows.jsonl")
     with pytest.raises(InputError, match="peft_config"):
-        TECHNIQUE.parse(str(tmp_path / "rows.jsonl"))
+        PeftConfig().parse(str(tmp_path / "rows.jsonl"))
 
 
 def test_a_document_that_opens_many_brackets_beside_one_another_is_read() -> None:

@@ -23,7 +23,6 @@ class Toy(Trainer):
     formats = (DatasetFormat("question+answer", ("question", "answer")),)
     parts = ("question", "answer")
     stand_in = {"question": "a b", "answer": "b a b"}
-    fields = SFT.fields
     config_fields = SFT.config_fields
     has_command = False
 

@@ -32,9 +32,6 @@ class WeightDecay(Technique):
     def plan(self, choice, candidate, setting):
         """Write the decay."""
         return {"args.weight_decay": 0.1 if choice == "on" else 0.0}
-
-
-TECHNIQUE = WeightDecay()
 '''
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autotune.core.achieved import AchievedRates
 from autotune.core.candidate import Candidate
+from autotune.core.gpu import AchievedRates
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
 from autotune.core.timeline import Occurrence, Part, Section

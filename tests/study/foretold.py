@@ -8,7 +8,7 @@ from functools import cache
 
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
-from autotune.core.prediction import Prediction
+from autotune.core.prediction import Prediction, Predictor
 from tests.study.replayed import TableProblem, peak_bytes, tokens_per_second
 
 
@@ -25,7 +25,7 @@ def everything(candidate: Candidate) -> bool:
 
 
 @dataclass
-class Foretold:
+class Foretold(Predictor):
     """Predicts by the table.
 
     Attributes:

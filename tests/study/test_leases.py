@@ -17,7 +17,7 @@ from optuna.storages import InMemoryStorage
 
 from autotune.core.events import Noted, ignore
 from autotune.core.measurement import Measurement
-from autotune.core.prediction import NoPredictor
+from autotune.core.prediction import Predictor
 from autotune.errors import AutotuneError
 from autotune.study import ProbeRun, Purpose, StudyStorage
 from autotune.study.clock import Clock, elapsed_seconds
@@ -207,7 +207,7 @@ def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_
 ) -> None:
     (study, first), (_, second) = join(stack), join(stack)
     log = TrialLog(study, first, TableProblem().choices, LIMIT_BYTES)
-    session = Session(TableProblem(), ReplayedTable(), log, PATIENT, 3, Clock(None), ignore, NoPredictor())
+    session = Session(TableProblem(), ReplayedTable(), log, PATIENT, 3, Clock(None), ignore, Predictor())
     read, looks = session.refresh, iter(range(9))
 
     def meanwhile() -> None:

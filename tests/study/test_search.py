@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.prediction import NoPredictor
+from autotune.core.prediction import Predictor
 from autotune.core.program import FORWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
@@ -208,7 +208,7 @@ def test_host_memory_that_ran_out_beside_a_gpu_is_not_learnt_as_a_need_of_the_gp
             Record(0, first, Purpose.BASELINE, measurement(first)),
             Record(1, ended, Purpose.SEARCH, shown),
         ]
-        return Surrogate(TableProblem().choices, records, LIMIT_BYTES, NoPredictor()).excess(ended)
+        return Surrogate(TableProblem().choices, records, LIMIT_BYTES, Predictor()).excess(ended)
 
     assert excess(ProbeStatus.HOST_OUT_OF_MEMORY) < 0 < excess(ProbeStatus.OUT_OF_MEMORY)
 

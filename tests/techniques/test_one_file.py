@@ -34,9 +34,6 @@ class Knob(Technique):
     trl_default = 0
     writes = frozenset({"args.weight_decay"})
     {declared}
-
-
-TECHNIQUE = Knob()
 '''
 Plans = tuple[TrainingPlan, TrainingPlan]
 Adding = Callable[[str], Plans]

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.candidate import Candidate
 from autotune.errors import InputError
-from autotune.techniques.peft_config import TECHNIQUE, configuration
+from autotune.techniques.peft_config import PeftConfig, configuration
 from autotune.trainers import find_trainer
 from tests.settings import setting
 
@@ -31,17 +31,17 @@ def written(directory: Path, document: object) -> str:
 
 
 def test_the_choice_is_what_the_file_says_and_not_its_name(tmp_path: Path) -> None:
-    choice = TECHNIQUE.parse(written(tmp_path, IA3))
+    choice = PeftConfig().parse(written(tmp_path, IA3))
     assert configuration(choice) == IA3
-    assert TECHNIQUE.parse(choice) == choice
+    assert PeftConfig().parse(choice) == choice
 
 
 def test_the_file_of_a_saved_adapter_describes_one_to_train(tmp_path: Path) -> None:
-    assert configuration(TECHNIQUE.parse(written(tmp_path, {**IA3, "inference_mode": True}))) == IA3
+    assert configuration(PeftConfig().parse(written(tmp_path, {**IA3, "inference_mode": True}))) == IA3
 
 
 def test_the_plan_holds_it_and_says_that_adapters_are_trained(tmp_path: Path) -> None:
-    plan = SFT.plan(candidate(peft_config=str(TECHNIQUE.parse(written(tmp_path, IA3)))), HERE)
+    plan = SFT.plan(candidate(peft_config=str(PeftConfig().parse(written(tmp_path, IA3)))), HERE)
     assert plan.peft == IA3
     assert plan.model["use_peft"] is True
     assert plan.fingerprint != SFT.plan(candidate(), HERE).fingerprint
@@ -58,13 +58,13 @@ def test_the_plan_holds_it_and_says_that_adapters_are_trained(tmp_path: Path) ->
 )
 def test_what_is_wrong_with_a_file_is_said(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
-        TECHNIQUE.parse(text)
+        PeftConfig().parse(text)
     assert "adapter_config.json" in caught.value.hint
 
 
 def test_a_file_that_holds_no_mapping_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="it has no key peft_type"):
-        TECHNIQUE.parse(written(tmp_path, ["LORA"]))
+        PeftConfig().parse(written(tmp_path, ["LORA"]))
 
 
 def test_two_adapters_at_once_are_illegal() -> None:

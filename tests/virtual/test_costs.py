@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.core.achieved import AchievedRates
-from autotune.core.gpu import Gpu, GpuSpeeds
+from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
 from autotune.core.plan import Launch
 from autotune.core.step_time import Caller, Pace
 from autotune.errors import InputError

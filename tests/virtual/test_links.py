@@ -10,8 +10,7 @@ import torch
 from accelerate import ParallelismConfig
 from torch.distributed.device_mesh import DeviceMesh
 
-from autotune.core.achieved import AchievedRates
-from autotune.core.gpu import GpuSpeeds
+from autotune.core.gpu import AchievedRates, GpuSpeeds
 from autotune.core.plan import Launch
 from autotune.inspection.gpus import find_gpu
 from autotune.virtual.links import Collective, mesh_groups, network_load, sending_seconds

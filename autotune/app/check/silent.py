@@ -37,7 +37,7 @@ def silent_findings(
     """
     yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
-        if not facts(max_length.TECHNIQUE, trainer.name).changes:
+        if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
     yield from _mixing(plan, setting)
     yield from _served(plan)

@@ -12,7 +12,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.step.trainers.prompts import instead
-from autotune.trainers.generating import steps_per_generation
+from autotune.trainers.geometry import steps_per_generation
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 
