@@ -24,8 +24,7 @@ from autotune.step.run.progress import Progress
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.training import train
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers.prompts import WANTED
-from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.prompts import WANTED, reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import REFERENCE_PASS

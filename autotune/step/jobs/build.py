@@ -23,7 +23,7 @@ from autotune.step.objects import config
 from autotune.step.run.traced_training import world_of
 from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual, engine_on
 from autotune.step.trainers import adapter
-from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.prompts import reward_function
 from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.

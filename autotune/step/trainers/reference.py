@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -95,11 +95,9 @@ class AskingReference(Adapter):
     """The child's side of trainers that ask a reference, or precompute its log-probabilities.
 
     Class attributes:
-        module: the module of TRL's trainer.
         on_rows: the subclass of the trainer that takes tokenised rows.
     """
 
-    module: ClassVar[ModuleType]
     on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
-
-from autotune.step.trainers.prompts import instead
 
 GIVEN_TOKEN = 5
 """The token that completions consist of."""
@@ -40,17 +38,14 @@ class GivenCompletions:
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
 
 
-@contextmanager
-def without_weights(module: ModuleType) -> Iterator[None]:
+def without_weights(module: ModuleType) -> AbstractContextManager[object]:
     """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
 
     They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
     """
     if not hasattr(module, "LLM"):
-        yield
-        return
-    with instead(module, "LLM", partial(module.LLM, load_format="dummy")):
-        yield
+        return nullcontext()
+    return mock.patch.object(module, "LLM", partial(module.LLM, load_format="dummy"))
 
 
 def make_long(generation: Any, tokens: int) -> None:
