@@ -54,7 +54,7 @@ def test_a_step_in_which_the_process_was_stopped_is_not_timed() -> None:
     training = Training(Schedule(max_micro_batches=STEPS - 1))
     for stopped in (False, False, True, False):
         training.step(stopped=stopped)
-    assert len(training.progress.timed) == len(training.progress.updates) == 2
+    assert len(training.progress.timed.micro_batches) == len(training.progress.timed.updates) == 2
 
 
 @pytest.mark.usefixtures("continued")
@@ -65,4 +65,4 @@ def test_a_run_whose_steps_were_stopped_ends_after_the_last_and_has_a_time() -> 
         assert not training.control.should_training_stop
         training.step(stopped=True)
     assert training.control.should_training_stop
-    assert len(training.progress.timed) == 1
+    assert len(training.progress.timed.micro_batches) == 1

@@ -39,17 +39,17 @@ def select_device(device: DeviceKind) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def import_engine(plan: TrainingPlan) -> None:
-    """Import the engine of a plan, before a meter takes its baseline."""
+def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
+    """Select this rank's device and import the engine of a plan, before a meter takes its baseline.
+
+    DeepSpeed needs the variables of a group of one too; with several processes they are set already.
+    """
+    if plan.in_group and plan.launch.processes == 1:
+        os.environ.update(launched(0, 1))
+    select_device(device)
     if plan.args.get("deepspeed"):
         for name in _DEEPSPEED:
             importlib.import_module(name)
-
-
-def set_single_process_environment(plan: TrainingPlan) -> None:
-    """Set the variables of a group of one, which DeepSpeed needs; with several processes they are set already."""
-    if plan.in_group and plan.launch.processes == 1:
-        os.environ.update(launched(0, 1))
 
 
 def join(plan: TrainingPlan, device: DeviceKind) -> None:

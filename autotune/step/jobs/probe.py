@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -12,7 +13,7 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed.group import import_engine, leave, select_device, set_single_process_environment
+from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
@@ -38,9 +39,7 @@ def succeeded(reply: ProbeReply) -> bool:
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
-    set_single_process_environment(request.plan)
-    select_device(request.device)
-    import_engine(request.plan)
+    prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
@@ -71,33 +70,27 @@ def _finished(
     assert step is not None
     assert first is not None
     assert last is not None
-    known = timing(progress.timed, progress.updates, step, progress.generations)
+    known = timing(progress.timed, step)
     # Of what several ranks share, each has its part.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
     rows = batches.rows * step.micro_batches
-    peaks = meter.peaks()
-    return Measurement(
-        status=ProbeStatus.OK,
-        peak_bytes=peaks.peak_bytes,
-        reserved_bytes=peaks.reserved_bytes,
-        device_bytes=peaks.device_bytes,
-        host_peak_bytes=peaks.host_peak_bytes,
-        allocation_retries=peaks.allocation_retries,
+    return replace(
+        meter.peaks(),
         tokens_per_second=tokens / (known.step_seconds + rows * pass_seconds_per_row),
         tokens_per_second_error=known.error,
         step_seconds=known.step_seconds,
         micro_batch_seconds=known.micro_batch_seconds,
         update_seconds=known.update_seconds,
         loading_seconds=known.loading_seconds,
-        micro_batches_timed=len(progress.timed),
+        micro_batches_timed=len(progress.timed.micro_batches),
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches * share,
         rows=batches.population,
         worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
         generation_seconds=known.generation_seconds,
-        generation_phases=step.phases(progress.generations),
+        generation_phases=step.phases(progress.timed.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row / plan.data_ranks,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -75,9 +76,8 @@ def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
 @contextmanager
 def _as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
     """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
-    trained_on, trainer.train_dataset = trainer.train_dataset, trainer.eval_dataset
-    at_once, trainer.args.per_device_train_batch_size = trainer.args.per_device_train_batch_size, rows
-    try:
+    with (
+        mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),
+        mock.patch.object(trainer.args, "per_device_train_batch_size", rows),
+    ):
         yield
-    finally:
-        trainer.train_dataset, trainer.args.per_device_train_batch_size = trained_on, at_once
