@@ -9,12 +9,13 @@ from typing import Any
 
 from trl import ModelConfig
 
+from autotune.core.files import written_atomically
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
-from autotune.step.data.tokenize import covered, save_rows, tokenized
+from autotune.step.data.tokenize import covered, tokenized
 from autotune.step.images.limits import image_limits
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
@@ -46,7 +47,8 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
                 f"No row of {asked.dataset.name} has a token.",
                 hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
-        save_rows(rows, asked.tokenized_directory)
+        with written_atomically(Path(asked.tokenized_directory)) as part:
+            rows.save_to_disk(str(part))
         if asked.image_limits and profile.images is not None:
             limits = image_limits(loaded.rows, processor, asked.dataset.name)
             profile = replace(profile, images=replace(profile.images, limits=limits))

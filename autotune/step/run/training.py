@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
-from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
+from autotune.step.objects import config, model_maker, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.evaluation import evaluate
 from autotune.step.run.followed import followed
@@ -88,21 +88,17 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     else:
         load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-
-        def make_model(*, teacher: bool = False) -> Any:
-            if teacher:
-                other = teacher_loading(plan)
-                named = replace(source, name=other.name, revision=other.revision)
-                return load(named, other.kwargs, other.quantization, request.device, known.head)
-            return load(source, kwargs, quantization_config(plan), request.device, known.head)
-
+        make_model = model_maker(plan, source, kwargs, partial(load, device=request.device, head=known.head))
         model = make_model()
         loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}
+    evaluated = None
+    if request.evaluation_directory is not None and plan.evaluates:
+        evaluated = known.cut(load_from_disk(request.evaluation_directory), plan)
     trainer = followed(known, plan, progress)(
         model=model,
         args=arguments,
         train_dataset=rows,
-        eval_dataset=_evaluated_rows(request),
+        eval_dataset=evaluated,
         peft_config=peft_config(plan),
         callbacks=[progress],
         **loading,
@@ -110,13 +106,6 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     known.watch(trainer, progress.inside)
     trainer.add_callback(EngineCheck(trainer, plan))
     return trainer
-
-
-def _evaluated_rows(request: ProbeRequest) -> Dataset | None:
-    directory = request.evaluation_directory
-    if directory is None or not request.plan.evaluates:
-        return None
-    return adapter(request.plan.trainer).cut(load_from_disk(directory), request.plan)
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:

@@ -11,19 +11,12 @@ from trl import DPOConfig, DPOTrainer
 
 from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
+from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.reference import AskingReference, OnTokenizedRows
 
 
 class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
-
-    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
-        # TRL drops these rows when it tokenises.
-        length = args.max_length
-        if length is None or args.truncation_mode != "keep_start":
-            return dataset
-        return rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < length)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""

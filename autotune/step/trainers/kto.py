@@ -13,7 +13,7 @@ from trl import KTOConfig, KTOTrainer
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
+from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Collation, InPhase
 from autotune.step.trainers.reference import AskingReference, OnTokenizedRows, watch_reference
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
@@ -26,8 +26,7 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
-        if args.max_length is not None:
-            dataset = rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
+        dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if not estimates_kl(args.loss_type):
             return dataset
         return dataset.map(
