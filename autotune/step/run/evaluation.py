@@ -12,7 +12,6 @@ import numpy as np
 
 from autotune.core.blocks import block_rows
 from autotune.core.program import EVALUATE
-from autotune.step.distributed.group import dealt
 from autotune.step.rows import RowSizes, spread
 from autotune.step.run.progress import Progress
 from autotune.step.run.worst import worst_order
@@ -41,11 +40,12 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> fl
         tokens = collation.tokens(sizes, blocks)
         places = spread(tokens, _TIMED)
         sample = blocks[places]
+        # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
         largest, timed = (
             known.arranged(
                 trainer,
-                dealt(np.repeat(order, copies, axis=1), ranks),
-                dealt(np.full(len(order), fill_value=order is worst), ranks),
+                order.repeat(copies, axis=1).repeat(ranks, axis=0),
+                np.full(len(order) * ranks, fill_value=order is worst),
             )
             for order in (worst, sample)
         )

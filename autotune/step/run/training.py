@@ -10,7 +10,7 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
+from autotune.step.distributed.group import EngineCheck, as_on_gpu, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
 from autotune.step.objects import config, model_maker, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
@@ -49,7 +49,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     # What is generated is of another size each time.
     rehearsed = request.device == "cuda" and not known.generating
     batches = plan_batches(*drawn_from, compiled=compiled, rehearsed=rehearsed)
-    trainer.train_dataset = known.arranged(trainer, dealt(batches.order, ranks), dealt(batches.is_worst, ranks))
+    # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
+    dealt = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
+    trainer.train_dataset = known.arranged(trainer, *dealt)
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
