@@ -123,8 +123,6 @@ def distribution(values: Sequence[int] | Counts) -> LengthDistribution:
 def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     """Return the offsets of the lists in a column, and the array of values that the offsets index."""
     lists = column.combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = pa.concat_arrays(lists.chunks)
     return np.asarray(lists.offsets, dtype=np.int64), lists.values
 
 

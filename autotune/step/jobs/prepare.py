@@ -54,7 +54,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             profile = replace(profile, images=replace(profile.images, limits=limits))
         return replace(profile, dropped=dropped)
 
-    teacher = _teacher(request, config, context.folder) if request.teacher is not None else None
+    teacher = _teacher(request.teacher, request, config, context.folder) if request.teacher is not None else None
     dataset, absent = read(request), absent_entries(known)
     if request.evaluation is None:
         return PrepareReply(model, dataset, absent=absent, teacher=teacher)
@@ -74,14 +74,13 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     return PrepareReply(model, dataset, evaluation, absent, teacher)
 
 
-def _teacher(request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:
+def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:
     """Return the profile of the teacher.
 
     Raises:
         InputError: it cannot be read, or TRL would refuse it with the trained model.
     """
-    source, known = request.teacher, adapter(request.trainer)
-    assert source is not None
+    known = adapter(request.trainer)
     config = load_config(source, known.head)
     own, wanted = (each.get_text_config().vocab_size for each in (config, student))
     if own != wanted:

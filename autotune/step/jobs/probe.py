@@ -17,7 +17,6 @@ from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
-from autotune.step.run.batches import Batches
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
@@ -120,7 +119,7 @@ def _failed(
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # The device's memory does not show the host's, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
-    batches: Batches | None = progress.batches
+    batches = progress.batches
     first = progress.first_step_seconds
     return Measurement(
         status=judged.status,

@@ -34,7 +34,7 @@ InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
 
 TOKEN = 5
-"""The token that the rows of a trace consist of."""
+"""The token that the rows and the completions of a trace consist of."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, onlin
 from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import Collation, MakeModel
+from autotune.step.trainers.base import TOKEN, Collation, MakeModel
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
-from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
+from autotune.step.trainers.vllm import without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
@@ -72,7 +72,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         prompts = self._padded_prompts()
         twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
         mask = (np.arange(longest) < self._wanted[:, None]).astype(np.int64)
-        made = adopt({"ids": np.full(mask.shape, GIVEN_TOKEN, dtype=np.int64), "mask": mask})
+        made = adopt({"ids": np.full(mask.shape, TOKEN, dtype=np.int64), "mask": mask})
         every = (twice["input_ids"], twice["attention_mask"], made["ids"], made["mask"])
         return tuple(tensor.to(self.accelerator.device) for tensor in every)
 

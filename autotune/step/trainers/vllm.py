@@ -10,8 +10,7 @@ from unittest import mock
 
 import torch
 
-GIVEN_TOKEN = 5
-"""The token that completions consist of."""
+from autotune.step.trainers.base import TOKEN
 
 
 class GivenCompletions:
@@ -34,7 +33,7 @@ class GivenCompletions:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
         # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
         torch.empty(1, device=self._device)
-        completions = [[GIVEN_TOKEN] * self.tokens for _ in prompts]
+        completions = [[TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
 
 
