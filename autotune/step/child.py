@@ -15,7 +15,8 @@ from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
 from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of, lacks_space
-from autotune.step.ranks import RANK_FAILED, Start, by_fork, is_rank, run_ranks, spawned
+from autotune.step.process import forked, words_of_one_job
+from autotune.step.ranks import RANK_FAILED, Start, is_rank, run_ranks
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
@@ -82,9 +83,17 @@ def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> 
 
 def _start(jobs: Mapping[str, JobType], arguments: list[str]) -> Start:
     """Return how ranks are started: by a fork, unless CUDA, which does not survive one, is initialised."""
+    spawns = accelerator_is_initialized()
 
-    def run(folder: Path) -> int:
-        redirect_output(folder)
-        return execute(folder, jobs, arguments)
+    def start(folder: Path, variables: Mapping[str, str]) -> int:
+        if spawns:
+            return os.posix_spawn(sys.executable, words_of_one_job(arguments, folder), {**os.environ, **variables})
 
-    return spawned(arguments) if accelerator_is_initialized() else by_fork(run)
+        def run() -> int:
+            os.environ.update(variables)
+            redirect_output(folder)
+            return execute(folder, jobs, arguments)
+
+        return forked(run)
+
+    return start

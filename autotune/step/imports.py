@@ -78,16 +78,32 @@ def see_one_gpu() -> None:
 
 
 def preload(device: str) -> None:
-    """Prepare this process for forking jobs: import all that they use, without initialising CUDA."""
+    """Prepare this process for forking jobs: import all that they use, without initialising CUDA.
+
+    On a CPU that is also what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed.
+    """
     with _frozen():
         if device == "cuda":
             sys.meta_path.insert(0, _Deferring())
             _import(_PRELOADED)
         else:
             import_libraries()
-            _import_for_traces()
-        _import_trainers()
-        _compile_weight_renamings()
+            _import(_VIRTUAL)
+            # If it is broken, so is every training: the job that needs it reports the reason.
+            with suppress(Exception):
+                importlib.import_module(_ENGINE)
+            from autotune.step.trainers import adapters
+            from autotune.techniques import catalogue
+
+            adapters()
+            catalogue()
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        from autotune.trainers import trainers
+
+        trainers()
+        # Compiles and caches the regular expressions that transformers matches checkpoint names with.
+        get_checkpoint_conversion_mapping("llama")
         gc.collect()
 
 
@@ -121,36 +137,9 @@ def import_libraries() -> None:
     _import(_PRELOADED)
 
 
-def _import_for_traces() -> None:
-    """Import what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed if it can."""
-    from autotune.step.trainers import adapters
-    from autotune.techniques import catalogue
-
-    _import(_VIRTUAL)
-    # If it is broken, so is every training: the job that needs it reports the reason.
-    with suppress(Exception):
-        importlib.import_module(_ENGINE)
-    adapters()
-    catalogue()
-
-
-def _import_trainers() -> None:
-    """Import the specifications of all trainers, which each job looks its own up in."""
-    from autotune.trainers import trainers
-
-    trainers()
-
-
 def _import(names: Iterable[str]) -> None:
     for name in names:
         importlib.import_module(name)
-
-
-def _compile_weight_renamings() -> None:
-    """Make transformers compile and cache the regular expressions that it matches checkpoint names with."""
-    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-    get_checkpoint_conversion_mapping("llama")
 
 
 def accelerator_is_initialized() -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from accelerate import ParallelismConfig
@@ -15,8 +14,10 @@ from transformers import BitsAndBytesConfig
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import ModelSource
 from autotune.step.models.peft import peft_from_json
 from autotune.step.trainers import adapter
+from autotune.step.trainers.base import MakeModel
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REVISION
 
 
@@ -47,38 +48,7 @@ def model_arguments(plan: TrainingPlan) -> ModelConfig:
 
 def model_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
     """Return the keyword arguments with which a model is loaded, composed as in ``trl/scripts/``."""
-    arguments = model_arguments(plan)
-    kwargs: dict[str, Any] = {
-        "revision": arguments.model_revision,
-        "attn_implementation": arguments.attn_implementation,
-        "dtype": arguments.dtype,
-    }
-    own = plan.args.get("model_init_kwargs")
-    return {**kwargs, **(own if isinstance(own, dict) else {}), "trust_remote_code": False}
-
-
-@dataclass(frozen=True)
-class TeacherLoading:
-    """How the teacher of a plan is loaded.
-
-    Attributes:
-        name: hub id or path.
-        kwargs: keyword arguments of ``from_pretrained``, without ``revision`` and the quantisation.
-        quantization: what it is quantised to, or None.
-    """
-
-    name: str
-    revision: str
-    kwargs: Mapping[str, Any]
-    quantization: BitsAndBytesConfig | None
-
-
-def teacher_loading(plan: TrainingPlan) -> TeacherLoading:
-    """Return how the teacher that a plan names is loaded."""
-    kwargs = teacher_init_kwargs(plan)
-    revision, quantization = kwargs.pop("revision"), kwargs.pop("quantization_config", None)
-    found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
-    return TeacherLoading(str(plan.args[TEACHER]), revision or "main", kwargs, found)
+    return {**_init_kwargs(plan, model_arguments(plan).model_revision, "model_init_kwargs"), "trust_remote_code": False}
 
 
 def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
@@ -86,14 +56,43 @@ def teacher_init_kwargs(plan: TrainingPlan) -> dict[str, Any]:
 
     Type and attention are the trained model's unless the plan says otherwise; its quantisation is not.
     """
-    arguments, own = model_arguments(plan), plan.args.get(TEACHER_LOADING)
+    return _init_kwargs(plan, plan.args.get(TEACHER_REVISION), TEACHER_LOADING)
+
+
+def _init_kwargs(plan: TrainingPlan, revision: object, field: str) -> dict[str, Any]:
+    """Return what TRL passes to ``from_pretrained``, with what the plan adds in the given field of its ``args``."""
+    arguments, own = model_arguments(plan), plan.args.get(field)
     kwargs: dict[str, Any] = {
-        "revision": plan.args.get(TEACHER_REVISION),
+        "revision": revision,
         "trust_remote_code": False,
         "attn_implementation": arguments.attn_implementation,
         "dtype": arguments.dtype,
     }
     return {**kwargs, **own} if isinstance(own, dict) else kwargs
+
+
+def model_maker(
+    plan: TrainingPlan,
+    source: ModelSource,
+    kwargs: Mapping[str, Any],
+    load: Callable[[ModelSource, Mapping[str, Any], BitsAndBytesConfig | None], Any],
+) -> MakeModel:
+    """Return what builds the model of a plan, and the teacher that the plan names.
+
+    Args:
+        kwargs: keyword arguments of ``from_pretrained`` for the model, as :func:`model_init_kwargs` returns them.
+        load: loads a model, given its source, those arguments, and what it is quantised to, or None.
+    """
+
+    def make_model(*, teacher: bool = False) -> Any:
+        if not teacher:
+            return load(source, kwargs, quantization_config(plan))
+        own = teacher_init_kwargs(plan)
+        revision, quantization = own.pop("revision"), own.pop("quantization_config", None)
+        found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
+        return load(ModelSource(str(plan.args[TEACHER]), revision=revision or "main"), own, found)
+
+    return make_model
 
 
 def peft_config(plan: TrainingPlan) -> PeftConfig | None:

@@ -6,12 +6,10 @@ import os
 import shutil
 import signal
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from autotune.core.protocol import RANK_FOLDER, REPLY_FILE, REQUEST_FILE, RankEnding, RanksReply
-from autotune.step.process import forked, words_of_one_job
 
 RANK_FAILED = 3
 """Exit status of a rank that replied that it failed."""
@@ -58,36 +56,6 @@ def run_ranks(folder: Path, count: int, start: Start) -> RanksReply:
             for left in started:
                 os.kill(left, signal.SIGKILL)
     return RanksReply(tuple(endings[rank] for rank in range(count)), first_failed)
-
-
-def by_fork(run: Callable[[Path], int]) -> Start:
-    """Return a function that starts a rank by a fork of this process.
-
-    Args:
-        run: runs the job in a folder, and returns the exit status.
-    """
-
-    def start(folder: Path, variables: Mapping[str, str]) -> int:
-        def rank() -> int:
-            os.environ.update(variables)
-            return run(folder)
-
-        return forked(rank)
-
-    return start
-
-
-def spawned(arguments: list[str]) -> Start:
-    """Return a function that starts a rank in a new interpreter, for where CUDA is initialised in this one.
-
-    Args:
-        arguments: of ``python -m autotune.step``, in addition to the folder.
-    """
-
-    def start(folder: Path, variables: Mapping[str, str]) -> int:
-        return os.posix_spawn(sys.executable, words_of_one_job(arguments, folder), {**os.environ, **variables})
-
-    return start
 
 
 def launched(rank: int, count: int, port: int | None = None) -> dict[str, str]:

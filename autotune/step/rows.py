@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from autotune.core.heaviest import Loads
+from autotune.core.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000
@@ -87,9 +88,8 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
 def counted_values(rows: Any, column: str) -> Counts:
     """Return the number of values that the loss counts in each list of a column; shape (rows,)."""
     found = [np.zeros(0, dtype=np.int64)]
-    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        offsets, values = _offsets(batch.column(column))
-        counted = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL)])
+    for offsets, flags in _counted(rows, column):
+        counted = np.concatenate([[0], np.cumsum(flags)])
         found.append(counted[offsets[1:]] - counted[offsets[:-1]])
     return np.concatenate(found)
 
@@ -100,19 +100,29 @@ def first_counted(rows: Any, column: str) -> Counts:
     For a list without one, it is the length of the list.
     """
     found = [np.zeros(0, dtype=np.int64)]
-    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
-        offsets, values = _offsets(batch.column(column))
-        counted = np.append(np.flatnonzero(values.to_numpy(zero_copy_only=False) != IGNORED_LABEL), offsets[-1])
+    for offsets, flags in _counted(rows, column):
+        counted = np.append(np.flatnonzero(flags), offsets[-1])
         first = counted[np.minimum(np.searchsorted(counted, offsets[:-1]), len(counted) - 1)]
         found.append(np.minimum(first, offsets[1:]) - offsets[:-1])
     return np.concatenate(found)
 
 
+def _counted(rows: Any, column: str) -> Iterator[tuple[Counts, Flags]]:
+    """Yield the offsets of the lists in a column, and which of the values they index the loss counts; rows in parts."""
+    for batch in rows.select_columns([column]).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        offsets, values = _offsets(batch.column(column))
+        yield offsets, values.to_numpy(zero_copy_only=False) != IGNORED_LABEL
+
+
+def distribution(values: Sequence[int] | Counts) -> LengthDistribution:
+    """Return how often each value occurs."""
+    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
+    return LengthDistribution(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+
 def _offsets(column: pa.ChunkedArray) -> tuple[Counts, Any]:
     """Return the offsets of the lists in a column, and the array of values that the offsets index."""
     lists = column.combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = pa.concat_arrays(lists.chunks)
     return np.asarray(lists.offsets, dtype=np.int64), lists.values
 
 

@@ -44,8 +44,7 @@ class Server:
         early: bool = False,
     ) -> None:
         self._device = device
-        self._early = early
-        self._whole = False
+        self._whole = not early
         self._spawn = spawn
         self._jobs_module = jobs_module
         self._arguments = arguments
@@ -58,7 +57,10 @@ class Server:
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
-        (preload_early if self._early else partial(preload, self._device))()
+        if self._whole:
+            preload(self._device)
+        else:
+            preload_early()
         jobs = offered_jobs(self._jobs_module)
         # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
         self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
@@ -76,9 +78,9 @@ class Server:
 
     def _complete(self) -> None:
         """Import what is not imported yet."""
-        if self._early and not self._whole:
+        if not self._whole:
             preload(self._device)
-        self._whole = True
+            self._whole = True
 
     def _open_wakeup_pipe(self) -> None:
         """Make ``self._woken`` readable at the end of a child process."""
@@ -106,7 +108,7 @@ class Server:
                 *lines, unread = (unread + received).split(b"\n")
                 for line in lines:
                     self._handle(json.loads(line), jobs)
-            if not self._whole and (self._running is not None or not readable):
+            if self._running is not None or not readable:
                 self._complete()
 
     def _handle(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:

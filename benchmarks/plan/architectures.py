@@ -125,8 +125,7 @@ def _short(error: Exception, folder: Path | None = None) -> str:
 def _narrow(name: str, layers: int) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from autotune.step.models.layers import few_layers
-    from autotune.step.models.shrink import narrow
+    from autotune.step.models.shrink import few_layers, narrow
 
     config = few_layers(narrow(AutoConfig.for_model(name)), layers)
     config.get_text_config().vocab_size = VOCABULARY

@@ -61,7 +61,7 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
     from autotune.step.run.batches import Batches
     from autotune.step.run.meters import METERS
     from autotune.step.run.progress import Progress
-    from autotune.step.run.timing import WholeStep, timing
+    from autotune.step.run.timing import Timed, WholeStep, timing
     from autotune.step.run.training import step_size, train
 
     class Recording(Progress):
@@ -84,12 +84,15 @@ def _composed(request: ProbeRequest, steps: int, folder: Path) -> float:
     # Steps that begin with the worst micro-batches are no typical ones.
     typical = [index for index in walls if index >= batches.worst_steps]
     places = {int(place): count for count, place in enumerate(np.flatnonzero(batches.timed))}
-    timed = [progress.timed[places[index * size.micro_batches + place]] for index in typical for place in (0, 1)]
+    timed = [
+        progress.timed.micro_batches[places[index * size.micro_batches + place]]
+        for index in typical
+        for place in (0, 1)
+    ]
     collated = batches.collated.reshape(-1, size.micro_batches)[typical]
     step = WholeStep(size.micro_batches, float(collated.mean()))
-    return timing(timed, progress.updates[-len(typical) :], step).step_seconds / float(
-        np.mean([walls[index] for index in typical])
-    )
+    composed = timing(Timed(timed, progress.timed.updates[-len(typical) :]), step)
+    return composed.step_seconds / float(np.mean([walls[index] for index in typical]))
 
 
 def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:

@@ -148,9 +148,9 @@ class Toy(Adapter):
         """Return the sizes of rows as they were cut."""
         return RowSizes(self.lengths(trainer.train_dataset), self.trainable(trainer.train_dataset))
 
-    def collated(self, inputs):
+    def loaded(self, trainer, batch):
         """Return sequences and tokens."""
-        return inputs["input_ids"].shape[0], inputs["input_ids"].numel()
+        return batch["input_ids"].shape[0], batch["input_ids"].numel()
 
     def synthetic(self, rows, plan, arguments, trainable):
         """Return rows of one repeated token."""

@@ -13,8 +13,7 @@ from trl import pack_dataset
 
 from autotune.core.measurement import Schedule
 from autotune.step.rows import RowSizes
-from autotune.step.run.batches import StepSize, documents_per_row, plan_batches
-from autotune.step.run.drawn import drawn
+from autotune.step.run.batches import StepSize, documents_per_row, drawn, plan_batches
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Collation

@@ -115,8 +115,8 @@ def test_no_micro_batch_of_trl_s_loader_is_larger_than_the_one_that_is_evaluated
     batches = [batch for data in (None, shuffled) for batch in real.get_eval_dataloader(data)]
     largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))
     chosen = [real.data_collator([real.eval_dataset[int(row)] for row in order]) for order in largest]
-    most = max(known.collated(batch)[1] for batch in chosen)
-    drawn = [known.collated(batch)[1] for batch in batches]
+    most = max(known.loaded(real, batch)[1] for batch in chosen)
+    drawn = [known.loaded(real, batch)[1] for batch in batches]
     assert max(drawn) <= most
     flat = "packing" in args or "padding_free" in args
     if not flat:
@@ -134,7 +134,7 @@ def evaluated_batch(request: ProbeRequest, folder: Path) -> tuple[int, int]:
     """Return the rows and the tokens of the largest micro-batch that a probe evaluates."""
     real, known = built(request, folder), adapter("sft")
     largest = worst_order(evaluated_sizes(real, known), rows_at_once(real, known), known.collation(real))[0]
-    return known.collated(real.data_collator([real.eval_dataset[int(row)] for row in largest]))
+    return known.loaded(real, real.data_collator([real.eval_dataset[int(row)] for row in largest]))
 
 
 def planned_geometry(found: PrepareReply, request: ProbeRequest) -> BatchGeometry:

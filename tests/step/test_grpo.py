@@ -25,8 +25,7 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, probe
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
-from autotune.step.trainers.prompts import WANTED
-from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.prompts import WANTED, reward_function
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
@@ -77,7 +76,9 @@ def test_the_passes_over_a_generation_batch_are_those_of_a_whole_step(
     # Only two of the four micro-batches of a step are run, which TRL must not notice.
     progress, _ = trained(request_of(prompts, trainer, **args), tmp_path)
     assert progress.peaks.keys() & {"old log-probabilities", "reference log-probabilities"} == passes
-    assert all(generation.phases.keys() == {"generation", "scoring", *passes} for generation in progress.generations)
+    assert all(
+        generation.phases.keys() == {"generation", "scoring", *passes} for generation in progress.timed.generations
+    )
 
 
 @pytest.mark.parametrize("micro_batches", [2, 16])
@@ -96,13 +97,13 @@ def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_o
     assert whole.generations == 1.0
     share = min(1.0, 2 / micro_batches)
     assert set(whole.run_share.values()) == {share}
-    assert len(progress.generations) == len(progress.timed) / 2
+    assert len(progress.timed.generations) == len(progress.timed.micro_batches) / 2
     assert trainer.args.gradient_accumulation_steps == 2
 
 
 def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prepared, tmp_path: Path) -> None:
     progress, _ = trained(request_of(prompts, "rloo", beta=0.05, gradient_accumulation_steps=8), tmp_path)
-    whole, generation = progress.whole_step, progress.generations[0]
+    whole, generation = progress.whole_step, progress.timed.generations[0]
     assert whole is not None
     passes = sum(seconds for name, seconds in generation.phases.items() if "log-probabilities" in name)
     assert whole.whole(generation) == pytest.approx(generation.seconds + 3 * passes)

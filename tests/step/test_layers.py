@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from autotune.planning.extrapolation.depth import traced_depths
 from autotune.step.models.layer_kinds import layer_kinds
-from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import meta_model, model_class
-from autotune.step.models.shrink import shrunken_model
+from autotune.step.models.shrink import first_layers, shrunken_model
 from tests.small import small_config
 
 SHARED = {"gemma3n_text": 8, "gemma4_text": 10}

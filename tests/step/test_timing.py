@@ -16,7 +16,7 @@ from autotune.core.measurement import Schedule
 from autotune.step.process import counted_stops
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.timing import TimedMicroBatch, WholeStep, enough, timing
+from autotune.step.run.timing import Timed, TimedMicroBatch, WholeStep, enough, timing
 
 UPDATE_SECONDS = 3.0
 STEP = WholeStep(micro_batches=10, mean_collated=100.0)
@@ -33,7 +33,7 @@ def micro_batch(tokens: int, *, first: bool = False, noise: float = 1.0, saved: 
 
 def test_a_step_is_its_micro_batches_and_one_update() -> None:
     timed = [micro_batch(tokens, first=place == 0) for tokens in (60, 100, 180) for place in range(2)]
-    known = timing(timed, [UPDATE_SECONDS] * 3, STEP)
+    known = timing(Timed(timed, [UPDATE_SECONDS] * 3), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 - 0.2 + UPDATE_SECONDS)
     assert known.update_seconds == pytest.approx(UPDATE_SECONDS)
     assert known.micro_batch_seconds == pytest.approx((10 * 1.5 - 0.2) / 10)
@@ -41,7 +41,7 @@ def test_a_step_is_its_micro_batches_and_one_update() -> None:
 
 
 def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> None:
-    known = timing([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS], STEP)
+    known = timing(Timed([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS]), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
 
 
@@ -50,14 +50,14 @@ def test_a_disturbed_micro_batch_among_equal_ones_is_no_trend(disturbed: int) ->
     # 13 packed rows that are all but full, one of them slow; the mean of all rows is shorter than any of them. A line
     # through their times says -5.3 s and 5.8 s there.
     timed = [TimedMicroBatch(0.02, 255 + 256 - disturbed, False)] * 12 + [TimedMicroBatch(0.5, disturbed, False)]
-    known = timing(timed, [UPDATE_SECONDS] * 13, WholeStep(micro_batches=1, mean_collated=244.0))
+    known = timing(Timed(timed, [UPDATE_SECONDS] * 13), WholeStep(micro_batches=1, mean_collated=244.0))
     assert known.micro_batch_seconds == pytest.approx((12 * 0.02 + 0.5) / 13)
     assert known.error is not None
     assert known.error > 0
 
 
 def test_a_single_micro_batch_says_nothing_of_its_error() -> None:
-    known = timing([micro_batch(100)], [UPDATE_SECONDS], STEP)
+    known = timing(Timed([micro_batch(100)], [UPDATE_SECONDS]), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
     assert known.error is None
 
@@ -72,7 +72,7 @@ def test_errors_are_those_that_repetition_shows(saved: float) -> None:
             for _ in range(12)
             for place in range(2)
         ]
-        known = timing(timed, [source.gauss(UPDATE_SECONDS, 0.3) for _ in range(12)], STEP)
+        known = timing(Timed(timed, [source.gauss(UPDATE_SECONDS, 0.3) for _ in range(12)]), STEP)
         assert known.error is not None
         composed.append(known.step_seconds)
         errors.append(known.error)
@@ -97,7 +97,7 @@ def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
     seconds: list[float], schedule: Schedule, stops: bool
 ) -> None:
     timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
-    assert enough(schedule, timed, [0.1] * len(seconds), WholeStep(1, 100.0)) is stops
+    assert enough(schedule, Timed(timed, [0.1] * len(seconds)), WholeStep(1, 100.0)) is stops
 
 
 @pytest.mark.parametrize(("timed", "passed_seconds", "stops"), [(1, 449.0, False), (1, 450.0, True), (0, 500.0, False)])
@@ -106,7 +106,7 @@ def test_timing_ends_with_what_there_is_shortly_before_the_time_limit(
 ) -> None:
     schedule = Schedule(min_micro_batches=6, latest_seconds=450.0)
     known = [TimedMicroBatch(60.0, 100, first=True)] * timed
-    assert enough(schedule, known, [0.1] * timed, WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
+    assert enough(schedule, Timed(known, [0.1] * timed), WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_timing_ends_early_once_a_candidate_is_certain_to_be_slower_than_the_one
     schedule = Schedule(min_micro_batches=30, min_seconds=60.0, rate_to_beat=rate_to_beat)
     timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
     step = WholeStep(1, 100.0, tokens=110.0)
-    assert enough(schedule, timed, [0.1] * len(seconds), step) is stops
+    assert enough(schedule, Timed(timed, [0.1] * len(seconds)), step) is stops
 
 
 STEPS = 5
@@ -168,7 +168,7 @@ def test_a_step_in_which_the_process_was_stopped_is_not_timed() -> None:
     training = Training(Schedule(max_micro_batches=STEPS - 1))
     for stopped in (False, False, True, False):
         training.step(stopped=stopped)
-    assert len(training.progress.timed) == len(training.progress.updates) == 2
+    assert len(training.progress.timed.micro_batches) == len(training.progress.timed.updates) == 2
 
 
 @pytest.mark.usefixtures("continued")
@@ -179,4 +179,4 @@ def test_a_run_whose_steps_were_stopped_ends_after_the_last_and_has_a_time() -> 
         assert not training.control.should_training_stop
         training.step(stopped=True)
     assert training.control.should_training_stop
-    assert len(training.progress.timed) == 1
+    assert len(training.progress.timed.micro_batches) == 1

@@ -46,10 +46,11 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
     assert trainer._total_train_tokens == progress.batches.tokens.sum()
     assert progress.phase == FORWARD
     timed = progress.batches.timed
-    assert [item.collated for item in progress.timed] == progress.batches.collated[timed].tolist()
+    micro_batches = progress.timed.micro_batches
+    assert [item.collated for item in micro_batches] == progress.batches.collated[timed].tolist()
     in_step = progress.batches.step_micro_batches
-    assert [item.first for item in progress.timed] == [not index % in_step for index in np.flatnonzero(timed)]
-    assert len(progress.updates) == sum(timed) // in_step
+    assert [item.first for item in micro_batches] == [not index % in_step for index in np.flatnonzero(timed)]
+    assert len(progress.timed.updates) == sum(timed) // in_step
 
 
 class Seen(SFTTrainer):

@@ -71,7 +71,11 @@ def load_rows(
 def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
     try:
         with _writable_cache(folder):
-            rows = _of_trl(source) if source.mixture else _of_one(source)
+            if source.mixture:
+                mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
+                rows = get_dataset(mixture)["train"]
+            else:
+                rows = load_dataset(source.path, data_files=source.data_files, split=source.split)
             if source.test_size is not None:
                 # Which rows it takes is left to chance; whether it can take so many is not.
                 rows.train_test_split(test_size=source.test_size)
@@ -92,14 +96,6 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
             ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
-
-
-def _of_one(source: DatasetSource) -> Dataset:
-    return load_dataset(source.path, data_files=source.data_files, split=source.split)
-
-
-def _of_trl(source: DatasetSource) -> Dataset:
-    return get_dataset(DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture]))["train"]
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from autotune.step.data.dataset import LoadedRows
 from autotune.step.images.tokens import IMAGE_COLUMNS, image_profile
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
-from autotune.step.rows import Counts
+from autotune.step.rows import Counts, distribution
 from autotune.step.trainers import adapter
 from autotune.trainers import Trainer, find_trainer
 
@@ -90,7 +90,7 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
         fingerprint=_rows_fingerprint(
             rows, [*known.columns, *(name for name in IMAGE_COLUMNS if name in rows.column_names)]
         ),
-        completions=None if completions is None else _distribution(completions),
+        completions=None if completions is None else distribution(completions),
         images=image_profile(rows, trainer, lengths, trainable),
         several=None if single and documents.order is None and counted is None else documents,
     )
@@ -108,11 +108,6 @@ def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts, trained: 
     columns = [np.maximum(needs, kept_from), *sequences]
     stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
     return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
-
-
-def _distribution(lengths: Counts) -> LengthDistribution:
-    values, counts = np.unique(lengths, return_counts=True)
-    return LengthDistribution(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 def _model_fingerprint(config: Any, processor: Any, folder: Path) -> str:

@@ -9,17 +9,15 @@ import numpy as np
 from datasets import Dataset
 from jinja2 import TemplateError
 
-from autotune.core.files import written_atomically
-from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DroppedRows
 from autotune.errors import InputError
 from autotune.step.data.dataset import LoadedRows
-from autotune.step.models.layers import FEWEST_BUILT
 from autotune.step.models.loading import model_class
-from autotune.step.models.shrink import shrunken_model
+from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
 from autotune.step.objects import config
+from autotune.step.rows import distribution
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
@@ -56,12 +54,6 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
-def save_rows(rows: Dataset, directory: str) -> None:
-    """Save rows atomically, replacing those that were there."""
-    with written_atomically(Path(directory)) as part:
-        rows.save_to_disk(str(part))
-
-
 _FEWEST = 2
 """Fewest rows of a dataset (:func:`autotune.inspection.rows.check_row_count`)."""
 _NAMED = 10
@@ -81,9 +73,7 @@ def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRow
     if share >= 1:
         return rows, None
     prompts = adapter(request.trainer).lengths(rows)[:, find_trainer(request.trainer).parts.index("prompt")]
-    lengths, counts = np.unique(prompts, return_counts=True)
-    distribution = LengthDistribution(dict(zip(lengths.tolist(), counts.tolist(), strict=True)))
-    cut = distribution.quantile(share)
+    cut = distribution(prompts).quantile(share)
     kept, longer = np.flatnonzero(prompts <= cut), np.flatnonzero(prompts > cut)
     if not len(longer):
         return rows, None

@@ -1,13 +1,11 @@
-"""Trains with several ranks: joins the group, deals micro-batches out, and checks that the planned engine runs."""
+"""Trains with several ranks: joins the group, and checks that the planned engine runs."""
 
 from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from accelerate.state import PartialState
@@ -19,7 +17,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
 from autotune.step.ranks import launched
 
-_Array = TypeVar("_Array", bound=npt.NDArray[Any])
 # What a step of DeepSpeed imports.
 _DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
 
@@ -39,17 +36,17 @@ def select_device(device: DeviceKind) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
-def import_engine(plan: TrainingPlan) -> None:
-    """Import the engine of a plan, before a meter takes its baseline."""
+def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
+    """Select this rank's device and import the engine of a plan, before a meter takes its baseline.
+
+    DeepSpeed needs the variables of a group of one too; with several processes they are set already.
+    """
+    if plan.in_group and plan.launch.processes == 1:
+        os.environ.update(launched(0, 1))
+    select_device(device)
     if plan.args.get("deepspeed"):
         for name in _DEEPSPEED:
             importlib.import_module(name)
-
-
-def set_single_process_environment(plan: TrainingPlan) -> None:
-    """Set the variables of a group of one, which DeepSpeed needs; with several processes they are set already."""
-    if plan.in_group and plan.launch.processes == 1:
-        os.environ.update(launched(0, 1))
 
 
 def join(plan: TrainingPlan, device: DeviceKind) -> None:
@@ -77,15 +74,6 @@ def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:
         PartialState._shared_state["device"] = cpu
         arguments.__dict__["_setup_devices"] = cpu
     return arguments
-
-
-def dealt(per_micro_batch: _Array, ranks: int) -> _Array:
-    """Return the values of this rank's micro-batches, repeated for every rank that gets micro-batches of its own.
-
-    accelerate deals micro-batches out to these ranks in turn (``BatchSamplerShard``), so that each gets its own.
-    """
-    repeated: _Array = np.repeat(per_micro_batch, ranks, axis=0)  # type: ignore[assignment]
-    return repeated
 
 
 class EngineCheck(TrainerCallback):
@@ -160,7 +148,8 @@ def agree(decision: bool) -> bool:
     """Return the first rank's decision on every rank; without several ranks, this one's own."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return decision
-    shared = torch.tensor([decision], dtype=torch.uint8, device=_device_of_group())
+    device = "cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}"
+    shared = torch.tensor([decision], dtype=torch.uint8, device=device)
     dist.broadcast(shared, src=0)
     return bool(shared.item())
 
@@ -170,7 +159,3 @@ def leave() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _device_of_group() -> torch.device:
-    return torch.device("cpu" if dist.get_backend() == "gloo" else f"cuda:{torch.cuda.current_device()}")

@@ -4,63 +4,71 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 
+from autotune.core.plan import TrainingPlan
+from autotune.step.distributed.engines import Engine, engine_of, zero_stage
 from autotune.units import GIB
-from autotune.virtual import assume, holds_gradients
+from autotune.virtual import assume, holds_gradients, is_tracing
 
 
 @contextmanager
-def deepspeed_on(device: torch.device) -> Iterator[None]:
-    """Patch DeepSpeed to run under the trace that is running, whose process group exists.
+def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
+    """Patch DeepSpeed, where it trains a plan, to run under the trace that is running, whose process group exists.
 
     Raises:
         ImportError: DeepSpeed is not installed.
     """
+    if engine_of(plan) is not Engine.DEEPSPEED or not is_tracing():
+        yield
+        return
     import deepspeed
     from deepspeed.accelerator import real_accelerator
     from deepspeed.comm import comm
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Zero3
+    from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero2
     from deepspeed.utils import groups
 
     # The package has attributes of the same names as these modules.
     backend, cpu_adam = (sys.modules[name] for name in ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam"))
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(real_accelerator, "ds_accelerator", accelerator(device)))
+    with (
+        mock.patch.object(real_accelerator, "ds_accelerator", accelerator(device)),
         # Compiled on the spot, for communication over the host's shared memory, which a GPU does not use.
-        stack.enter_context(mock.patch.object(backend, "build_shm_op", return_value=None))
-        for optimizer in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
-            stack.enter_context(mock.patch.object(optimizer, "has_overflow", _finite(optimizer.has_overflow)))
-        copied = _noted(DeepSpeedZeroOptimizer.copy_grads_in_partition)
-        stack.enter_context(mock.patch.object(DeepSpeedZeroOptimizer, "copy_grads_in_partition", copied))
-        stack.enter_context(mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder))
-        stack.enter_context(mock.patch.object(comm, "cdb", None))
+        mock.patch.object(backend, "build_shm_op", return_value=None),
+        mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
+        mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
+        mock.patch.object(Zero2, "copy_grads_in_partition", _noted(Zero2.copy_grads_in_partition)),
+        mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder),
+        mock.patch.object(comm, "cdb", None),
         # Keeps process groups for all engines of a process; those of this trace end with it.
-        stack.enter_context(mock.patch.dict(vars(groups)))
+        mock.patch.dict(vars(groups)),
+    ):
         deepspeed.init_distributed(dist_backend="fake")
         yield
 
 
-def gradients_of_ranks(optimizer: Any, ranks: int) -> tuple[int, ...]:
+def gradients_of_ranks(plan: TrainingPlan, accelerator: Any) -> tuple[int, ...]:
     """Return how many elements of gradients each rank of ZeRO-2 holds between micro-batches, by DeepSpeed's partition.
 
     Each holds every tensor whole that its share has a part of (``stage_1_and_2.py``, ``copy_grads_in_partition``).
 
     Args:
-        optimizer: DeepSpeed's, of any rank: it has the partition of all.
+        accelerator: of the training on any rank: DeepSpeed's optimizer has the partition of all.
 
     Returns:
         Nothing where all ranks hold the same, or hold it on the host.
     """
+    if zero_stage(plan) != 2:
+        return ()
+    optimizer = accelerator.deepspeed_engine_wrapped.engine.optimizer
     if not getattr(optimizer, "partition_gradients", False) or optimizer.cpu_offload:
         return ()
-    held = [0] * ranks
+    held = [0] * plan.launch.processes
     for group, parts in optimizer.param_to_partition_ids.items():
         if optimizer._use_compact_grad_partition_buffer(group):
             continue
@@ -132,18 +140,13 @@ def accelerator(device: torch.device) -> Any:
 
     answers: dict[str, Any] = {
         "is_synchronized_device": lambda *_, **__: False,
-        "use_host_timers": lambda *_, **__: False,
-        "resolves_data_dependency": lambda *_, **__: False,
-        "handles_memory_backpressure": lambda *_, **__: False,
         "device_name": lambda _, index=None: name if index is None else f"{name}:{index}",
         "device": lambda _, index=None: module.device(index),
         "current_device": lambda *_, **__: 0,
         "current_device_name": lambda *_, **__: f"{name}:0",
         "device_count": lambda *_, **__: 1,
         "get_rng_state": lambda *_, **__: module.get_rng_state(),
-        "set_rng_state": lambda *_, **__: None,
-        "manual_seed": lambda *_, **__: None,
-        "manual_seed_all": lambda *_, **__: None,
+        **dict.fromkeys(("set_rng_state", "manual_seed", "manual_seed_all"), lambda *_, **__: None),
         "Stream": property(lambda *_, **__: module.Stream),
         "Event": property(lambda *_, **__: module.Event),
         "stream": lambda _, stream: module.stream(stream),
@@ -153,8 +156,6 @@ def accelerator(device: torch.device) -> Any:
         "total_memory": lambda *_, **__: _MEMORY_BYTES,
         "available_memory": lambda *_, **__: _MEMORY_BYTES,
         "is_fp16_supported": lambda *_, **__: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "supported_dtypes": lambda *_, **__: [torch.float32, torch.float16, torch.bfloat16],
         "pin_memory": lambda _, tensor, *__, **___: tensor,
         "on_accelerator": lambda _, tensor: tensor.device.type == name,
         **dict.fromkeys(_MEMORY_FIGURES, lambda *_, **__: 0),

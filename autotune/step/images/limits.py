@@ -48,7 +48,7 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
         if len(limits) > 1 and (len(limits) > _SHOWN + 1 or _same(limits[-1], limits[-2])):
             limits.pop()
             break
-    if _splits(processor):
+    if getattr(processor.image_processor, _SPLITTING, None) is True:
         limits.append(_limit(processor, counts, {_SPLITTING: False}))
     changed = [limit for limit in limits[1:] if not _same(limit, present)]
     return (present, *changed) if changed else ()
@@ -65,10 +65,6 @@ def _halves(size: Mapping[str, int]) -> Iterator[int]:
 def _size_of(processor: Any) -> Mapping[str, int]:
     size = getattr(processor.image_processor, _SIZE, None)
     return {key: value for key, value in dict(size or {}).items() if value is not None}
-
-
-def _splits(processor: Any) -> bool:
-    return getattr(processor.image_processor, _SPLITTING, None) is True
 
 
 def _limit(processor: Any, counts: Mapping[_Images, int], fields: Mapping[str, Any]) -> ImageLimit:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from math import prod
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -15,11 +15,10 @@ from datasets import Dataset
 from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from autotune.core.images import ImageProfile
-from autotune.core.lengths import LengthDistribution
 from autotune.core.table import Table
 from autotune.errors import InputError
 from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes, names_files
-from autotune.step.rows import Counts
+from autotune.step.rows import Counts, distribution
 from autotune.trainers import Trainer
 from autotune.trainers.prompts import PROMPT
 
@@ -105,7 +104,7 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
     assert column is not None
     texts = rows.remove_columns([known for known in COLUMNS if known in rows.column_names])
     tokens: dict[str, list[Any]] = {known: [] for known in IMAGE_COLUMNS}
-    with _once_per_size(processor):
+    with mock.patch.object(processor, "image_processor", _Remembering(processor.image_processor)):
         for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
             images = [blank(size) for size in sizes]
             # TRL changes what it is given.
@@ -158,17 +157,12 @@ def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: C
     _, *sequences = trainer.document(tuple(lengths.T))
     pixels = rows.select_columns([IMAGE_PIXELS])[:][IMAGE_PIXELS]
     return ImageProfile(
-        in_row=_distribution([len(images) for images in pixels]),
-        pixels=_distribution([size for images in pixels for size in images]),
-        elements=_distribution(elements),
+        in_row=distribution([len(images) for images in pixels]),
+        pixels=distribution([size for images in pixels for size in images]),
+        elements=distribution(elements),
         rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
         by_path=names_files(rows),
     )
-
-
-def _distribution(values: Sequence[int] | Counts) -> LengthDistribution:
-    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
-    return LengthDistribution(dict(zip(found.tolist(), counts.tolist(), strict=True)))
 
 
 @lru_cache(4)
@@ -179,19 +173,8 @@ def blank(size: ImageSize) -> Any:
     return Image.new(size.mode, (size.width, size.height))
 
 
-@contextmanager
-def _once_per_size(processor: Any) -> Iterator[None]:
-    """Have a processor process blank images once for each combination of sizes."""
-    process = processor.image_processor
-    processor.image_processor = _Remembering(process)
-    try:
-        yield
-    finally:
-        processor.image_processor = process
-
-
 class _Remembering:
-    """An image processor that returns what it returned for images of the same sizes, which are blank."""
+    """An image processor that processes blank images once for each combination of sizes."""
 
     def __init__(self, process: Any) -> None:
         self._process = process

@@ -15,15 +15,16 @@ import torch
 from autotune.core.configuration import Built, Override
 from autotune.core.protocol import BuildRequest
 from autotune.errors import InputError
+from autotune.step.distributed.zero import engine_on
 from autotune.step.fields import plain, same
 from autotune.step.job import JobContext
-from autotune.step.models.layers import FEWEST_BUILT, first_layers
 from autotune.step.models.loading import load_config, load_processor
+from autotune.step.models.shrink import FEWEST_BUILT, first_layers
 from autotune.step.objects import config
 from autotune.step.run.traced_training import world_of
-from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual, engine_on
+from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual
 from autotune.step.trainers import adapter
-from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.prompts import reward_function
 from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
@@ -92,11 +93,8 @@ def _listening(messages: list[str]) -> Iterator[None]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
-        messages.extend(" ".join(str(item.message).split()) for item in caught if _is_of_library(item.filename))
+        of_libraries = (item for item in caught if any(f"/{name}/" in item.filename for name in _WARNING_LIBRARIES))
+        messages.extend(" ".join(str(item.message).split()) for item in of_libraries)
     finally:
         for logger in loggers:
             logger.removeHandler(handler)
-
-
-def _is_of_library(filename: str) -> bool:
-    return any(f"/{name}/" in filename for name in _WARNING_LIBRARIES)

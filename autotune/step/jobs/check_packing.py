@@ -51,7 +51,8 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         model = shrunken_model(architecture, config, layers=_LAYERS, attention=attention, dtype=dtype)
         _spread(model)
         model.eval().to(device)
-        documents = [torch.randint(3, _vocabulary(model), (count,)).tolist() for count in _DOCUMENT_TOKENS]
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        documents = [torch.randint(3, vocabulary, (count,)).tolist() for count in _DOCUMENT_TOKENS]
         separately = [_logits(model, alone(document)) for document in documents]
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
@@ -83,10 +84,6 @@ def _spread(model: Any) -> None:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
-
-
-def _vocabulary(model: Any) -> int:
-    return int(model.get_input_embeddings().weight.shape[0])
 
 
 def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:

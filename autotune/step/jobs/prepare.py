@@ -9,12 +9,13 @@ from typing import Any
 
 from trl import ModelConfig
 
+from autotune.core.files import written_atomically
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
-from autotune.step.data.tokenize import covered, save_rows, tokenized
+from autotune.step.data.tokenize import covered, tokenized
 from autotune.step.images.limits import image_limits
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
@@ -46,13 +47,14 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
                 f"No row of {asked.dataset.name} has a token.",
                 hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
-        save_rows(rows, asked.tokenized_directory)
+        with written_atomically(Path(asked.tokenized_directory)) as part:
+            rows.save_to_disk(str(part))
         if asked.image_limits and profile.images is not None:
             limits = image_limits(loaded.rows, processor, asked.dataset.name)
             profile = replace(profile, images=replace(profile.images, limits=limits))
         return replace(profile, dropped=dropped)
 
-    teacher = _teacher(request, config, context.folder) if request.teacher is not None else None
+    teacher = _teacher(request.teacher, request, config, context.folder) if request.teacher is not None else None
     dataset, absent = read(request), absent_entries(known)
     if request.evaluation is None:
         return PrepareReply(model, dataset, absent=absent, teacher=teacher)
@@ -72,14 +74,13 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
     return PrepareReply(model, dataset, evaluation, absent, teacher)
 
 
-def _teacher(request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:
+def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:
     """Return the profile of the teacher.
 
     Raises:
         InputError: it cannot be read, or TRL would refuse it with the trained model.
     """
-    source, known = request.teacher, adapter(request.trainer)
-    assert source is not None
+    known = adapter(request.trainer)
     config = load_config(source, known.head)
     own, wanted = (each.get_text_config().vocab_size for each in (config, student))
     if own != wanted:

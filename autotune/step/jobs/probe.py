@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -12,11 +13,10 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
-from autotune.step.distributed.group import import_engine, leave, select_device, set_single_process_environment
+from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
-from autotune.step.run.batches import Batches
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import METERS, Meter
 from autotune.step.run.progress import Progress
@@ -38,9 +38,7 @@ def succeeded(reply: ProbeReply) -> bool:
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
     set_environment(request.plan.env)
-    set_single_process_environment(request.plan)
-    select_device(request.device)
-    import_engine(request.plan)
+    prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
@@ -71,33 +69,27 @@ def _finished(
     assert step is not None
     assert first is not None
     assert last is not None
-    known = timing(progress.timed, progress.updates, step, progress.generations)
+    known = timing(progress.timed, step)
     # Of what several ranks share, each has its part.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
     rows = batches.rows * step.micro_batches
-    peaks = meter.peaks()
-    return Measurement(
-        status=ProbeStatus.OK,
-        peak_bytes=peaks.peak_bytes,
-        reserved_bytes=peaks.reserved_bytes,
-        device_bytes=peaks.device_bytes,
-        host_peak_bytes=peaks.host_peak_bytes,
-        allocation_retries=peaks.allocation_retries,
+    return replace(
+        meter.peaks(),
         tokens_per_second=tokens / (known.step_seconds + rows * pass_seconds_per_row),
         tokens_per_second_error=known.error,
         step_seconds=known.step_seconds,
         micro_batch_seconds=known.micro_batch_seconds,
         update_seconds=known.update_seconds,
         loading_seconds=known.loading_seconds,
-        micro_batches_timed=len(progress.timed),
+        micro_batches_timed=len(progress.timed.micro_batches),
         tokens_per_step=tokens,
         documents_per_step=batches.mean_documents * step.micro_batches * share,
         rows=batches.population,
         worst_rows=batches.rows,
         worst_tokens=progress.worst_tokens,
         generation_seconds=known.generation_seconds,
-        generation_phases=step.phases(progress.generations),
+        generation_phases=step.phases(progress.timed.generations),
         start_seconds=first - sent_seconds,
         training_seconds=last - first,
         pass_seconds=batches.population * pass_seconds_per_row / plan.data_ranks,
@@ -127,7 +119,7 @@ def _failed(
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # The device's memory does not show the host's, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
-    batches: Batches | None = progress.batches
+    batches = progress.batches
     first = progress.first_step_seconds
     return Measurement(
         status=judged.status,

@@ -6,8 +6,8 @@ import argparse
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, get_type_hints
 from unittest import mock
 
@@ -63,16 +63,21 @@ def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
 
 
 def _found(request: ReadCommandRequest) -> ReadCommand:
-    parser = _parser(request.trainer)
-    launch_names = _launch_names()
+    from accelerate.commands.launch import launch_command_parser
+
+    parser, launcher = _parser(request.trainer), launch_command_parser()
+    parser.error = launcher.error = _refuse
+    launch_names = {item.dest for item in launcher._actions if item.option_strings and item.dest != "help"}
     faults = tuple(_faults(parser, request.given, launch_names))
     names = tuple(sorted({*_dests(parser), *launch_names, *_OUTSIDE_OF_CLASSES}))
     unreadable = {fault.key for fault in faults}
     with _on(request), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            objects, of_file, of_words = _read(parser, request.words)
-            faults += tuple(_unknown_words(of_words))
+            *objects, of_file, of_words = parser.parse_args_and_config(
+                list(request.words), return_remaining_strings=True, separate_remaining_strings=True
+            )
+            faults += tuple(_unknown_words(launcher, of_words))
         except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
             refusal = " ".join(str(error).split())
             return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
@@ -92,28 +97,15 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
 
 
 def _parser(trainer: str) -> Any:
-    known = find_trainer(trainer)
-    if known.has_command:
-        parser = importlib.import_module(f"trl.scripts.{trainer}").make_parser(prog=f"trl {trainer}")
-    else:
-        from trl.scripts.grpo import GRPOScriptArguments
+    if find_trainer(trainer).has_command:
+        return importlib.import_module(f"trl.scripts.{trainer}").make_parser(prog=f"trl {trainer}")
+    from trl.scripts.grpo import GRPOScriptArguments
 
-        parser = TrlParser((GRPOScriptArguments, adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
-    return parser
+    return TrlParser((GRPOScriptArguments, adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
 
 
 def _refuse(message: str) -> NoReturn:
     raise _RefusedError(message)
-
-
-def _read(parser: Any, words: Sequence[str]) -> tuple[list[Any], list[str], list[str]]:
-    """Return the filled classes, and the words of the file and of the command that none of them takes."""
-
-    parser.error = _refuse
-    *objects, of_file, of_words = parser.parse_args_and_config(
-        list(words), return_remaining_strings=True, separate_remaining_strings=True
-    )
-    return objects, of_file, of_words
 
 
 @contextmanager
@@ -121,36 +113,22 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
     """Let transformers answer for the GPU and the processes of the request, which need not be here."""
     import transformers.training_args as module
 
-    capability = request.capability or _BF16
-    answers = {
-        "is_torch_bf16_gpu_available": request.device == "cuda" and capability >= _BF16,
-        "is_torch_tf32_available": False,
-    }
-    with ExitStack() as stack:
+    ampere = request.device == "cuda" and (request.capability or _BF16) >= _BF16
+    with (
         # Sizes of all processes together are shared out by it; no process group is needed for that.
-        world = property(lambda _: request.processes)
-        stack.enter_context(mock.patch.object(module.TrainingArguments, "world_size", world))
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(module, name, _always(answer)))
-        if request.device == "cuda" and capability >= _BF16:
-            # TF32 is a mode of the process, which has no GPU; the class only has to accept it.
-            stack.enter_context(mock.patch.object(module, "is_torch_tf32_available", _always(True)))
-            stack.enter_context(mock.patch.object(module, "enable_tf32"))
+        mock.patch.object(module.TrainingArguments, "world_size", property(lambda _: request.processes)),
+        mock.patch.object(module, "is_torch_bf16_gpu_available", return_value=ampere),
+        # TF32 is a mode of the process, which has no GPU; the class only has to accept it.
+        mock.patch.object(module, "is_torch_tf32_available", return_value=ampere),
+        mock.patch.object(module, "enable_tf32"),
+    ):
         yield
-
-
-def _always(answer: bool) -> Callable[[], bool]:
-    return lambda: answer
 
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
     """Return the user's values in the types of the fields, before the classes change any."""
     known = _dests(parser)
-    given: dict[str, Any] = {}
-    config = _file_of(words)
-    for key in config:
-        if key in known:
-            given[key] = _converted(parser, key, config[key])
+    given = {key: _converted(parser, key, value) for key, value in _file_of(words).items() if key in known}
     rest = [word for index, word in enumerate(words) if not _is_file(words, index)]
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
@@ -181,29 +159,21 @@ def _dests(parser: Any) -> set[str]:
     return {action.dest for action in parser._actions if action.dest != "help"}
 
 
-def _launch_names() -> frozenset[str]:
-    from accelerate.commands.launch import launch_command_parser
-
-    actions = launch_command_parser()._actions
-    return frozenset(action.dest for action in actions if action.option_strings and action.dest != "help")
-
-
-def _unknown_words(words: Sequence[str]) -> Iterator[Fault]:
+def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[Fault]:
     """Yield those of the words that TRL's parser does not know that accelerate's does not know either.
 
     ``trl`` hands all of them to accelerate, which ends at an unknown option, and starts another word as the script.
 
+    Args:
+        launcher: accelerate's parser.
+
     Raises:
         _RefusedError: accelerate takes no such value.
     """
-    from accelerate.commands.launch import launch_command_parser
-
-    parser = launch_command_parser()
-    parser.add_argument("--accelerate_config")  # `trl` takes it out before
-    parser.error = _refuse
+    launcher.add_argument("--accelerate_config")  # `trl` takes it out before
     rest = [*words, _SCRIPT]
     while rest:
-        found, unknown = parser.parse_known_args(rest)
+        found, unknown = launcher.parse_known_args(rest)
         # Accelerate takes the first word that is no option for the script; behind an unknown option it is its value.
         options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
         script = [found.training_script] if found.training_script != _SCRIPT else []
@@ -216,7 +186,7 @@ def _unknown(key: str) -> Fault:
     return Fault(key, "is no key of this trainer", unknown=True)
 
 
-def _faults(parser: Any, given: Mapping[str, Any], launch_names: frozenset[str]) -> Iterator[Fault]:
+def _faults(parser: Any, given: Mapping[str, Any], launch_names: Collection[str]) -> Iterator[Fault]:
     """Yield the problems of single keys; TRL's parser would end at the first of them, or miss them."""
     hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
     choices = {action.dest: action.choices for action in parser._actions}
@@ -248,12 +218,10 @@ def _is_converted(key: str, objects: Sequence[Any]) -> bool:
 
 def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Override]:
     for item in objects:
-        for field in dataclasses.fields(item):
-            if field.name not in given:
-                continue
-            asked, used = plain(given[field.name]), plain(getattr(item, field.name, None))
+        for name in (field.name for field in dataclasses.fields(item) if field.name in given):
+            asked, used = plain(given[name]), plain(getattr(item, name, None))
             if not same(asked, used):
-                yield Override(field.name, asked, used)
+                yield Override(name, asked, used)
 
 
 def _own(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:

@@ -7,11 +7,10 @@ import importlib.metadata
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -37,9 +36,9 @@ from autotune.core.traced import (
 )
 from autotune.errors import InputError
 from autotune.step.job import JobContext, failure_of
-from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
+from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import Trained, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
@@ -119,22 +118,20 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     of_step = program.apart
     if rows.once:
         traced = steady(traced, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
-    run: list[Sequence[OperatorRecord]] = []
+    timed: list[Sequence[OperatorRecord]] = []
     course = sections(
         traced,
         traced.phase(step_name(1)),
-        partial(_noted, run),
+        partial(_noted, timed),
         of_run=program.before,
         of_step=of_step,
         after=program.after,
         leading=program.leading,
     )
-    whole = list(_step_works(traced, step_name(1), trained, _between(request)))
-    timed = [section.time is not None for section in course]
-    gpus = tuple(_figures(traced, request, [_works(records) for records in run], whole, timed))
-    operators, counts = _operators(run, request) if request.operators else ((), ({},) * len(run))
-    counted = iter(counts)
-    course = tuple(replace(section, operators=next(counted)) if section.time else section for section in course)
+    noted = iter(timed)
+    run = [next(noted) if section.time is not None else None for section in course]
+    gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), trained, _between(request))))
+    operators, counts = _operators(run, request)
     replays = gpus[0].replays
     own = next((found for found in replays if found.allocator == request.allocator), None)
     return TraceReply(
@@ -151,8 +148,8 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(
-            replace(section, time=time, machine_bytes=_machine_bytes(traced, section, request.plan))
-            for section, time in zip(course, gpus[0].times, strict=True)
+            replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
+            for section, time, count in zip(course, gpus[0].times, counts, strict=True)
         ),
         varied_bytes=_varied_bytes(traced, request, trained, own),
         replays=replays,
@@ -193,23 +190,29 @@ def _noted(noted: list[Sequence[OperatorRecord]], records: Sequence[OperatorReco
     return StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
-def _works(records: Iterable[OperatorRecord]) -> list[Work]:
+def _works(records: Sequence[OperatorRecord]) -> list[Work]:
     return [record.work for record in records]
 
 
 def _operators(
-    run: Sequence[Sequence[OperatorRecord]], request: TraceRequest
+    run: Sequence[Sequence[OperatorRecord] | None], request: TraceRequest
 ) -> tuple[tuple[TracedOperator, ...], Sequence[Mapping[int, int]]]:
-    """Return the different operators that can be run by themselves, and how often each of them ran in each section."""
+    """Return the different operators that can be run by themselves, and how often each of them ran in each section.
+
+    There are none where they were not requested, or the GPU's speeds are not known.
+
+    Args:
+        run: the operators of each section, or None if it has no time.
+    """
     gpu = request.gpu
-    if gpu is None or gpu.speeds is None:
+    if not request.operators or gpu is None or gpu.speeds is None:
         return (), ({},) * len(run)
     pace = _pace(request.plan, gpu.speeds)
     found: dict[str, tuple[int, TracedOperator]] = {}
     counts: list[Counter[int]] = []
     for records in run:
         counts.append(Counter())
-        for record in records:
+        for record in records or ():
             if record.call not in found:
                 figure = _FIGURES.get(record.work.kind)
                 if not record.call or figure is None:
@@ -221,15 +224,15 @@ def _operators(
 
 
 def _figures(
-    traced: Trace, request: TraceRequest, works: Sequence[Sequence[Work]], whole: Sequence[Work], timed: Sequence[bool]
+    traced: Trace, request: TraceRequest, run: Sequence[Sequence[OperatorRecord] | None], whole: Sequence[Work]
 ) -> Iterator[GpuFigures]:
     """Yield the figures of the request's GPU, and of the others whose kernels are the same.
 
     Args:
-        works: of the sections that have a time, in their order.
-        whole: those of an optimizer step.
-        timed: of each section, whether it has a time.
+        run: the operators of each section, or None if it has no time.
+        whole: the works of an optimizer step.
     """
+    works = [None if records is None else _works(records) for records in run]
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -238,11 +241,10 @@ def _figures(
         if workspace not in replays:
             replays[workspace] = tuple(_replay_of(traced, gpu, use) for use in request.replayed)
         if gpu is None or gpu.speeds is None:
-            yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(timed))
+            yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(run))
             continue
         launch, pace = request.plan.launch, _pace(request.plan, gpu.speeds)
-        found = iter([step_seconds(each, gpu, pace, launch) for each in works])
-        times = tuple(next(found) if is_timed else None for is_timed in timed)
+        times = tuple(None if each is None else step_seconds(each, gpu, pace, launch) for each in works)
         step = step_seconds(whole, gpu, pace, launch)
         yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
 
@@ -294,19 +296,15 @@ def _between(request: TraceRequest) -> Occurrence:
     return Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
 
 
-def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> Iterator[Work]:
+def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> list[Work]:
     """Return the works of a whole optimizer step."""
     step = traced.phase(name)
     run = micro_batches(traced, step)
     last, stands = run[-1], run[-1] if between is Occurrence.FURTHER else run[0]
-    repeated = trained.micro_batches - len(run)
-
-    def works(first: int, end: int) -> list[Work]:
-        return _works(traced.operators[first:end])
-
-    again: list[list[Any]] = list(repeat(works(stands.first_operator, stands.end_operator), repeated))
-    before, after = works(step.first_operator, last.end_operator), works(last.end_operator, step.end_operator)
-    return chain(before, *again, after)
+    before = _works(traced.operators[step.first_operator : last.end_operator])
+    again = _works(traced.operators[stands.first_operator : stands.end_operator])
+    after = _works(traced.operators[last.end_operator : step.end_operator])
+    return [*before, *again * (trained.micro_batches - len(run)), *after]
 
 
 # accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).

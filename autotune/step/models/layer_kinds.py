@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.nn import ModuleList
 
-from autotune.step.models.layers import first_layers
 from autotune.step.models.loading import meta_model
+from autotune.step.models.shrink import first_layers
 
 # Lists with an entry per layer that some classes compute from other fields.
 _COMPUTED = ("layer_types", "layers_block_type", "kv_sharing_modes")

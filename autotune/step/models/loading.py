@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from autotune.virtual import unused_bytes
 _WEIGHT_DEVIATION = 0.02
 # With as much unused memory, a smaller block is not reused (``caching_allocator_warmup`` of transformers).
 _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
-# Values of ``device_map`` that make transformers read the free memory of devices (``_get_device_map`` of
-# ``transformers/integrations/accelerate.py``).
+# Values of ``device_map``, the first of them TRL's default, with which transformers spreads layers over devices by the
+# memory that these have free (``_get_device_map`` of ``transformers/integrations/accelerate.py``).
 _SPREAD = ("auto", "balanced", "balanced_low_0", "sequential")
 _OFFLINE_HINT = "Check the name; where there is no network, give a local directory."
 
@@ -152,8 +152,10 @@ def virtual_model(
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
     warms_up = device.type != "cpu" and world_size() == 1
-    if warms_up and _is_spread(init_kwargs):
-        _look_for_memory(device)
+    if warms_up and init_kwargs.get("device_map", "auto") in _SPREAD:
+        # `get_max_memory` of accelerate does so before it reads a device's free memory. The caching allocator keeps the
+        # segment, so that the block for all weights is smaller by as much.
+        torch.empty(1, dtype=torch.int64, device=device)
     if quantization_config is not None:
         _quantize(model, quantization_config, dtype, device, warms_up=warms_up)
         return model
@@ -161,19 +163,6 @@ def virtual_model(
         _warm_up_allocator(model, device)
     _place(model, device)
     return model
-
-
-def _is_spread(init_kwargs: Mapping[str, Any]) -> bool:
-    """Return whether transformers spreads a model's layers over devices by their free memory, as TRL's default is."""
-    return init_kwargs.get("device_map", "auto") in _SPREAD
-
-
-def _look_for_memory(device: torch.device) -> None:
-    """Allocate a number and free it, as ``get_max_memory`` of accelerate does before it reads a device's free memory.
-
-    The caching allocator keeps the segment, so that the block for all weights is smaller by as much.
-    """
-    torch.empty(1, dtype=torch.int64, device=device)
 
 
 def _place(model: torch.nn.Module, device: torch.device) -> None:
@@ -202,7 +191,9 @@ def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str,
     """
     sizes = quantized or {}
     weights = dict(model.named_parameters())
-    weights |= {str(number): tensor for number, tensor in enumerate(_saved_buffers(model))}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, torch.nn.Parameter):
+            weights[f"buffer {name}"] = tensor
     total = sum(tensor.numel() * sizes.get(name, tensor.element_size()) for name, tensor in weights.items())
     unused = unused_bytes()
     if total - unused > unused:
@@ -210,11 +201,6 @@ def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str,
     else:
         total = unused + 1 if total - unused > _WORTH_A_BLOCK_BYTES else 0
     torch.empty(int(total // 2), dtype=torch.float16, device=device)
-
-
-def _saved_buffers(model: Any) -> Iterator[torch.Tensor]:
-    saved = model.state_dict(keep_vars=True)
-    return (tensor for tensor in saved.values() if not isinstance(tensor, torch.nn.Parameter))
 
 
 def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device, *, warms_up: bool) -> None:

@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import transformers
 from peft import PeftConfig, get_peft_model
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
 from autotune.errors import InputError
-from autotune.step.models.loading import meta_model
+from autotune.step.models.loading import meta_model, model_class
 
 
 def peft_from_json(document: Mapping[str, Any]) -> PeftConfig:
@@ -48,7 +47,7 @@ def check_peft(document: Mapping[str, Any], config: Any) -> None:
     wanted = peft_from_json(document)
     try:
         with warnings.catch_warnings(action="ignore"):
-            get_peft_model(meta_model(getattr(transformers, config.architectures[0]), config), wanted)
+            get_peft_model(meta_model(model_class(config), config), wanted)
     except ValueError as error:
         raise InputError(f"peft_config: it does not fit {config.model_type}: {error}") from error
     except (TypeError, NotImplementedError, RuntimeError, AttributeError):

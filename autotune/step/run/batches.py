@@ -8,9 +8,9 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
-from autotune.step.run.drawn import drawn_batches, stratified
 from autotune.step.run.worst import recompiled, worst_order
 from autotune.step.trainers.base import Collation, Drawing
 
@@ -18,6 +18,8 @@ Amounts = npt.NDArray[np.float64]
 
 _STEADY_FROM = 2
 """Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
+_DRAWN_FOR_ONE = 8
+"""Number of micro-batches drawn per typical one that is kept."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,9 @@ def plan_batches(
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
     many_plain = beside_worst + warmup + following
-    plain = drawn_batches(population, drawn_at_once, many_plain, seed, blocks=collation.blocks)
+    plain = _drawn_batches(population, drawn_at_once, many_plain, seed, blocks=collation.blocks)
     if not whole:
-        sample = stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
+        sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
         plain = np.concatenate([plain[: beside_worst + warmup], sample])
     typical = iter(plain)
     order = [*begins, *islice(typical, begun * in_step - len(begins))]
@@ -172,7 +174,7 @@ def plan_batches(
     timed_from = begun * in_step if whole else worst_steps * in_step + warmup
     warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
     in_epoch = max(1, population // drawn_at_once) if collation.blocks else -(-population // drawn_at_once)
-    epoch = drawn_batches(population, drawn_at_once, in_epoch, seed, blocks=collation.blocks)
+    epoch = _drawn_batches(population, drawn_at_once, in_epoch, seed, blocks=collation.blocks)
     # What is drawn at once is more or less than one micro-batch.
     share = step.rows / drawn_at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
@@ -199,6 +201,38 @@ def plan_batches(
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
+
+
+def drawn(population: int, count: int, seed: int) -> Counts:
+    """Return ``count`` indices in the order of a random sampler: random permutations, one epoch after another."""
+    generator = np.random.default_rng(seed)
+    epochs = [generator.permutation(population) for _ in range(-(-count // population))]
+    return np.concatenate(epochs)[:count]
+
+
+def _drawn_batches(population: int, rows: int, count: int, seed: int, *, blocks: bool) -> Counts:
+    """Return the rows of ``count`` micro-batches in random order; shape (count, rows).
+
+    Args:
+        blocks: whether micro-batches are blocks of successive rows. A last block with fewer rows is left out.
+    """
+    if not blocks:
+        return drawn(population, count * rows, seed).reshape(-1, rows)
+    whole = max(1, population // rows)
+    return np.asarray(block_rows(population, rows)[drawn(whole, count, seed)])
+
+
+def _stratified(sizes: RowSizes, rows: int, count: int, strata: int, collation: Collation, seed: int) -> Counts:
+    """Return at least ``count`` micro-batches in rounds, each with one micro-batch from every stratum by size."""
+    generator = np.random.default_rng(seed)
+    rounds = -(-count // strata)
+    many = _drawn_batches(len(sizes.tokens), rows, rounds * strata * _DRAWN_FOR_ONE, seed, blocks=collation.blocks)
+    taken = []
+    for micro_batches in many.reshape(rounds, -1, rows):
+        by_size = np.argsort(collation.tokens(sizes, micro_batches), kind="stable").reshape(strata, -1)
+        picked = by_size[np.arange(strata), generator.integers(_DRAWN_FOR_ONE, size=strata)]
+        taken.append(micro_batches[generator.permutation(picked)])
+    return np.concatenate(taken)[:count]
 
 
 def _twice(count: int, in_step: int, start: int) -> tuple[Counts, Flags]:

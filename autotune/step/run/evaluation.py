@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from autotune.core.blocks import block_rows
 from autotune.core.program import EVALUATE
-from autotune.step.distributed.group import dealt
 from autotune.step.rows import RowSizes, spread
 from autotune.step.run.progress import Progress
 from autotune.step.run.worst import worst_order
@@ -40,11 +40,12 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> fl
         tokens = collation.tokens(sizes, blocks)
         places = spread(tokens, _TIMED)
         sample = blocks[places]
+        # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
         largest, timed = (
             known.arranged(
                 trainer,
-                dealt(np.repeat(order, copies, axis=1), ranks),
-                dealt(np.full(len(order), fill_value=order is worst), ranks),
+                order.repeat(copies, axis=1).repeat(ranks, axis=0),
+                np.full(len(order) * ranks, fill_value=order is worst),
             )
             for order in (worst, sample)
         )
@@ -75,9 +76,8 @@ def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
 @contextmanager
 def _as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
     """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
-    trained_on, trainer.train_dataset = trainer.train_dataset, trainer.eval_dataset
-    at_once, trainer.args.per_device_train_batch_size = trainer.args.per_device_train_batch_size, rows
-    try:
+    with (
+        mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),
+        mock.patch.object(trainer.args, "per_device_train_batch_size", rows),
+    ):
         yield
-    finally:
-        trainer.train_dataset, trainer.args.per_device_train_batch_size = trained_on, at_once

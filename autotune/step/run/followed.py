@@ -14,6 +14,7 @@ from accelerate.utils import recursively_apply, send_to_device
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.state import before_update
+from autotune.step.run.batches import Batches
 from autotune.step.run.progress import Progress
 from autotune.step.trainers.base import Adapter, InPhase
 
@@ -33,40 +34,35 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
         _worst: tuple[Any, ...] = ()
 
         def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-            began = time.monotonic()
+            began, batches, whole_step = time.monotonic(), progress.batches, progress.whole_step
+            assert batches is not None
+            assert whole_step is not None
             if progress.finishing:
-                epoch_iterator = self._ending_worst(epoch_iterator)
+                epoch_iterator = self._ending_worst(epoch_iterator, batches)
             samples, items = super().get_batch_samples(epoch_iterator, *args, **kwargs)
             progress.fetched(time.monotonic() - began)
             if progress.worst_tokens is None:
                 progress.worst_tokens = known.loaded(self, samples[0])[1]
-            self._beside = self._left_out(samples)
-            self._keep_worst(samples)
+            # Not in timed steps: the copies would take time that training does not take.
+            beside = progress.steps_done < batches.worst_steps
+            self._beside = self._left_out(samples, whole_step.micro_batches) if beside else []
+            self._keep_worst(samples, batches)
             return samples, items
 
-        def _keep_worst(self, samples: list[Any]) -> None:
-            batches = progress.batches
-            assert batches is not None
+        def _keep_worst(self, samples: list[Any], batches: Batches) -> None:
             first = progress.steps_done * batches.step_micro_batches
             # Kept on the host, so that they need no device memory.
             here = (place - first for place in batches.worst if first <= place < first + len(samples))
             self._worst += tuple(_copied(samples[place], "cpu") for place in here)
 
-        def _ending_worst(self, epoch_iterator: Iterator[Any]) -> Iterator[Any]:
-            batches = progress.batches
-            assert batches is not None
+        def _ending_worst(self, epoch_iterator: Iterator[Any], batches: Batches) -> Iterator[Any]:
             again = [batch for batch in self._worst[: batches.worst_at_once] for _ in range(batches.uses)]
             yield from itertools.islice(epoch_iterator, batches.step_micro_batches - len(again))
             yield from (send_to_device(batch, self.args.device) for batch in again)
 
-        def _left_out(self, samples: list[Any]) -> list[Any]:
-            assert progress.batches is not None
-            assert progress.whole_step is not None
-            # Not in timed steps: the copies would take time that training does not take.
-            if progress.steps_done >= progress.batches.worst_steps:
-                return []
+        def _left_out(self, samples: list[Any], micro_batches: int) -> list[Any]:
             # Completions are generated for all micro-batches of a step, whether they are run or not.
-            missing = 0 if known.generating else progress.whole_step.micro_batches - len(samples)
+            missing = 0 if known.generating else micro_batches - len(samples)
             return [_copied(samples[-1], self.args.device) for _ in range(missing)]
 
         def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -46,8 +46,8 @@ class HostMemory:
         return held_bytes - self._baseline
 
     @property
-    def peak_bytes(self) -> int:
-        """The highest mark of all laps."""
+    def held_bytes(self) -> int:
+        """The highest mark of all laps, in bytes above the baseline."""
         self.lap()
         return self._peak - self._baseline
 

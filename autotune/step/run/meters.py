@@ -8,53 +8,34 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pynvml
 import torch
 
 from autotune.core.machine import DeviceKind
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
 from autotune.step.run.host_memory import HostMemory
 from autotune.units import format_bytes
 
 
 @dataclass(frozen=True)
-class Peaks:
-    """Peaks, named as in :class:`autotune.core.measurement.Measurement`."""
+class Mark:
+    """A point in the device's queue of work.
 
-    peak_bytes: int
-    reserved_bytes: int | None
-    device_bytes: int | None
-    host_peak_bytes: int
-    allocation_retries: int | None
+    Attributes:
+        host_seconds: on the host's clock; a CPU executes work synchronously, so it needs no other.
+        event: in a CUDA stream, which needs no synchronisation that would delay later work; None for a CPU.
+    """
 
+    host_seconds: float
+    event: Any = None
 
-class Mark(Protocol):
-    """A point in the device's queue of work."""
-
-    def seconds_after(self, earlier: Any) -> float:
+    def seconds_after(self, earlier: Mark) -> float:
         """Return the time since an earlier mark of the same meter; asked after :meth:`Meter.synchronize`."""
-
-
-@dataclass(frozen=True)
-class HostMark:
-    """A time on the host's clock; a CPU executes work synchronously, so it needs no other."""
-
-    seconds: float
-
-    def seconds_after(self, earlier: HostMark) -> float:
-        """Return the seconds between."""
-        return self.seconds - earlier.seconds
-
-
-@dataclass(frozen=True)
-class CudaMark:
-    """An event in a CUDA stream, which needs no synchronisation that would delay later work."""
-
-    event: Any
-
-    def seconds_after(self, earlier: CudaMark) -> float:
-        """Return the seconds between; the stream has completed both events."""
+        if self.event is None:
+            return self.host_seconds - earlier.host_seconds
         return float(earlier.event.elapsed_time(self.event)) / 1000.0
 
 
@@ -69,12 +50,10 @@ class Meter(ABC):
             torch.OutOfMemoryError: it already holds more.
         """
 
-    @abstractmethod
-    def lift_limit(self) -> None:
+    def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
         """Remove a limit under which the failure could not be reported."""
 
-    @abstractmethod
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 a CPU executes work synchronously
         """Wait until the device has completed all its work."""
 
     @abstractmethod
@@ -91,34 +70,29 @@ class Meter(ABC):
         """The peak above the baseline: an exception frees tensors as it propagates, so the current value is too low."""
 
     @property
-    @abstractmethod
     def headroom_bytes(self) -> int | None:
-        """Bytes left below an enforced limit if it applies to the whole process, else None."""
+        """Bytes left below an enforced limit if it applies to the whole process, else None.
+
+        A caching allocator raises an unambiguous error when memory runs out.
+        """
+        return None
 
     @abstractmethod
-    def peaks(self) -> Peaks:
-        """Return the peaks so far."""
+    def peaks(self) -> Measurement:
+        """Return the peaks so far, as the measurement of a training that ran to the end; it has no other figure."""
 
 
 class CpuMeter(HostMemory, Meter):
     """The CPU: resident memory of the process, limited by the kernel."""
 
-    def synchronize(self) -> None:
-        """Do nothing: a CPU executes work synchronously."""
-
-    def mark(self) -> HostMark:
+    def mark(self) -> Mark:
         """Return the time on the clock of :func:`time.monotonic`."""
-        return HostMark(time.monotonic())
+        return Mark(time.monotonic())
 
-    @property
-    def held_bytes(self) -> int:
-        """High-water mark of anonymous resident bytes above the baseline."""
-        return self.peak_bytes
-
-    def peaks(self) -> Peaks:
+    def peaks(self) -> Measurement:
         """Return the high-water mark of anonymous resident memory above the baseline."""
-        peak_bytes = self.peak_bytes
-        return Peaks(peak_bytes, None, None, peak_bytes, None)
+        peak_bytes = self.held_bytes
+        return Measurement(ProbeStatus.OK, peak_bytes=peak_bytes, host_peak_bytes=peak_bytes)
 
 
 class CudaMeter(Meter):
@@ -160,18 +134,15 @@ class CudaMeter(Meter):
             raise torch.OutOfMemoryError(f"the CUDA context alone holds {format_bytes(self._context_bytes)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, left_bytes / self._total_bytes))
 
-    def lift_limit(self) -> None:
-        """Do nothing: the limit applies only to the caching allocator."""
-
     def synchronize(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize()
 
-    def mark(self) -> CudaMark:
+    def mark(self) -> Mark:
         """Record an event in the current stream."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return CudaMark(event)
+        return Mark(time.monotonic(), event)
 
     def lap(self) -> int:
         """Update the peaks of the host process and of the allocator; return the allocator's since the last lap."""
@@ -187,18 +158,14 @@ class CudaMeter(Meter):
         """Peak of bytes allocated by tensors."""
         return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
-    @property
-    def headroom_bytes(self) -> int | None:
-        """None: the allocator raises an unambiguous error when memory runs out."""
-        return None
-
-    def peaks(self) -> Peaks:
+    def peaks(self) -> Measurement:
         """Return the caching allocator's peaks and the driver's figure for this process."""
-        return Peaks(
+        return Measurement(
+            ProbeStatus.OK,
             peak_bytes=self.held_bytes,
             reserved_bytes=max(self._reserved_bytes, int(torch.cuda.max_memory_reserved())),
             device_bytes=_driver_process_bytes(self._uuid),
-            host_peak_bytes=self._host.peak_bytes,
+            host_peak_bytes=self._host.held_bytes,
             allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),
         )
 
@@ -214,7 +181,7 @@ def _driver_used_bytes() -> dict[str, int]:
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            used[_text(pynvml.nvmlDeviceGetUUID(handle))] = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+            used[pynvml.nvmlDeviceGetUUID(handle)] = pynvml.nvmlDeviceGetMemoryInfo(handle).used
     return used
 
 
@@ -226,7 +193,3 @@ def _driver_process_bytes(uuid: str) -> int | None:
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
     return None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -15,7 +15,7 @@ from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, 
 from autotune.step.distributed.group import agree
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
-from autotune.step.run.timing import TimedGeneration, TimedMicroBatch, WholeStep, enough
+from autotune.step.run.timing import Timed, TimedGeneration, TimedMicroBatch, WholeStep, enough
 
 
 class Progress(TrainerCallback):
@@ -33,9 +33,7 @@ class Progress(TrainerCallback):
         steps_done: completed optimizer steps, including those on the worst batch and for warm-up.
         first_step_seconds: when the first training step began, on the clock of :func:`time.monotonic`.
         last_step_seconds: when the last step ended.
-        timed: timed micro-batches, in order.
-        updates: seconds spent outside of micro-batches, for each step with timed micro-batches.
-        generations: timed generations of completions, in order; their time is not part of ``timed``.
+        timed: what was timed so far.
         worst_tokens: tokens, padding included, of the first micro-batch, which is the largest.
         batches: the batches that the trainer trains on, or None before they are chosen.
         whole_step: the composition of a step of the plan, or None before it is known.
@@ -50,9 +48,7 @@ class Progress(TrainerCallback):
         self.steps_done = 0
         self.first_step_seconds: float | None = None
         self.last_step_seconds: float | None = None
-        self.timed: list[TimedMicroBatch] = []
-        self.updates: list[float] = []
-        self.generations: list[TimedGeneration] = []
+        self.timed = Timed()
         self.worst_tokens: int | None = None
         self.batches: Batches | None = None
         self.whole_step: WholeStep | None = None
@@ -68,11 +64,6 @@ class Progress(TrainerCallback):
         self._began: Mark | None = None
         self._marks: list[tuple[Mark, Mark]] = []
         self._generations: list[_Generation] = []
-
-    def enter(self, phase: str) -> None:
-        """Set the phase, except in evaluation, which computes losses too."""
-        if self.phase not in self.program.after:
-            self.phase = phase
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -105,8 +96,12 @@ class Progress(TrainerCallback):
 
     @contextmanager
     def going_back(self) -> Iterator[None]:
-        """Set the phase to the backward pass, from its beginning until what follows it begins."""
-        self.enter(BACKWARD)
+        """Set the phase to the backward pass, from its beginning until what follows it begins.
+
+        Evaluation, which computes losses too, has none.
+        """
+        if self.phase not in self.program.after:
+            self.phase = BACKWARD
         yield
 
     def fetched(self, seconds: float) -> None:
@@ -160,31 +155,19 @@ class Progress(TrainerCallback):
             control.should_training_stop = True
         else:
             others_left = self.steps_done < self.batches.steps - self._schedule.worst_last
-            if not self._was_stopped() or not (self.timed or others_left):
+            stopped, self._stopped = self._stopped, self._stops()
+            if stopped == self._stopped or not (self.timed.micro_batches or others_left):
                 self._time_step(index, now, self.batches)
+            passed_seconds = now - self._began_seconds
+            done = not others_left or enough(self._schedule, self.timed, self.whole_step, passed_seconds)
             # Ranks time their steps differently, and all have to stop after the same one.
-            if self.steps_done >= self.batches.worst_steps and agree(
-                not others_left
-                or enough(
-                    self._schedule,
-                    self.timed,
-                    self.updates,
-                    self.whole_step,
-                    self.generations,
-                    now - self._began_seconds,
-                )
-            ):
+            if self.steps_done >= self.batches.worst_steps and agree(done):
                 self.finishing = self._schedule.worst_last
                 control.should_training_stop = not self.finishing
         self.last_step_seconds = now
         self.phase = FORWARD
         self._lap(OPTIMIZER_STEP)
         return control
-
-    def _was_stopped(self) -> bool:
-        """Whether the process was stopped since the last step ended."""
-        before, self._stopped = self._stopped, self._stops()
-        return self._stopped != before
 
     def _lap(self, phase: str) -> None:
         """Record the device's peak in a phase that ends."""
@@ -200,17 +183,17 @@ class Progress(TrainerCallback):
         if not timed:
             return
         fetch_seconds = self._fetch_seconds / len(took)
-        self.timed += [
+        self.timed.micro_batches += [
             TimedMicroBatch(
                 took[place] + fetch_seconds, int(batches.collated[first + place]), place == 0, fetch_seconds
             )
             for place in timed
         ]
-        self.generations += [one for place, one in generated if place in timed]
+        self.timed.generations += [one for place, one in generated if place in timed]
         # A step is timed from the end of the previous one; the first step is never timed.
         assert self.last_step_seconds is not None
         inside = self._fetch_seconds + sum(took) + sum(one.seconds for _, one in generated)
-        self.updates.append(now - self.last_step_seconds - inside)
+        self.timed.updates.append(now - self.last_step_seconds - inside)
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,13 +18,6 @@ from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.step.distributed.state import in_place_of
 from autotune.step.run.progress import Progress
 from autotune.virtual import phase
-
-# The function of safetensors, by the names that write a checkpoint's weights.
-_SAFETENSORS = (
-    (safetensors.torch, "save_file"),
-    (transformers.modeling_utils, "safe_save_file"),
-    (peft.peft_model, "safe_save_file"),
-)
 
 
 def save(trainer: Any, progress: Progress) -> None:
@@ -54,10 +47,13 @@ def save_tensors(trainer: Any, folder: Path) -> None:
 @contextmanager
 def unwritten() -> Iterator[None]:
     """Replace the functions that write tensors by functions that only copy them to the host."""
-    with ExitStack() as stack:
-        for module, name in _SAFETENSORS:
-            stack.enter_context(patch.object(module, name, _copied_together))
-        stack.enter_context(patch.object(torch, "save", _copied_in_turn))
+    with (
+        # The function of safetensors, by the names that write a checkpoint's weights.
+        patch.object(safetensors.torch, "save_file", _copied_together),
+        patch.object(transformers.modeling_utils, "safe_save_file", _copied_together),
+        patch.object(peft.peft_model, "safe_save_file", _copied_together),
+        patch.object(torch, "save", _copied_in_turn),
+    ):
         yield
 
 

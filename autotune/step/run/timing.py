@@ -61,6 +61,21 @@ class TimedGeneration:
     phases: Mapping[str, float]
 
 
+@dataclass
+class Timed:
+    """What a probe has timed.
+
+    Attributes:
+        micro_batches: in order.
+        updates: seconds spent outside of micro-batches, for each step with timed micro-batches.
+        generations: of completions, in order; their time is not part of ``micro_batches``.
+    """
+
+    micro_batches: list[TimedMicroBatch] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+    generations: list[TimedGeneration] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class WholeStep:
     """The composition of a step of the plan.
@@ -115,41 +130,34 @@ class Timing:
     error: float | None
 
 
-def timing(
-    timed: Sequence[TimedMicroBatch],
-    updates: Sequence[float],
-    step: WholeStep,
-    generations: Sequence[TimedGeneration] = (),
-) -> Timing:
+def timing(timed: Timed, step: WholeStep) -> Timing:
     """Return the time of a whole step, composed of micro-batches, generations and the update.
 
-    Neither of the first two sequences is empty, nor is that of generations if a step has any.
+    There is at least one of each that a step has.
 
     Micro-batches differ in size, and few of them are timed. Their times are therefore regressed on their tokens, and
     the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
     mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which allocates
     the gradients that all others accumulate into, has a constant of its own if that is significantly different from
     zero. If the line cannot be right, the mean of the times is taken.
-
-    Args:
-        updates: seconds that each timed step spent outside of its micro-batches.
     """
-    seconds = np.array([item.seconds for item in timed])
-    columns = [np.ones(len(timed))]
+    micro_batches, updates = timed.micro_batches, timed.updates
+    seconds = np.array([item.seconds for item in micro_batches])
+    columns = [np.ones(len(seconds))]
     wanted = [float(step.micro_batches)]
-    distances = np.array([item.collated / step.mean_collated - 1.0 for item in timed])
-    if np.ptp(distances) > 0 and len(timed) > len(columns) + 1 and _is_a_trend(columns[0], distances, seconds):
+    distances = np.array([item.collated / step.mean_collated - 1.0 for item in micro_batches])
+    if np.ptp(distances) > 0 and len(seconds) > len(columns) + 1 and _is_a_trend(columns[0], distances, seconds):
         columns.append(distances)
         wanted.append(0.0)
-    first = np.array([float(item.first) for item in timed])
-    if np.ptp(first) > 0 and len(timed) > len(columns) + 1:
+    first = np.array([float(item.first) for item in micro_batches])
+    if np.ptp(first) > 0 and len(seconds) > len(columns) + 1:
         constant, doubt = _predicted([*columns, first], seconds, [0.0] * len(columns) + [1.0])
         if doubt is not None and abs(constant) > _TOLD_FROM_NONE * doubt:
             columns.append(first)
             wanted.append(1.0)
     all_micro_batches, error = _predicted(columns, seconds, wanted)
     update = float(np.mean(updates))
-    generated = np.array([step.whole(one) for one in generations]) * step.generations
+    generated = np.array([step.whole(one) for one in timed.generations]) * step.generations
     generation = float(np.mean(generated)) if step.generations else 0.0
     whole = all_micro_batches + update + generation
     if error is not None and len(updates) > 1 and (len(generated) > 1 or not step.generations):
@@ -157,7 +165,7 @@ def timing(
         error = math.hypot(*errors) / whole
     else:
         error = None
-    loading = float(np.mean([item.loading_seconds for item in timed])) * step.micro_batches
+    loading = float(np.mean([item.loading_seconds for item in micro_batches])) * step.micro_batches
     return Timing(whole, update, all_micro_batches / step.micro_batches, generation, loading, error)
 
 
@@ -180,47 +188,35 @@ def _mean_error(seconds: _Vector) -> float:
     return float(np.std(seconds, ddof=1)) / math.sqrt(len(seconds))
 
 
-def enough(
-    schedule: Schedule,
-    timed: Sequence[TimedMicroBatch],
-    updates: Sequence[float],
-    step: WholeStep,
-    generations: Sequence[TimedGeneration] = (),
-    passed_seconds: float = 0.0,
-) -> bool:
+def enough(schedule: Schedule, timed: Timed, step: WholeStep, passed_seconds: float = 0.0) -> bool:
     """Whether the timed micro-batches satisfy the schedule.
 
     Args:
         passed_seconds: time since the probe began.
     """
-    if not timed or not updates or (step.generations and not generations):
+    micro_batches, updates, generations = timed.micro_batches, timed.updates, timed.generations
+    if not micro_batches or not updates or (step.generations and not generations):
         return False
     if schedule.latest_seconds is not None and passed_seconds >= schedule.latest_seconds:
         return True
-    if _is_beaten(schedule, timed, updates, step, generations):
+    if _is_beaten(schedule, timed, step):
         return True
-    if len(timed) < schedule.min_micro_batches:
+    if len(micro_batches) < schedule.min_micro_batches:
         return False
-    spent_seconds = sum(item.seconds for item in timed) + sum(one.seconds for one in generations) + sum(updates)
-    if len(timed) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
+    spent_seconds = sum(item.seconds for item in micro_batches) + sum(one.seconds for one in generations) + sum(updates)
+    if len(micro_batches) >= schedule.max_micro_batches or spent_seconds >= schedule.max_seconds:
         return True
     if spent_seconds < schedule.min_seconds:
         return False
-    error = timing(timed, updates, step, generations).error
+    error = timing(timed, step).error
     return error is not None and error <= schedule.target_error
 
 
-def _is_beaten(
-    schedule: Schedule,
-    timed: Sequence[TimedMicroBatch],
-    updates: Sequence[float],
-    step: WholeStep,
-    generations: Sequence[TimedGeneration],
-) -> bool:
+def _is_beaten(schedule: Schedule, timed: Timed, step: WholeStep) -> bool:
     """Whether the rate is below the one to beat by more than its error."""
-    if schedule.rate_to_beat is None or len(timed) < _FEWEST_BEATEN:
+    if schedule.rate_to_beat is None or len(timed.micro_batches) < _FEWEST_BEATEN:
         return False
-    known = timing(timed, updates, step, generations)
+    known = timing(timed, step)
     error = max(schedule.target_error, known.error if known.error is not None else math.inf)
     return step.tokens / known.step_seconds * (1 + _CERTAIN * error) < schedule.rate_to_beat
 

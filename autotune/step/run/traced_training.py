@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from transformers import trainer as trainer_module
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
-from autotune.step.distributed.engines import worst_rank, zero_stage
+from autotune.step.distributed.engines import worst_rank
+from autotune.step.distributed.zero import engine_on, gradients_of_ranks
 from autotune.step.objects import config
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize
 from autotune.step.run.saving import save_tensors
-from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual, engine_on
+from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
@@ -92,7 +93,7 @@ def traced_training(
             known.watch(trainer, phase)
             _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
-            trainer.noted.gradients = _gradients_of_ranks(trainer, plan)
+            trainer.noted.gradients = gradients_of_ranks(plan, trainer.accelerator)
             if plan.evaluates:
                 _evaluate(trainer, known)
             with addresses():
@@ -134,16 +135,7 @@ def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
     return World(plan.launch.processes, worst_rank(plan, gradients)) if plan.in_group else None
 
 
-def _gradients_of_ranks(trainer: Any, plan: TrainingPlan) -> tuple[int, ...]:
-    if zero_stage(plan) != 2:
-        return ()
-    from autotune.step.distributed.zero import gradients_of_ranks
-
-    return gradients_of_ranks(trainer.accelerator.deepspeed_engine_wrapped.engine.optimizer, plan.launch.processes)
-
-
-@contextmanager
-def _cache_emptied(device: torch.device) -> Iterator[None]:
+def _cache_emptied(device: torch.device) -> AbstractContextManager[object]:
     """Make accelerate empty the cache of a virtual device where it does that of a GPU: before the first step.
 
     Emptying it in a step (``torch_empty_cache_steps``) is left to a trace's replays.
@@ -154,8 +146,7 @@ def _cache_emptied(device: torch.device) -> Iterator[None]:
         clear(garbage_collection)
         getattr(torch, device.type).empty_cache()
 
-    with mock.patch.object(memory, "clear_device_cache", cleared) if device.type != "cpu" else nullcontext():
-        yield
+    return mock.patch.object(memory, "clear_device_cache", cleared) if device.type != "cpu" else nullcontext()
 
 
 def _evaluate(trainer: Any, known: Adapter) -> None:

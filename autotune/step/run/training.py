@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.step.distributed.group import EngineCheck, as_on_gpu, dealt, join
+from autotune.step.distributed.group import EngineCheck, as_on_gpu, join
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
-from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
+from autotune.step.objects import config, model_maker, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.evaluation import evaluate
 from autotune.step.run.followed import followed
@@ -49,7 +49,9 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     # What is generated is of another size each time.
     rehearsed = request.device == "cuda" and not known.generating
     batches = plan_batches(*drawn_from, compiled=compiled, rehearsed=rehearsed)
-    trainer.train_dataset = known.arranged(trainer, dealt(batches.order, ranks), dealt(batches.is_worst, ranks))
+    # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
+    dealt = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
+    trainer.train_dataset = known.arranged(trainer, *dealt)
     trainer.args.max_steps = batches.steps
     known.leave_out(trainer, step.micro_batches - batches.step_micro_batches)
     progress.batches = batches
@@ -88,21 +90,17 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     else:
         load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-
-        def make_model(*, teacher: bool = False) -> Any:
-            if teacher:
-                other = teacher_loading(plan)
-                named = replace(source, name=other.name, revision=other.revision)
-                return load(named, other.kwargs, other.quantization, request.device, known.head)
-            return load(source, kwargs, quantization_config(plan), request.device, known.head)
-
+        make_model = model_maker(plan, source, kwargs, partial(load, device=request.device, head=known.head))
         model = make_model()
         loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}
+    evaluated = None
+    if request.evaluation_directory is not None and plan.evaluates:
+        evaluated = known.cut(load_from_disk(request.evaluation_directory), plan)
     trainer = followed(known, plan, progress)(
         model=model,
         args=arguments,
         train_dataset=rows,
-        eval_dataset=_evaluated_rows(request),
+        eval_dataset=evaluated,
         peft_config=peft_config(plan),
         callbacks=[progress],
         **loading,
@@ -110,13 +108,6 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     known.watch(trainer, progress.inside)
     trainer.add_callback(EngineCheck(trainer, plan))
     return trainer
-
-
-def _evaluated_rows(request: ProbeRequest) -> Dataset | None:
-    directory = request.evaluation_directory
-    if directory is None or not request.plan.evaluates:
-        return None
-    return adapter(request.plan.trainer).cut(load_from_disk(directory), request.plan)
 
 
 def run_arguments(steps: int, folder: Path) -> dict[str, object]:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from datasets import Dataset, load_from_disk
-from transformers import TrainerCallback
+from transformers import BitsAndBytesConfig, TrainerCallback
 
 from autotune.core.batch_geometry import Recompiled
 from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
-from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
-from autotune.step.images.processed import processing_for_real
 from autotune.step.models.loading import load_config, virtual_model
-from autotune.step.objects import config, peft_config, quantization_config, teacher_loading
+from autotune.step.objects import config, model_maker, peft_config
 from autotune.step.run.followed import with_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
@@ -74,18 +74,6 @@ class TracedRows:
         return 1 if self.once else _MICRO_BATCHES_AT_MOST
 
 
-@contextmanager
-def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
-    """Make the engine of a plan run on a device, where that is a virtual one."""
-    if engine_of(plan) is not Engine.DEEPSPEED or not is_tracing():
-        yield
-        return
-    from autotune.step.distributed.zero import deepspeed_on
-
-    with deepspeed_on(device):
-        yield
-
-
 def build_virtual(
     known: Adapter,
     plan: TrainingPlan,
@@ -112,33 +100,54 @@ def build_virtual(
     arguments = on_device(device, plan, lambda: config(plan, **overrides))
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
 
-    configured = known.head.configured(model_config, model_config.model_type)
+    trained = ModelSource(model_config.model_type)
+    configured = known.head.configured(model_config, trained.name)
 
-    def make_model(*, teacher: bool = False) -> Any:
-        quantization, loading = quantization_config(plan), kwargs
+    def load(source: ModelSource, loading: Mapping[str, Any], quantization: BitsAndBytesConfig | None) -> Any:
         # Trainers set attributes of the configuration of the model that they train alone.
-        own = deepcopy(configured)
-        if teacher:
-            other = teacher_loading(plan)
-            quantization, loading = other.quantization, other.kwargs
-            own = load_config(ModelSource(other.name, revision=other.revision), known.head)
+        own = deepcopy(configured) if source is trained else load_config(source, known.head)
         place = first_place(device, plan, quantized=quantization is not None)
         model = virtual_model(own, loading, quantization, place)
         if not is_tracing():
             _draw_weights(model)
         return model
 
+    make_model = model_maker(plan, trained, kwargs, load)
     # Those of trainers that generate hold what they keep of a generation batch themselves.
     loaded = 0 if rows.chosen is None or known.generating else planned.gradient_accumulation_steps
     return _traced(known, plan, loaded)(
         model=make_model(),
         args=arguments,
         train_dataset=rows.dataset(known, plan, planned),
-        processing_class=processing_for_real(processor) if known.generating and rows.chosen else processor,
+        processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],
         **known.beside_model(plan, make_model),
     )
+
+
+def _processing_for_real(processor: Any) -> Any:
+    """Return a processor that reads images on real tensors, outside of PyTorch's allocators, also within a trace."""
+    own: Any = type(processor)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with for_real():
+            made = own.__call__(self, *args, **kwargs)
+            arrays = {name: _as_array(value) for name, value in made.items()}
+        made.data = adopt(arrays)
+        return made
+
+    found = copy(processor)
+    found.__class__ = type(own.__name__, (own,), {"__call__": call})
+    return found
+
+
+def _as_array(value: Any) -> Any:
+    """Return tensors, and lists of arrays, as one array; anything else, such as lists of tokens, as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy().copy()
+    is_arrays = isinstance(value, list) and any(isinstance(item, np.ndarray) for item in value)
+    return np.array(value) if is_arrays else value
 
 
 def _draw_weights(model: Any) -> None:
@@ -165,9 +174,8 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
 
         def get_train_dataloader(self) -> Any:
             with for_real():
-                self.accelerator.device_placement, placed = False, self.accelerator.device_placement
-                batches = list(super().get_train_dataloader())
-                self.accelerator.device_placement = placed
+                with mock.patch.object(self.accelerator, "device_placement", False):
+                    batches = list(super().get_train_dataloader())
                 self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
 

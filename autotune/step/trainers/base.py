@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -14,6 +16,8 @@ from transformers import AutoProcessor
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
+from autotune.step.images.sizes import image_column
+from autotune.step.images.tokens import with_collated
 from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
@@ -30,7 +34,7 @@ InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
 
 TOKEN = 5
-"""The token that the rows of a trace consist of."""
+"""The token that the rows and the completions of a trace consist of."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class Adapter(ABC):
         head: what it trains on top of a model's layers, which determines the model's class.
         processor: transformers' class by which it loads the tokenizer.
         columns: columns of tokenised rows, each of lists of numbers.
+        collated_columns: columns that the trainer's collator reads with the images of rows
+            (``_set_signature_columns_if_needed``).
         methods: by the name of a phase of the step program, the trainer's method that forms that phase.
         generating: the trainer's method that makes what several micro-batches are trained on, such as completions; its
             time is measured apart from theirs. None if each micro-batch is trained on rows of the dataset.
@@ -115,8 +121,14 @@ class Adapter(ABC):
     head: ClassVar[Head] = LANGUAGE_MODEL
     processor: ClassVar[type[Any]] = AutoProcessor
     columns: ClassVar[tuple[str, ...]]
+    collated_columns: ClassVar[tuple[str, ...]] = ()
     methods: ClassVar[Mapping[str, str]] = {}
     generating: ClassVar[str | None] = None
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of TRL's trainer."""
+        return sys.modules[self.trainer.__module__]
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
@@ -130,12 +142,20 @@ class Adapter(ABC):
     def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
         """Return the rows of a trainer that was built to tokenise them, with :attr:`columns` and optional ones.
 
+        Those with images keep what TRL's collator makes each micro-batch of.
+
         Args:
             dataset: the user's name of it, for messages.
         """
         rows = trainer.train_dataset
+        if image_column(rows) is not None:
+            return with_collated(trainer, self.collated_columns, self.collated_tokens, dataset)
         optional = [name for name in find_trainer(self.name).optional_columns if name in rows.column_names]
         return rows.select_columns([*self.columns, *optional])
+
+    def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return :attr:`columns` of a row with images, given the micro-batch that the collator makes of it alone."""
+        return {name: collated[name][0] for name in self.columns}
 
     def lengths(self, rows: Dataset) -> Counts:
         """Return the tokens of tokenised rows in each part of the specification; shape (rows, parts).
@@ -155,8 +175,12 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
-    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
-        """Return further arguments of a trainer that loads a model and what belongs to it by the model's name."""
+    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+        """Return further arguments of a trainer that loads a model and what belongs to it by the model's name.
+
+        Args:
+            plan: None where rows are only tokenised.
+        """
         return {}
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
@@ -167,7 +191,7 @@ class Adapter(ABC):
         Args:
             plan: None where rows are only tokenised.
         """
-        return {}
+        return self.beside_name(plan)
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.
@@ -221,17 +245,10 @@ class Adapter(ABC):
         """Return whether the trainer puts several documents into one row, given its configuration."""
         return False
 
-    def collated(self, inputs: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the rows and the tokens, padding included, of the tensor of a micro-batch.
-
-        Where the data loader yields no such tensor, the adapter overrides :meth:`loaded`.
-        """
-        ids = inputs["input_ids"]
-        return ids.shape[0], ids.numel()
-
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""
-        return self.collated(batch)
+        ids = batch["input_ids"]
+        return ids.shape[0], ids.numel()
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
+from unittest import mock
 
 from trl import DistillationConfig, DistillationTrainer
-from trl.trainer import distillation_trainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
-from autotune.step.trainers.prompts import instead
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 from autotune.trainers.prompts import GENERATION
@@ -30,7 +29,11 @@ class _WithTeacher(OnTokenizedPrompts):
         # TRL limits vLLM's sequences to a generation batch.
         sequences = rows_of(self.plan) * micro_batches_of(self.plan) * (number(self.plan, _PARALLEL) or 1)
         make = self.module.VLLMGeneration
-        with instead(self.module, "VLLMGeneration", lambda **given: make(**{**given, "max_num_seqs": sequences})):
+
+        def limited(**given: Any) -> Any:
+            return make(**{**given, "max_num_seqs": sequences})
+
+        with mock.patch.object(self.module, "VLLMGeneration", limited):
             super().__init__(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
@@ -57,17 +60,17 @@ class OnPolicyDistillation(Generating):
     name = "distillation"
     config = DistillationConfig
     trainer = DistillationTrainer
-    module = distillation_trainer
     on_prompts = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
-    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
-        """Return the teacher's name, by which TRL loads it."""
-        return {"teacher_model": plan.args[TEACHER]}
+    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+        """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
+        return {} if plan is None else {"teacher_model": plan.args[TEACHER]}
 
     def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the teacher's name, and what builds it where TRL would load it; rows are tokenised without one."""
-        return {} if plan is None else {**self.beside_name(plan), "make_beside": partial(make_model, teacher=True)}
+        """Return the teacher's name, and what builds it where TRL would load it."""
+        made = {} if plan is None else {"make_beside": partial(make_model, teacher=True)}
+        return {**self.beside_name(plan), **made}
 
 
 ADAPTER = OnPolicyDistillation()

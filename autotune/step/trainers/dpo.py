@@ -8,28 +8,15 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
-from trl.trainer import dpo_trainer
 
 from autotune.core.blocks import block_rows
-from autotune.core.workload import Rollouts
-from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import image_elements, with_collated
-from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
+from autotune.step.images.tokens import image_elements
+from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.reference import AskingReference, OnTokenizedRows
-
-_COLLATED = ("prompt", "chosen", "rejected")
-"""Columns that DPOTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
     """TRL's trainer on tokenised rows; it precomputes the reference's log-probabilities for only some of them."""
-
-    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
-        # TRL drops these rows when it tokenises.
-        length = args.max_length
-        if length is None or args.truncation_mode != "keep_start":
-            return dataset
-        return rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < length)
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
@@ -47,14 +34,17 @@ class PreferenceOptimization(AskingReference):
     config = DPOConfig
     trainer = DPOTrainer
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    module = dpo_trainer
+    collated_columns = ("prompt", "chosen", "rejected")
     on_rows = _OnTokenizedRows
 
-    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
-        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
-        if image_column(trainer.train_dataset) is not None:
-            return with_collated(trainer, _COLLATED, _tokens_of_pair, dataset)
-        return super().tokenized(trainer, rollouts, dataset)
+    def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return prompt and answers of a pair, of which the collator makes two sequences, prompt first."""
+        real, answers = collated["attention_mask"].bool(), collated["completion_mask"].bool()
+        (prompt, _), (chosen, rejected) = (
+            [ids[mask] for ids, mask in zip(collated["input_ids"], masks, strict=True)]
+            for masks in (real & ~answers, answers)
+        )
+        return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of both answers."""
@@ -71,15 +61,6 @@ class PreferenceOptimization(AskingReference):
 
 
 ADAPTER = PreferenceOptimization()
-
-
-def _tokens_of_pair(made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return prompt and answers, given the micro-batch of one pair: both sequences, each with its prompt first."""
-    real, answers = made["attention_mask"].bool(), made["completion_mask"].bool()
-    (prompt, _), (chosen, rejected) = (
-        [ids[mask] for ids, mask in zip(made["input_ids"], masks, strict=True)] for masks in (real & ~answers, answers)
-    )
-    return {"prompt_ids": prompt, "chosen_ids": chosen, "rejected_ids": rejected}
 
 
 def _sequences(rows: Dataset, length: int | None) -> Counts:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, ClassVar
+from unittest import mock
 
 from datasets import Dataset
 from torch.utils.data import SequentialSampler
@@ -14,7 +15,7 @@ from trl.generation import vllm_generation
 from autotune.core.plan import TrainingPlan
 from autotune.step.images.sizes import COLUMNS
 from autotune.step.trainers.base import Drawing
-from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
 from autotune.trainers.geometry import micro_batches_of
 from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
@@ -41,11 +42,12 @@ class OnTokenizedPrompts(_Trl):
     left_out = 0
 
     def __init__(self, *args: Any, make_beside: Callable[[], Any] | None = None, **kwargs: Any) -> None:
-        given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else None
-        beside = make_beside and (lambda *_, **__: make_beside())
+        given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else self.module.VLLMGeneration
+        load = self.module.create_model_from_path
+        beside = load if make_beside is None else lambda *_, **__: make_beside()
         with (
-            instead(self.module, "create_model_from_path", beside),
-            instead(self.module, "VLLMGeneration", given),
+            mock.patch.object(self.module, "create_model_from_path", beside),
+            mock.patch.object(self.module, "VLLMGeneration", given),
             without_weights(vllm_generation),
         ):
             super().__init__(*args, **kwargs)
@@ -82,14 +84,9 @@ class OnTokenizedPrompts(_Trl):
         with self.whole_steps():
             return super()._generate_and_score_completions(rows)
 
-    @contextmanager
-    def whole_steps(self) -> Iterator[None]:
+    def whole_steps(self) -> AbstractContextManager[object]:
         """Let TRL see the micro-batches that a step has, where only some of them are run."""
-        run, self.args.gradient_accumulation_steps = self.args.gradient_accumulation_steps, micro_batches_of(self.plan)
-        try:
-            yield
-        finally:
-            self.args.gradient_accumulation_steps = run
+        return mock.patch.object(self.args, "gradient_accumulation_steps", micro_batches_of(self.plan))
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         if self._pictured:
@@ -118,19 +115,12 @@ class Generating(Prompted):
     """The child's side of ``autotune.trainers.generating``.
 
     Class attributes:
-        module: the module of TRL's trainer.
         on_prompts: the subclass of it that takes tokenised prompts.
     """
 
-    module: ClassVar[ModuleType]
     on_prompts: ClassVar[type[Any]]
     generating = "_generate_and_score_completions"
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn"}
-
-    @property
-    def tokenizing(self) -> Mapping[str, object]:
-        """Return arguments for a trainer that only tokenises."""
-        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
         """Return the tokens of prompts."""

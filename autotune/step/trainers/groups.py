@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
-from autotune.step.trainers.prompts import instead
+from autotune.trainers import find_trainer
 from autotune.trainers.geometry import steps_per_generation
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
@@ -32,10 +32,14 @@ class _InGroups(OnTokenizedPrompts):
     _passes: Iterator[str]
 
     def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+        shuffle = self.module.shuffle_sequence_dict
+
+        def copied_in_order(batch: Any) -> Any:
+            with mock.patch.object(torch, "randperm", torch.arange):
+                return shuffle(batch)
+
         # TRL shuffles the completions of a generation batch; here, rows decide which of them share a micro-batch.
-        with instead(
-            self.module, "shuffle_sequence_dict", partial(_copied_in_order, self.module.shuffle_sequence_dict)
-        ):
+        with mock.patch.object(self.module, "shuffle_sequence_dict", copied_in_order):
             return super()._prepare_inputs(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
@@ -45,8 +49,8 @@ class _InGroups(OnTokenizedPrompts):
     @property
     def passes(self) -> tuple[str, ...]:
         """The passes over a generation batch, in TRL's order."""
-        old = (OLD_PASS,) if compares_with_old(self.plan) else ()
-        return (*old, *((REFERENCE_PASS,) if self.beta else ()))
+        old = OLD_PASS in find_trainer(self.plan.trainer).program(self.plan).names
+        return (*((OLD_PASS,) if old else ()), *((REFERENCE_PASS,) if self.beta else ()))
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Any, mask: Any, kept: int, batch_size: int | None = None, **kwargs: Any
@@ -120,16 +124,3 @@ class Groups(Generating):
         chunks = trainer.args.steps_per_generation
         share = 1.0 if trainer.run_chunks is None else min(1.0, trainer.run_chunks / chunks)
         return dict.fromkeys(trainer.passes, share)
-
-
-def _copied_in_order(shuffle: Callable[[Any], Any], batch: Any) -> Any:
-    """Copy the tensors of a generation batch as TRL's function does that shuffles them, and leave their order."""
-    with instead(torch, "randperm", torch.arange):
-        return shuffle(batch)
-
-
-def compares_with_old(plan: TrainingPlan) -> bool:
-    """Return whether a plan's specification has the pass for old log-probabilities."""
-    from autotune.trainers import find_trainer
-
-    return OLD_PASS in find_trainer(plan.trainer).program(plan).names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trl import GRPOConfig, GRPOTrainer
-from trl.trainer import grpo_trainer
 
 from autotune.step.trainers.groups import Groups
 
@@ -14,7 +13,6 @@ class GroupRelativePolicyOptimization(Groups):
     name = "grpo"
     config = GRPOConfig
     trainer = GRPOTrainer
-    module = grpo_trainer
     # GRPOTrainer._tokenize_prompts passes None for a row without images, at which processors raise a TypeError.
     every_row_pictured = True
 

@@ -9,21 +9,16 @@ import numpy as np
 import torch
 from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
-from trl.trainer import kto_trainer
 
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Rollouts
-from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import image_elements, with_collated
-from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
+from autotune.step.images.tokens import image_elements
+from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Collation, InPhase
 from autotune.step.trainers.reference import AskingReference, OnTokenizedRows, watch_reference
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
 
 _MISMATCHED = "KL_completion_ids"
-_COLLATED = ("prompt", "completion", "label")
-"""Columns that KTOTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
@@ -31,8 +26,7 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         # What TRL does with rows once they are tokenised: it drops some, then exchanges answers within blocks.
-        if args.max_length is not None:
-            dataset = rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
+        dataset = super()._prepare_dataset(dataset, processing_class, args, dataset_name)
         if not estimates_kl(args.loss_type):
             return dataset
         return dataset.map(
@@ -56,7 +50,7 @@ class UnpairedPreference(AskingReference):
     config = KTOConfig
     trainer = KTOTrainer
     columns = ("prompt_ids", "completion_ids", "label")
-    module = kto_trainer
+    collated_columns = ("prompt", "completion", "label")
     on_rows = _OnTokenizedRows
 
     @property
@@ -64,11 +58,11 @@ class UnpairedPreference(AskingReference):
         """Return arguments with a loss for which no answers are exchanged: which ones depends on the batch size."""
         return {**super().tokenizing, "loss_type": min(WITHOUT_KL)}
 
-    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
-        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
-        if image_column(trainer.train_dataset) is not None:
-            return with_collated(trainer, _COLLATED, _tokens_of_row, dataset)
-        return super().tokenized(trainer, rollouts, dataset)
+    def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return prompt and answer, of which the collator makes one sequence."""
+        real, answer = collated["attention_mask"][0].bool(), collated["completion_mask"][0].bool()
+        ids = collated["input_ids"][0]
+        return {"prompt_ids": ids[real & ~answer], "completion_ids": ids[answer]}
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the tokens of the answer."""
@@ -134,13 +128,6 @@ def _beside(rows: Dataset, args: Any) -> Counts | None:
     # Of rows with images, the collator exchanges the answers of each micro-batch.
     prompts, answers = column_lengths(rows, ("prompt_ids", "completion_ids")).T
     return mismatched(prompts, answers, args.per_device_train_batch_size, args.max_length)
-
-
-def _tokens_of_row(made: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return prompt and answer, given the micro-batch of one row."""
-    real, answer = made["attention_mask"][0].bool(), made["completion_mask"][0].bool()
-    ids = made["input_ids"][0]
-    return {"prompt_ids": ids[real & ~answer], "completion_ids": ids[answer]}
 
 
 def _truncated(parts: Counts, length: int | None) -> Counts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
@@ -12,9 +13,9 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, onlin
 from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import Collation, MakeModel
-from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, instead, require_generated
-from autotune.step.trainers.vllm import GIVEN_TOKEN, without_weights
+from autotune.step.trainers.base import TOKEN, Collation, MakeModel
+from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
+from autotune.step.trainers.vllm import without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
@@ -48,12 +49,11 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         if self.use_vllm:
             return *self._from_vllm(prompts, images, longest), None
         self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
-        tokenizer, self.processing_class = self.processing_class, self._padded_prompts
-        try:
-            with instead(online_dpo_trainer, "truncate_right", self._ended):
-                return super()._generate(model, [""] * len(prompts), images)
-        finally:
-            self.processing_class = tokenizer
+        with (
+            mock.patch.object(self, "processing_class", self._padded_prompts),
+            mock.patch.object(online_dpo_trainer, "truncate_right", self._ended),
+        ):
+            return super()._generate(model, [""] * len(prompts), images)
 
     def _generate_vllm(self, prompts: Sequence[Any], images: Any = None) -> Any:
         *made, _ = self._generate(self.model, prompts, images)
@@ -72,7 +72,7 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         prompts = self._padded_prompts()
         twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
         mask = (np.arange(longest) < self._wanted[:, None]).astype(np.int64)
-        made = adopt({"ids": np.full(mask.shape, GIVEN_TOKEN, dtype=np.int64), "mask": mask})
+        made = adopt({"ids": np.full(mask.shape, TOKEN, dtype=np.int64), "mask": mask})
         every = (twice["input_ids"], twice["attention_mask"], made["ids"], made["mask"])
         return tuple(tensor.to(self.accelerator.device) for tensor in every)
 
@@ -113,11 +113,6 @@ class OnlineDirectPreferenceOptimization(Prompted):
         REFERENCE_PASS: "reference_pass",
         SCORING: "_calculate_rewards_from_functions",
     }
-
-    @property
-    def tokenizing(self) -> Mapping[str, object]:
-        """Return arguments for a trainer that only tokenises."""
-        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
         """Return the tokens of prompts, as ``OnlineDPOTrainer._generate`` makes them in every micro-batch."""

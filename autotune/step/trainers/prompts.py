@@ -1,15 +1,22 @@
-"""What the adapters of trainers on prompts share: prompts as tokens, and the lengths of their completions."""
+"""What the adapters of trainers on prompts share: prompts as tokens, lengths of completions, and reward functions."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from datasets import Dataset
+from trl.rewards import (
+    accuracy_reward,
+    get_soft_overlong_punishment,
+    reasoning_accuracy_reward,
+    think_format_reward,
+)
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Rollouts
@@ -17,13 +24,19 @@ from autotune.errors import InputError
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_every_row_pictured, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
-from autotune.step.trainers.base import Adapter, MakeModel
-from autotune.step.trainers.rewards import reward_function
+from autotune.step.trainers.base import Adapter
 from autotune.trainers.prompts import COMPLETION, NO_REWARD, PROMPT
 
 WANTED = "autotune_completion_tokens"
 """The column with the tokens that each completion of a row is to have."""
 _SEED = 0
+# The names and settings of trl/scripts/grpo.py.
+_OWN_REWARDS: dict[str, Callable[..., Any]] = {
+    "accuracy_reward": accuracy_reward,
+    "reasoning_accuracy_reward": reasoning_accuracy_reward,
+    "think_format_reward": think_format_reward,
+    "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
+}
 
 
 class Prompted(Adapter):
@@ -39,6 +52,11 @@ class Prompted(Adapter):
     columns = (PROMPT, COMPLETION)
     completions_per_row: ClassVar[int] = 1
     every_row_pictured: ClassVar[bool] = False
+
+    @property
+    def tokenizing(self) -> Mapping[str, object]:
+        """Return arguments for a trainer that only tokenises."""
+        return {"gradient_checkpointing": False, "bf16": False, "use_cpu": True}
 
     @abstractmethod
     def prompt_ids(self, trainer: Any, prompts: Sequence[Any]) -> Sequence[Sequence[int]]:
@@ -90,13 +108,13 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def beside_name(self, plan: TrainingPlan) -> Mapping[str, Any]:
-        """Return the reward functions."""
-        return {"reward_funcs": rewards_of(plan)}
+    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+        """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the reward functions."""
-        return {"reward_funcs": rewards_of(plan)}
+        Raises:
+            InputError: there is none of a name.
+        """
+        return {"reward_funcs": [reward_function(name) for name in (plan.rewards if plan else (NO_REWARD,))]}
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of prompts, and of the completions that are added."""
@@ -139,13 +157,28 @@ class Prompted(Adapter):
         return super().synthetic(rows, plan, arguments, trainable).add_column("prompt", ["a"] * len(rows))
 
 
-def rewards_of(plan: TrainingPlan | None) -> list[Callable[..., Any]]:
-    """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
+def reward_function(name: str) -> Callable[..., Any]:
+    """Return the reward function of a name as TRL's scripts do: one of TRL's own, or the dotted path of a function.
 
     Raises:
-        InputError: there is none of a name.
+        InputError: there is none of that name, or its module cannot be imported.
     """
-    return [reward_function(name) for name in (plan.rewards if plan is not None else (NO_REWARD,))]
+    if name in _OWN_REWARDS:
+        return _OWN_REWARDS[name]
+    module, _, function = name.rpartition(".")
+    hint = f"Give a dotted path from here, such as my_rewards.length, or one of {', '.join(_OWN_REWARDS)}."
+    if not module:
+        raise InputError(f"There is no reward function {name!r} (reward_funcs).", hint=hint)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function, None)
+    except Exception as error:
+        raise InputError(f"The module of reward_funcs' {name} cannot be imported: {error}", hint=hint) from error
+    if not callable(found):
+        raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=hint)
+    reward: Callable[..., Any] = found
+    return reward
 
 
 def assumed_tokens(plan: TrainingPlan) -> int:
@@ -161,14 +194,3 @@ def require_generated(tokens: int, wanted: int) -> None:
     """
     if tokens < wanted:
         raise RuntimeError(f"the model generated {tokens} tokens, and {wanted} were asked for")
-
-
-@contextmanager
-def instead(module: ModuleType, name: str, value: Callable[..., Any] | None) -> Iterator[None]:
-    """Replace a function of a module for the duration of the context; None: leave it."""
-    kept = getattr(module, name)
-    setattr(module, name, value or kept)
-    try:
-        yield
-    finally:
-        setattr(module, name, kept)

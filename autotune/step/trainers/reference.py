@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +14,7 @@ from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of
-from autotune.step.rows import Counts, spread
+from autotune.step.rows import Counts, column_lengths, rows_where, spread
 from autotune.step.trainers.base import Adapter, InPhase, MakeModel
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
@@ -37,6 +37,12 @@ class OnTokenizedRows(_Trl):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         drop_precomputed(self)
+
+    def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
+        """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
+        if args.max_length is None or getattr(args, "truncation_mode", "keep_start") != "keep_start":
+            return dataset
+        return rows_where(dataset, column_lengths(dataset, ("prompt_ids",))[:, 0] < args.max_length)
 
     def read_batch(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate rows as the data loader would."""
@@ -95,11 +101,9 @@ class AskingReference(Adapter):
     """The child's side of trainers that ask a reference, or precompute its log-probabilities.
 
     Class attributes:
-        module: the module of TRL's trainer.
         on_rows: the subclass of the trainer that takes tokenised rows.
     """
 
-    module: ClassVar[ModuleType]
     on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 

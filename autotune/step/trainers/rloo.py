@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trl import RLOOConfig, RLOOTrainer
-from trl.trainer import rloo_trainer
 
 from autotune.step.trainers.groups import Groups
 
@@ -14,7 +13,6 @@ class LeaveOneOut(Groups):
     name = "rloo"
     config = RLOOConfig
     trainer = RLOOTrainer
-    module = rloo_trainer
 
 
 ADAPTER = LeaveOneOut()

@@ -10,14 +10,10 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import IGNORED_LABEL, Rollouts
-from autotune.step.images.sizes import image_column
-from autotune.step.images.tokens import image_elements, with_collated
+from autotune.core.workload import IGNORED_LABEL
+from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
-
-_COLLATED = ("messages", "prompt", "completion")
-"""Columns that SFTTrainer's collator reads with the images of rows (``_set_signature_columns_if_needed``)."""
 
 
 class SupervisedFineTuning(Adapter):
@@ -27,19 +23,12 @@ class SupervisedFineTuning(Adapter):
     config = SFTConfig
     trainer = SFTTrainer
     columns = ("input_ids", "labels")
+    collated_columns = ("messages", "prompt", "completion")
 
     @property
     def tokenizing(self) -> Mapping[str, object]:
         """Return arguments without packing."""
         return {**super().tokenizing, "packing": False}
-
-    def tokenized(self, trainer: Any, rollouts: Rollouts, dataset: str) -> Dataset:
-        """Return tokenised rows; those with images keep what TRL's collator makes each micro-batch of."""
-        if image_column(trainer.train_dataset) is not None:
-            return with_collated(
-                trainer, _COLLATED, lambda made: {name: made[name][0] for name in self.columns}, dataset
-            )
-        return super().tokenized(trainer, rollouts, dataset)
 
     def trainable(self, rows: Dataset) -> Counts:
         """Return the number of labelled tokens of each row."""

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import torch
 
-from autotune.step.trainers.prompts import instead
-
-GIVEN_TOKEN = 5
-"""The token that completions consist of."""
+from autotune.step.trainers.base import TOKEN
 
 
 class GivenCompletions:
@@ -36,21 +33,18 @@ class GivenCompletions:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
         # An allocation and its end are a moment, at which the trace records what the training holds meanwhile.
         torch.empty(1, device=self._device)
-        completions = [[GIVEN_TOKEN] * self.tokens for _ in prompts]
+        completions = [[TOKEN] * self.tokens for _ in prompts]
         return prompts, completions, [[[0.0]] * self.tokens for _ in prompts], None
 
 
-@contextmanager
-def without_weights(module: ModuleType) -> Iterator[None]:
+def without_weights(module: ModuleType) -> AbstractContextManager[object]:
     """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
 
     They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
     """
     if not hasattr(module, "LLM"):
-        yield
-        return
-    with instead(module, "LLM", partial(module.LLM, load_format="dummy")):
-        yield
+        return nullcontext()
+    return mock.patch.object(module, "LLM", partial(module.LLM, load_format="dummy"))
 
 
 def make_long(generation: Any, tokens: int) -> None:
