@@ -163,12 +163,16 @@ class Documents:
 
         groups = self.groups.rows()
         sequences = np.minimum(groups[:, 2:], max_length or self.longest)
-        width, tokens = sequences.max(axis=1), sequences.sum(axis=1, dtype=np.int64)
-        counted = tokens * (self.trained.rows()[:, 0] / groups[:, 2:].sum(axis=1))
-        widest = np.lexsort((-counted / tokens, -width))
-        there = groups[widest, 0].cumsum()
-        taken = np.diff(there.clip(max=count), prepend=0)
-        return float((taken * counted[widest]).sum() / (taken * tokens[widest]).sum())
+        tokens = sequences.sum(axis=1, dtype=np.int64)
+        share = self.trained.rows()[:, 0] / groups[:, 2:].sum(axis=1)
+        # Widths are whole numbers, so that half a share decides only between equal ones. No more groups than documents
+        # are needed: millions are not sorted.
+        heaviness = sequences.max(axis=1) + share / 2
+        most = min(count, len(groups))
+        widest = np.argpartition(heaviness, -most)[-most:]
+        widest = widest[np.argsort(-heaviness[widest])]
+        taken = np.diff(groups[widest, 0].cumsum().clip(max=count), prepend=0) * tokens[widest]
+        return float((taken * share[widest]).sum() / taken.sum())
 
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.
