@@ -44,9 +44,10 @@ def same_step(plan: TrainingPlan) -> str:
 def libraries_of(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 
-    Liger, for instance, patches model classes, which stay patched until the process ends. Arguments that no technique
-    writes are assumed to do the same. With several processes, accelerate and DeepSpeed keep what they derive from the
-    arguments in variables of the process: their number, and the environment's variables.
+    What a plan patches stays patched until the process ends, but for the model classes that Liger replaces, which a
+    trace restores. Arguments that no technique writes are assumed to patch libraries. With several processes,
+    accelerate and DeepSpeed keep what they derive from the arguments in variables of the process: their number, and the
+    environment's variables.
     """
     return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()), plan.launch.processes)
 

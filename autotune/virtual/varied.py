@@ -65,8 +65,8 @@ def steps_before(tokens: int, in_step: int) -> list[tuple[int, ...]]:
     """Return the tokens per row in the micro-batches of steps before one whose micro-batches have ``tokens``.
 
     In steps of two micro-batches, one has ``tokens`` as well: the first and the second in turn. Four candidates were
-    trained on null GPUs on 200 micro-batches in random order: two reserved what these reserve, within 0.1 %, which is
-    8 and 9 % more than the longest alone; of two it is 3 and 25 % more than was reserved.
+    trained on null GPUs on 160 or 200 micro-batches in random order: two reserved what these reserve, within 0.1 %,
+    which is 8 and 9 % more than the longest alone; of two it is 3 and 25 % more than was reserved.
 
     Args:
         in_step: micro-batches of a step, 1 or 2.
