@@ -147,33 +147,6 @@ class Documents:
         left = groups[:, 2:].max(axis=1) <= tokens
         return Documents(Table(groups[left].T), trained=self.trained and Table(self.trained.rows()[left].T))
 
-    def trained_share(self, count: int, max_length: int | None) -> float:
-        """Return the share of tokens, 0 to 1, that the loss counts in the widest documents; 0 if it is not known.
-
-        Of documents that are equally wide, it is of those with the highest share. A document that is cut keeps its
-        share: where the counted tokens come last, it has less.
-
-        Args:
-            count: documents.
-            max_length: tokens to which sequences are cut; None: they are not cut.
-        """
-        if self.trained is None:
-            return 0.0
-        import numpy as np
-
-        groups = self.groups.rows()
-        sequences = np.minimum(groups[:, 2:], max_length or self.longest)
-        tokens = sequences.sum(axis=1, dtype=np.int64)
-        share = self.trained.rows()[:, 0] / groups[:, 2:].sum(axis=1)
-        # Widths are whole numbers, so that half a share decides only between equal ones. No more groups than documents
-        # are needed: millions are not sorted.
-        heaviness = sequences.max(axis=1) + share / 2
-        most = min(count, len(groups))
-        widest = np.argpartition(heaviness, -most)[-most:]
-        widest = widest[np.argsort(-heaviness[widest])]
-        taken = np.diff(groups[widest, 0].cumsum().clip(max=count), prepend=0) * tokens[widest]
-        return float((taken * share[widest]).sum() / taken.sum())
-
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.
 

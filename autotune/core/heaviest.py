@@ -36,9 +36,10 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: b
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
     Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
-    those with more trainable tokens, if there are any: on a GPU, TRL computes logits of trainable tokens only
-    (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need less than rows that
-    are narrower and all answer. With them come those with more image data, on which a vision tower's memory depends.
+    those with more trainable tokens, if there are any, or with a larger sum of both: on a GPU, TRL computes logits of
+    trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need
+    less than rows that are narrower and all answer. With them come those with more image data, on which a vision
+    tower's memory depends.
 
     Args:
         rows: of a micro-batch.
@@ -57,7 +58,8 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: b
     )
     widest = [longest_first[list(positions)] for positions in chosen]
     most_trainable = np.lexsort((-loads.widest, -loads.trainable))
-    further = _with(longest_first[0], most_trainable)
+    both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
+    further = [*_with(longest_first[0], most_trainable), np.argsort(-both, kind="stable")]
     if loads.image_elements is not None:
         most_pictured = np.lexsort((-loads.widest, -loads.image_elements))
         further = [*_with(longest_first[0], most_pictured), *further]

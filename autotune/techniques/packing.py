@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from autotune.core.candidate import Candidate, Choice
@@ -45,78 +46,88 @@ def never_separated(setting: Setting) -> str | None:
     return f"documents that share a row do not stay apart on {model} ({tried})"
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Documents that are packed into rows.
+
+    Attributes:
+        rows: how many rows.
+        counted: the tokens that the loss counts in each row of some, the most first.
+    """
+
+    rows: int
+    counted: Sequence[float]
+
+
 @lru_cache(4096)
-def packed_rows(documents: Documents, strategy: str, length: int) -> int:
-    """Return how many rows of ``length`` tokens TRL packs documents into.
+def packed_documents(documents: Documents, strategy: str, length: int) -> Packed:
+    """Return the rows of ``length`` tokens that TRL packs documents of one sequence into.
 
     ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``, in the order of the dataset. Each
     batch is assumed to contain documents of all lengths, as in a shuffled dataset.
     """
     whole, rest = divmod(documents.rows, _PACKED_AT_ONCE)
-    rows = whole * _packed_at_once(documents, strategy, length, _PACKED_AT_ONCE) if whole else 0
-    return max(1, rows + (_packed_at_once(documents, strategy, length, rest) if rest else 0))
+    in_whole = _packed_at_once(documents, strategy, length, _PACKED_AT_ONCE) if whole else []
+    in_rest = _packed_at_once(documents, strategy, length, rest) if rest else []
+    rows = max(1, whole * len(in_whole) + len(in_rest))
+    return Packed(rows, sorted([*in_whole, *in_rest], reverse=True))
 
 
 def documents_per_row(documents: Documents, strategy: str, length: int) -> float:
     """Return how many documents a packed row of ``length`` tokens holds on average."""
-    return documents.rows / packed_rows(documents, strategy, length)
+    return documents.rows / packed_documents(documents, strategy, length).rows
 
 
-def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> int:
-    """Return the number of rows that ``count`` documents, spread evenly over all lengths, are packed into."""
-    chosen: Counter[int] = Counter()
-    seen = taken = 0
-    for tokens, many in documents.widths.items():
-        seen += many
-        upto = round(seen * count / documents.rows)
-        chosen[tokens] = upto - taken
-        taken = upto
+def _packed_at_once(documents: Documents, strategy: str, length: int, count: int) -> list[float]:
+    """Return the counted tokens of each row that ``count`` documents, spread evenly over all lengths, are packed into.
+
+    Where documents are longer than a row, or lie end to end, each part has its share of the counted tokens.
+    """
+    import numpy as np
+
+    groups = documents.groups.rows()
+    counted = groups[:, 2] if documents.trained is None else documents.trained.rows()[:, 0]
+    ascending = np.lexsort((counted, groups[:, 2]))
+    upto = np.rint(groups[ascending, 0].cumsum() * (count / documents.rows)).astype(int)
+    taken = ascending.repeat(np.diff(upto, prepend=0))
+    tokens, counted = groups[taken, 2], counted[taken]
     if strategy == WRAPPED:
-        return -(-sum(tokens * many for tokens, many in chosen.items()) // length)
-    pieces: Counter[int] = Counter()
-    for tokens, many in chosen.items():
-        whole, rest = divmod(tokens, length)
-        if tokens <= length:
-            pieces[tokens] += many
-        elif strategy == SPLIT:
-            pieces[length] += many * whole
-            pieces[rest] += many
-        else:
-            pieces[length] += many
-    return _best_fit({tokens: many for tokens, many in pieces.items() if tokens and many}, length)
+        order = np.random.default_rng(0).permutation(len(tokens))
+        ends = tokens[order].cumsum()
+        cuts = np.arange(0, ends[-1] + length, length)
+        return [float(own) for own in np.diff(np.interp(cuts, [0, *ends], [0, *counted[order].cumsum()]))]
+    pieces = [
+        (part, own * part / whole)
+        for whole, own in zip(tokens.tolist(), counted.tolist(), strict=True)
+        for part in ([length] * (whole // length) + [whole % length] if strategy == SPLIT else [min(whole, length)])
+        if part
+    ]
+    return _best_fit(sorted(pieces, reverse=True), length)
 
 
-def _best_fit(counts: Mapping[int, int], length: int) -> int:
-    """Return how many rows of ``length`` tokens hold all documents: the longest first, each where it fits best.
+def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float]:
+    """Return the counted tokens of the rows of ``length`` tokens that hold all documents, each where it fits best.
 
-    This is the algorithm of TRL's ``bfd`` strategies (``trl/data_utils.py``, ``_pack_bfd``). Documents of equal length
-    are packed together, and rows are counted by the space that is left in them.
+    This is the algorithm of TRL's ``bfd`` strategies (``trl/data_utils.py``, ``_pack_bfd``).
 
     Example: documents of 6, 5, 4 and 3 tokens take two rows of 10: 6 and 4, 5 and 3.
 
     Args:
-        counts: number of documents by their tokens, none of which is above ``length``.
+        documents: the tokens of each, none of which is above ``length``, and those of them that are counted; the
+            longest first.
     """
-    open_rows: dict[int, int] = {}
-    rows = 0
-    for tokens in sorted(counts, reverse=True):
-        left = counts[tokens]
-        while left:
-            space = min((space for space in open_rows if space >= tokens), default=None)
-            if space is None:
-                per_row = length // tokens
-                whole, rest = divmod(left, per_row)
-                rows += whole + (rest > 0)
-                open_rows[length - per_row * tokens] = open_rows.get(length - per_row * tokens, 0) + whole
-                if rest:
-                    open_rows[length - rest * tokens] = open_rows.get(length - rest * tokens, 0) + 1
-                left = 0
-            else:
-                taken = min(left, open_rows[space])
-                left, open_rows[space] = left - taken, open_rows[space] - taken
-                open_rows[space - tokens] = open_rows.get(space - tokens, 0) + taken
-            open_rows = {room: count for room, count in open_rows.items() if room and count}
-    return rows
+    counted: list[float] = []
+    # The space that is left in each row, ascending, and its place in `counted`.
+    left: list[tuple[int, int]] = []
+    for tokens, own in documents:
+        best = bisect_left(left, (tokens, 0))
+        if best == len(left):
+            left.append((length, len(counted)))
+            counted.append(0.0)
+        space, row = left.pop(best)
+        counted[row] += own
+        insort(left, (space - tokens, row))
+    return counted
 
 
 class Packing(Technique):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import cycle, islice
 from math import ceil
 
 from autotune.core.batch_geometry import (
@@ -19,7 +20,8 @@ from autotune.core.batch_geometry import (
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.representatives import representatives, summed
-from autotune.techniques.packing import CUTTING, packed_rows
+from autotune.techniques.packing import CUTTING, packed_documents
+from autotune.trainers.heaviest_documents import Chosen, heaviest_documents, largest_shapes
 
 _REMEMBERED = 4096
 # Lengths at which documents are looked through; a search space has a few.
@@ -76,11 +78,17 @@ def padded(
     worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=shortest_of_each)[0]
     lengths = [known[position] for known in (longest_first, shortest_of_each or ()) if known for position in worst]
     width = rounded_up(longest_first[0], multiple)
-    held = sum(kept.most_of[longest_first[place % len(longest_first)]] for place in range(rows))
-    filled = share_of(held, rows * documents.sequences * width)
+
+    def shape_of(chosen: Chosen) -> Shape:
+        wide = rounded_up(chosen.widest, multiple)
+        filled = share_of(chosen.tokens, rows * documents.sequences * wide)
+        return Shape(rows, wide, filled=filled, trained=chosen.trained_share)
+
+    largest, *rivals = largest_shapes(map(shape_of, heaviest_documents(documents, rows, length)))
     return BatchGeometry(
         layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
-        worst=Shape(rows, width, filled=filled, trained=documents.trained_share(rows, length)),
+        worst=largest,
+        rivals=tuple(rivals),
         sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
         tokens=rows * (kept.tokens / total),
         micro_batches=micro_batches,
@@ -101,13 +109,20 @@ def end_to_end(
         multiple: to which all of them together are rounded up.
     """
     kept = _kept(documents, length)
-    counts, total, mean = kept.by_width, kept.rows, kept.tokens / kept.rows
-    longest_first = _longest_first(counts, rows)
-    together = sum(longest_first[position] for position in worst_micro_batches(longest_first, rows, padded=False)[0])
-    worst = Shape(1, rounded_up(together, multiple), trained=documents.trained_share(rows, length))
-    held = float(rows * micro_batches * ranks)
-    sizes = _flat_sizes(counts, rows, multiple, together)
-    return BatchGeometry(Layout.FLAT, worst, sizes, rows * mean, micro_batches, held, total, ranks=ranks)
+    heaviest = heaviest_documents(documents, rows, length)
+    shapes = (Shape(1, rounded_up(chosen.tokens, multiple), trained=chosen.trained_share) for chosen in heaviest)
+    worst, *rivals = largest_shapes(shapes)
+    return BatchGeometry(
+        layout=Layout.FLAT,
+        worst=worst,
+        rivals=tuple(rivals),
+        sizes=_flat_sizes(kept.by_width, rows, multiple, max(chosen.tokens for chosen in heaviest)),
+        tokens=rows * (kept.tokens / kept.rows),
+        micro_batches=micro_batches,
+        documents=float(rows * micro_batches * ranks),
+        rows=kept.rows,
+        ranks=ranks,
+    )
 
 
 @lru_cache(_REMEMBERED)
@@ -129,12 +144,14 @@ def packed(
         strategy: in the words of TRL's ``packing_strategy``.
         flat: whether the rows of a micro-batch lie end to end; else they are padded.
     """
-    in_epoch = packed_rows(documents, strategy, length)
+    found = packed_documents(documents, strategy, length)
+    in_epoch, counted = found.rows, sum(islice(cycle(found.counted), rows))
+    trained = 0.0 if documents.trained is None else min(1.0, counted / (rows * length))
     held = rows * micro_batches * ranks * documents.rows / in_epoch
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        worst = Shape(1, rounded_up(rows * length, multiple))
+        worst = Shape(1, rounded_up(rows * length, multiple), trained=trained)
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
@@ -143,8 +160,9 @@ def packed(
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
-    found = padded(uneven, rows, micro_batches, ranks, None, multiple)
-    return replace(found, tokens=rows * filled, documents=held, rows=in_epoch)
+    geometry = padded(uneven, rows, micro_batches, ranks, None, multiple)
+    worst = replace(geometry.worst, trained=trained)
+    return replace(geometry, worst=worst, tokens=rows * filled, documents=held, rows=in_epoch)
 
 
 @dataclass(frozen=True)
@@ -155,13 +173,11 @@ class _Kept:
         by_width: their number by the tokens of their longest sequence.
         shortest: the fewest tokens of any sequence of a document of that width.
         tokens_of: the tokens in all sequences of the documents of that width.
-        most_of: the most tokens in all sequences of a document of that width.
     """
 
     by_width: Mapping[int, int]
     shortest: Mapping[int, int]
     tokens_of: Mapping[int, int]
-    most_of: Mapping[int, int]
 
     @property
     def rows(self) -> int:
@@ -180,16 +196,13 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
     shortest = np.arange(max(by_width) + 1)
-    tokens, most = (np.zeros(max(by_width) + 1, dtype=np.int64) for _ in range(2))
+    tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
     for counts, sequences in documents.kept(length, dropping=dropping):
-        width, together = sequences.max(axis=1), sequences.sum(axis=1)
+        width = sequences.max(axis=1)
         np.minimum.at(shortest, width, sequences.min(axis=1))
-        np.add.at(tokens, width, counts * together)
-        np.maximum.at(most, width, together)
+        np.add.at(tokens, width, counts * sequences.sum(axis=1))
     widths = list(by_width)
-    return _Kept(
-        by_width, *(dict(zip(widths, found[widths].tolist(), strict=True)) for found in (shortest, tokens, most))
-    )
+    return _Kept(by_width, *(dict(zip(widths, found[widths].tolist(), strict=True)) for found in (shortest, tokens)))
 
 
 def longest_of(plan: TrainingPlan) -> int | None:

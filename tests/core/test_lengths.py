@@ -71,21 +71,6 @@ def test_rows_that_are_cut_keep_their_number() -> None:
     assert cut.cut_to(20) == cut
 
 
-def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> None:
-    prompts_mostly, answers_mostly = [[1, 200]] * 3, [[1, 1000], [1, 1000], [1, 800]]
-    trained = [20, 20, 20, 900, 500, 400]
-    documents = Documents.of_rows([*prompts_mostly, *answers_mostly], ordered=False, trained=trained)
-
-    assert documents.trained_share(1, None) == 0.9
-    assert documents.trained_share(2, None) == 0.7
-    # Cut to 700 tokens, all three are as wide, and the two with the highest shares count.
-    assert documents.trained_share(2, 700) == pytest.approx((0.9 + 0.5) / 2)
-    # A micro-batch of more documents than there are repeats them.
-    assert documents.trained_share(12, None) == pytest.approx(1860 / 3400)
-    assert documents.up_to(200).trained_share(1, None) == 0.1
-    assert Documents.of_rows(answers_mostly, ordered=False).trained_share(1, None) == 0
-
-
 def a_report(counts: dict[int, int]) -> LengthReport:
     """Return the report on a dataset with so many rows of each length."""
     workload = a_workload()

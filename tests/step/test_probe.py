@@ -182,7 +182,7 @@ def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch
         assert (shown.worst_rows, shown.worst_tokens) == (4, 4 * 512)
         peaks.append(shown.peak_bytes)
     # Padding brings an attention mask, and grouped-query attention is lost with it.
-    assert peaks[1] > 1.05 * peaks[0]
+    assert peaks[1] > 1.02 * peaks[0]
 
 
 def test_a_larger_batch_and_no_checkpointing_need_more_memory(

@@ -15,7 +15,7 @@ from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.techniques import find
-from autotune.techniques.packing import documents_per_row, packed_rows
+from autotune.techniques.packing import documents_per_row, packed_documents
 from autotune.techniques.per_device_train_batch_size import documents_per_step, rows_per_step
 from autotune.trainers import find_trainer
 from tests.settings import setting, workload
@@ -94,4 +94,26 @@ def test_rows_are_packed_as_trl_packs_them(strategy: str, count: int, tolerance:
     real = len(pack_dataset(Dataset.from_dict({"input_ids": ids}), length, strategy))
     documents = Documents.of_lengths(LengthDistribution(dict(Counter(lengths))))
     # TRL packs 1,000 documents at a time, in the order of the dataset; which ones meet is chance.
-    assert packed_rows(documents, strategy, length) == pytest.approx(real, rel=tolerance, abs=2 if tolerance else 0)
+    assert packed_documents(documents, strategy, length).rows == pytest.approx(
+        real, rel=tolerance, abs=2 if tolerance else 0
+    )
+
+
+@pytest.mark.parametrize(("strategy", "tolerance"), [("bfd", 0.05), ("bfd_split", 0.05), ("wrapped", 0.1)])
+@pytest.mark.parametrize("length", [200, 1500])
+def test_the_tokens_that_the_loss_counts_are_packed_as_trl_packs_them(
+    strategy: str, tolerance: float, length: int
+) -> None:
+    source = random.Random(5)
+    lengths = [min(700, round(source.lognormvariate(4, 0.9)) + 1) for _ in range(1000)]
+    # Short documents are prompts mostly, and long ones answers.
+    answers = [tokens - 20 if tokens > 150 else tokens // 5 for tokens in lengths]
+    masks = [
+        [place % tokens < answer for place in range(tokens)] for tokens, answer in zip(lengths, answers, strict=True)
+    ]
+    real = pack_dataset(Dataset.from_dict({"input_ids": masks, "completion_mask": masks}), length, strategy)
+    most = sorted(map(sum, real["completion_mask"]), reverse=True)
+    rows = [[1, tokens] for tokens in lengths]
+    found = packed_documents(Documents.of_rows(rows, ordered=False, trained=answers), strategy, length)
+    assert len(found.counted) == len(most)
+    assert sum(found.counted[:4]) == pytest.approx(sum(most[:4]), rel=tolerance)

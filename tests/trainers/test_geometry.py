@@ -122,8 +122,8 @@ def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() 
 
     found = padded(documents, rows=2, micro_batches=1, ranks=1, length=None, multiple=1)
 
-    # Of two pairs that are as wide, both count as the one with more tokens: 2 x 180 of 2 x 2 x 100.
-    assert found.worst == Shape(2, 100, filled=0.9)
+    # Of 2 x 2 x 100 tokens, 180 and 160 are no padding.
+    assert found.worst == Shape(2, 100, filled=0.85)
 
 
 @pytest.mark.parametrize("lay", [padded, end_to_end])
