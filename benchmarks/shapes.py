@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-_SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
+SMALL_WORKLOAD = Path(__file__).resolve().parents[1] / "examples" / "small_workload.py"
 _SPECIAL = {"<end>": 0, "<pad>": 1, "<unknown>": 2}
 LETTER = "w"
 """The only letter that the tokenizers know: each of them is a token."""
@@ -95,5 +95,5 @@ def write_rows(file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
 
 def small_workload(directory: Path) -> tuple[Path, Path]:
     """Build the examples' small workload, and return the model's directory and the dataset's file."""
-    subprocess.run([sys.executable, str(_SMALL_WORKLOAD), str(directory)], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run([sys.executable, str(SMALL_WORKLOAD), str(directory)], stdout=subprocess.DEVNULL, check=True)
     return directory / "model", directory / "data.jsonl"

@@ -14,17 +14,27 @@ from pathlib import Path
 from autotune.core.result import Result
 
 _PEAK = "PEAK "
-# Runs in the training process: the baseline is taken after the imports, as in a probe.
+# Runs in the training process: the baseline is taken after the imports, as in a probe. The kernel's high-water mark
+# counts pages of files as well, which come and go: it is read so often that they hardly change meanwhile.
 _RUNNER = """
-import runpy, sys
+import os, runpy, sys, threading
 from autotune.step.imports import prepare_environment, preload
 device, script = sys.argv[1:3]
-prepare_environment(device, processes=1)
+prepare_environment(device, processes=int(os.environ.get("WORLD_SIZE", "1")))
 preload(device)
 from autotune.step.run.meters import METERS
-meter = METERS[device]()
+meter, ended = METERS[device](), threading.Event()
+def laps():
+    while not ended.wait(0.1):
+        meter.lap()
+reader = threading.Thread(target=laps, daemon=True)
+if device == "cpu":
+    reader.start()
 sys.argv[:3] = [script]
 runpy.run_path(script, run_name="__main__")
+ended.set()
+if device == "cpu":
+    reader.join()
 print("PEAK", meter.peaks().peak_bytes, flush=True)
 """
 
@@ -36,7 +46,7 @@ class RealRun:
     Attributes:
         code: its exit status.
         lines: seconds and text of each line that it printed.
-        peak_bytes: above what the imports take; None if it failed.
+        peak_bytes: above what the imports take, of the process that needs most; None if it failed.
         errors: lines of its standard error.
     """
 
@@ -47,13 +57,17 @@ class RealRun:
 
 
 def real_run(script: Path, result: Result, options: Mapping[str, str]) -> RealRun:
-    """Run a bundle's script with the threads of its probes, and return what it printed.
+    """Run a bundle's script with the processes and threads of its probes, and return what they printed.
 
     Args:
         options: further arguments of the script; those of its output folder and log are given already.
     """
     with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
-        command = [sys.executable, "-c", _RUNNER, result.hardware.kind, str(script.resolve())]
+        runner = Path(folder) / "runner.py"
+        runner.write_text(_RUNNER, encoding="utf-8")
+        ranks = result.hardware.processes
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+        command = [sys.executable, *launcher, str(runner), result.hardware.kind, str(script.resolve())]
         all_options = {"--logging_steps": "1", "--disable_tqdm": "true", "--output_dir": folder, **options}
         command += [word for option in all_options.items() for word in option]
         # A line has to arrive when its step ends: the clock is read then.
@@ -72,4 +86,4 @@ def real_run(script: Path, result: Result, options: Mapping[str, str]) -> RealRu
             lines = [(time.monotonic(), line) for line in process.stdout or ()]
         written = log.read_text(encoding="utf-8", errors="replace").splitlines()
     peaks = [int(line.removeprefix(_PEAK)) for _, line in lines if line.startswith(_PEAK)]
-    return RealRun(process.returncode, lines, peaks[-1] if peaks else None, written)
+    return RealRun(process.returncode, lines, max(peaks, default=None), written)

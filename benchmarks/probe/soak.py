@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,85 +22,34 @@ import autotune
 from autotune.core.result import Choosable
 from autotune.units import format_bytes
 from benchmarks.probe.real_run import RealRun, real_run
+from benchmarks.probe.soak_cases import CASES, JOINED_ROWS, Case, workload
 
 FOLDER = Path(__file__).parent
 STEPS = 200
 _EVERY = STEPS // 2
 """Steps between two evaluations, and between two saves. The rate is that of the steps before the first."""
 _SETTLING_STEPS = 10
-_EVALUATED_ROWS = 40
-_JOINED_ROWS = 8
-_TENTH = 10
 _ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
-_SIZES: Mapping[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": True,
-}
-_ANSWERS = {"fix": {"max_completion_length": 32, "num_generations": 4}, "reward_funcs": ["examples.rewards.brevity"]}
 _ABOUT = f"""\
 # Recommended configurations, trained
 
 `python -m benchmarks.probe.soak`: each case is searched by `autotune probe --effort quick` on a CPU, under a budget
 below what TRL's default needs. Then the bundle's `train.py` trains {STEPS} steps unchanged, with an evaluation and a
 save every {_EVERY}. Rows are pages of Python's documentation; "long" joins every tenth with the
-{_JOINED_ROWS - 1} after it. The rate is that of the steps before the first evaluation, without the first
-{_SETTLING_STEPS}; "promised" is the 95 % range of a further run. Memory is resident memory above
-the imports. The training runs under no limit, and its peak is held against the budget: `RLIMIT_DATA`, by which a probe
-is limited, also counts what is allocated and never touched.
+{JOINED_ROWS - 1} after it, and "code" is the source of Python's functions instead. The rate is that of the steps before
+the first evaluation, without the first {_SETTLING_STEPS}; "promised" is the 95 % range of a further run.
+Memory is resident memory above the imports. The training runs under no limit, and its peak is held against the budget:
+`RLIMIT_DATA`, by which a probe is limited, also counts what is allocated and never touched. The peak is read ten times
+a second; "about": it was read at the end, when other pages of files may have been resident than at the peak.
+
+A model with a vision tower is smaller than the others, and each row has one image or two of random pixels. Completions
+are expected to have 32 tokens, all that they may have, since models of random weights hardly ever end one. TRL's
+OnlineDPOTrainer cannot evaluate.
 
 Where a search ended without a recommendation, its budget or its limit of time was raised and it was run again. Smaller
 micro-batches of KTO change training and were not allowed, so that few candidates need less than TRL's default: on long
 rows nothing fitted in 1,200 MiB, and 2,000 MiB hold the default, too.
 """
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is searched and trained.
-
-    Attributes:
-        budget: of memory.
-        family: transformers' type of the model.
-        long: whether the rows have a tail of long ones.
-        options: further arguments of :func:`autotune.probe`.
-    """
-
-    trainer: str
-    family: str
-    budget: str
-    long: bool = False
-    options: Mapping[str, Any] | None = None
-
-    @property
-    def name(self) -> str:
-        """A name of its own."""
-        allowed = "".join(f" with {knob}" for knob in (self.options or {}).get("allow", ()))
-        return f"{self.trainer} {self.family}{', long' if self.long else ''}{allowed}"
-
-
-CASES: Sequence[Case] = (
-    Case("sft", "llama", "250MiB"),
-    Case("sft", "qwen3", "500MiB", long=True),
-    Case("sft", "gemma3_text", "400MiB"),
-    Case("sft", "llama", "400MiB", long=True, options={"allow": ["lora"]}),
-    Case("dpo", "llama", "400MiB"),
-    Case("dpo", "qwen3", "800MiB", long=True),
-    Case("dpo", "gemma3_text", "700MiB", options={"allow": ["lora"]}),
-    Case("kto", "llama", "660MiB"),
-    Case("kto", "qwen3", "2000MiB", long=True),
-    Case("reward", "llama", "250MiB"),
-    Case("reward", "qwen3", "500MiB", long=True),
-    Case("grpo", "llama", "300MiB", options=_ANSWERS),
-    Case("grpo", "gemma3_text", "300MiB", options=_ANSWERS),
-    Case("rloo", "qwen3", "300MiB", options=_ANSWERS),
-    Case("distillation", "llama", "300MiB", options={"fix": {"max_completion_length": 32}}),
-)
 
 
 def main() -> int:
@@ -127,26 +74,23 @@ def main() -> int:
 
 def run(case: Case, folder: Path) -> dict[str, Any]:
     """Search, train, and return the row of a case."""
-    model, rows, evaluated = workload(case, folder)
-    teacher: dict[str, Any] = {"teacher": folder / "teacher"} if case.trainer == "distillation" else {}
     found = autotune.probe(
-        model,
-        rows,
+        **workload(case, folder),
         trainer=case.trainer,
-        eval_dataset=evaluated,
         memory_budget=case.budget,
         effort="quick",
         timeout="300s",
         output=folder / "bundle",
-        **teacher,
-        **(case.options or {}),
+        **case.options,
     ).document
     chosen, default = found.recommended, found.baseline
     row = {"case": case.name, "budget": case.budget, "budget_bytes": found.budget_bytes}
     row |= {"status": found.status, "hardware": found.hardware.name}
     if chosen is None:
         return row
-    options = {"max_steps": STEPS, "eval_strategy": "steps", "eval_steps": _EVERY, "save_steps": _EVERY}
+    options: dict[str, Any] = {"max_steps": STEPS, "save_steps": _EVERY}
+    if case.evaluates:
+        options |= {"eval_strategy": "steps", "eval_steps": _EVERY}
     words = {f"--{name}": str(value) for name, value in options.items()}
     trained = real_run(folder / "bundle" / "train.py", found, words)
     return row | {
@@ -158,38 +102,8 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
             "low": chosen.tokens_per_second_low,
             "high": chosen.tokens_per_second_high,
         },
-        "real": {"code": trained.code, "peak": trained.peak_bytes, "rate": rate_of(trained, chosen)},
+        "real": {"code": trained.code, "peak": trained.peak_bytes, "rate": rate_of(trained, chosen), "followed": True},
         "error": next((line for line in reversed(trained.errors) if _ERROR.match(line)), "") if trained.code else "",
-    }
-
-
-def workload(case: Case, folder: Path) -> tuple[Path, Path, Path]:
-    """Write rows, a tokenizer and a model; return the model, the rows to train on and those to evaluate."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    script = FOLDER.parents[1] / "examples" / "small_workload.py"
-    words = [sys.executable, str(script), str(folder), "--trainer", case.trainer]
-    subprocess.run(words, stdout=subprocess.DEVNULL, check=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    config = AutoConfig.for_model(case.family, vocab_size=len(tokenizer), **_SIZES, **tokens)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
-    rows = [json.loads(line) for line in (folder / "data.jsonl").read_text(encoding="utf-8").splitlines()]
-    if case.long:
-        rows = [
-            joined(rows[place : place + _JOINED_ROWS]) if place % 10 == 0 else row for place, row in enumerate(rows)
-        ]
-    parts = {"train": rows[:-_EVALUATED_ROWS], "test": rows[-_EVALUATED_ROWS:]}
-    for name, part in parts.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
-    return folder / "model", folder / "train.jsonl", folder / "test.jsonl"
-
-
-def joined(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the first row with the texts of all: the prompt is its own."""
-    return {
-        name: "\n".join(str(row[name]) for row in rows) if isinstance(value, str) and name != "prompt" else value
-        for name, value in rows[0].items()
     }
 
 
@@ -254,6 +168,7 @@ def _line(row: Mapping[str, Any]) -> str:
     differs = " ".join(f"{knob}={choice}" for knob, choice in row["differs"].items())
     span = "no range" if promised["low"] is None else f"{promised['low']:,.0f} to {promised['high']:,.0f}"
     ended = f"**exit status {real['code']}**" if real["code"] else format_bytes(real["peak"])
+    ended = ended if real.get("followed") else f"about {ended}"
     ended = ended if real["code"] or _fits(row) else f"**{ended}**"
     rate = "" if real["rate"] is None else f"{real['rate']:,.0f}"
     peak = format_bytes(promised["peak"])

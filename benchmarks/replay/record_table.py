@@ -30,7 +30,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
-from benchmarks.probe.soak import Case, workload
+from benchmarks.probe.soak_cases import Case, workload
 from benchmarks.replay.tables import RECORDED, Row, Table, options, placeless, read_table, recordable, write_table
 from benchmarks.shapes import small_workload
 
@@ -53,13 +53,16 @@ class Part:
 
     def built(self, folder: Path) -> tuple[Path, Path]:
         """Write the model and the rows, and return them."""
-        return workload(self.case, folder)[:2] if self.case else small_workload(folder)
+        if not self.case:
+            return small_workload(folder)
+        named = workload(self.case, folder)
+        return named["model"], named["dataset"]
 
 
 PARTS: Mapping[str, Part] = {
     "small": Part(600 * MIB),
-    "long": Part(500 * MIB, case=Case("sft", "qwen3", "500MiB", long=True)),
-    "dpo": Part(700 * MIB, "dpo", Case("dpo", "gemma3_text", "700MiB", long=True)),
+    "long": Part(500 * MIB, case=Case("sft", "qwen3", "500MiB", "long")),
+    "dpo": Part(700 * MIB, "dpo", Case("dpo", "gemma3_text", "700MiB", "long")),
 }
 
 
