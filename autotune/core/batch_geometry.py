@@ -134,7 +134,7 @@ class BatchGeometry:
         sequences: sequences that each row sends through the model: two for a preference pair.
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
-            narrower, and their second tensor is wider.
+            narrower, and their second tensor is wider, or the loss counts more of their tokens.
         evaluation: the micro-batches of evaluation; None without one.
         ranks: processes that train on micro-batches of their own.
     """

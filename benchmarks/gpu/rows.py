@@ -12,17 +12,25 @@ from benchmarks.shapes import LETTER, write_rows
 Row = Mapping[str, Any]
 
 
-def write_rows_of(trainer: str, file: Path, lengths: Iterable[int], vocabulary: int) -> Path:
+def write_rows_of(
+    trainer: str, file: Path, lengths: Iterable[int], vocabulary: int, prompts: Mapping[int, int] | None = None
+) -> Path:
     """Write a row for each length, and return the file.
 
     Args:
         trainer: name of the trainer whose format they have.
         lengths: tokens of each row: of a prompt, where the trainer generates the completions; of a prompt and an
             answer, each of half of them, where it learns from answers; else of the whole row.
+        prompts: for SFT, by the length of a row, the tokens of its prompt, which the loss leaves out.
     """
-    if trainer not in _FORMATS:
+    if trainer not in _FORMATS and not prompts:
         return write_rows(file, lengths, vocabulary)
-    row = _FORMATS[trainer]
+
+    def answered(length: int, _number: int) -> Row:
+        prompt = (prompts or {})[length]
+        return {"prompt": _text(prompt), "completion": _text(length - prompt - 1)}
+
+    row = _FORMATS.get(trainer, answered)
     with file.open("w", encoding="utf-8") as lines:
         for number, length in enumerate(lengths):
             lines.write(json.dumps(row(length, number)) + "\n")

@@ -27,6 +27,7 @@ class Case:
         choices: that differ from TRL's defaults.
         processes: ranks, each on a GPU of its own.
         micro_batches: of an optimizer step in each process.
+        prompts: as in :func:`benchmarks.gpu.rows.write_rows_of`.
     """
 
     trainer: str
@@ -37,11 +38,13 @@ class Case:
     gpu: str = H100
     processes: int = 1
     micro_batches: int = 1
+    prompts: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def name(self) -> str:
         """A name of its own."""
-        tokens = ", ".join(f"{length:,}" for length in self.lengths)
+        prompts = {length: f" ({prompt:,} of them prompt)" for length, prompt in self.prompts.items()}
+        tokens = ", ".join(f"{length:,}{prompts.get(length, '')}" for length in self.lengths)
         words = [f"{knob}={choice}" for knob, choice in self.choices.items()]
         ranks = [f"{self.processes} ranks"] if self.processes > 1 else []
         steps = [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
@@ -50,7 +53,8 @@ class Case:
     @property
     def workload(self) -> str:
         """What model, trainer and rows have in common with other cases."""
-        return f"{self.trainer} {self.model} {dict(self.lengths)}"
+        prompts = f" of which prompts {dict(self.prompts)}" if self.prompts else ""
+        return f"{self.trainer} {self.model} {dict(self.lengths)}{prompts}"
 
     @property
     def scenario(self) -> Scenario:

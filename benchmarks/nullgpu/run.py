@@ -182,7 +182,7 @@ class Workloads:
             return write_pictured(case.model, case.trainer, folder)
         lengths = [tokens for tokens, count in case.lengths.items() for _ in range(count)]
         vocabulary = int(MODELS[case.model]["vocab_size"])
-        rows = write_rows_of(case.trainer, folder / "rows.jsonl", lengths, vocabulary)
+        rows = write_rows_of(case.trainer, folder / "rows.jsonl", lengths, vocabulary, case.prompts)
         return write_model(self._folder / case.model, MODELS[case.model]), rows
 
 

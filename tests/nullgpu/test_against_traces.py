@@ -21,7 +21,9 @@ BOTH = """
     from benchmarks.nullgpu.run import run
     if __name__ == "__main__":
         given = json.loads(sys.argv[1])
-        case = Case(**given | {"lengths": {int(length): count for length, count in given["lengths"].items()}})
+        for name in {"lengths", "prompts"} & given.keys():
+            given[name] = {int(length): number for length, number in given[name].items()}
+        case = Case(**given)
         with tempfile.TemporaryDirectory() as folder:
             record = Record(Path(folder, "record.jsonl"))
             run([case], record, {"measured": "now", "traced": "now"})
@@ -42,6 +44,25 @@ def test_a_plan_counts_no_padding_that_the_loss_leaves_out(machine: NullMachine)
     traced, measured = both(machine, {1000: 1, 500: 7})
     assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.005)
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.05)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("lengths", "rows", "choices"),
+    [
+        ({1010: 2, 800: 20, 120: 40}, 1, {}),
+        ({1010: 2, 800: 20, 120: 40}, 2, {}),
+        ({1010: 2, 800: 20, 120: 40}, 4, {"gradient_checkpointing": "off"}),
+        ({1010: 2, 800: 20, 120: 40}, 2, {"liger": "on"}),
+        ({800: 40, 120: 400}, 2, {"packing": "bfd"}),
+    ],
+)
+def test_a_plan_has_the_micro_batch_with_the_most_tokens_that_the_loss_counts(
+    machine: NullMachine, lengths: dict[int, int], rows: int, choices: dict[str, str]
+) -> None:
+    prompts = {1010: 1000, 800: 10, 120: 110}
+    traced, measured = both(machine, lengths, rows=rows, choices=choices, prompts=prompts)
+    assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.01)
 
 
 @pytest.mark.nightly
