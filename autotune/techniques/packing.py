@@ -6,12 +6,16 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.trace_impact import SIZES
+
+if TYPE_CHECKING:
+    from autotune.core.table import Numbers
 
 NONE = "none"
 CUTTING = "bfd"
@@ -85,12 +89,7 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
     """
     import numpy as np
 
-    groups = documents.groups.rows()
-    counted = groups[:, 2] if documents.trained is None else documents.trained.rows()[:, 0]
-    ascending = np.lexsort((counted, groups[:, 2]))
-    upto = np.rint(groups[ascending, 0].cumsum() * (count / documents.rows)).astype(int)
-    taken = ascending.repeat(np.diff(upto, prepend=0))
-    tokens, counted = groups[taken, 2], counted[taken]
+    tokens, counted = _spread(documents, count)
     if strategy == WRAPPED:
         order = np.random.default_rng(0).permutation(len(tokens))
         ends = tokens[order].cumsum()
@@ -103,6 +102,22 @@ def _packed_at_once(documents: Documents, strategy: str, length: int, count: int
         if part
     ]
     return _best_fit(sorted(pieces, reverse=True), length)
+
+
+@lru_cache(64)
+def _spread(documents: Documents, count: int) -> tuple[Numbers, Numbers]:
+    """Return the tokens of documents that are spread evenly over all lengths, and those of them that the loss counts.
+
+    Documents are looked through once, for all rows that they may be packed into.
+    """
+    import numpy as np
+
+    groups = documents.groups.rows()
+    counted = groups[:, 2] if documents.trained is None else documents.trained.rows()[:, 0]
+    ascending = np.lexsort((counted, groups[:, 2]))
+    upto = np.rint(groups[ascending, 0].cumsum() * (count / documents.rows)).astype(int)
+    taken = ascending.repeat(np.diff(upto, prepend=0))
+    return groups[taken, 2], counted[taken]
 
 
 def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import Shape
@@ -12,6 +13,10 @@ from autotune.core.documents import Documents
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
+_GROUPS = 512
+"""Groups of documents that are kept for each length; micro-batches have fewer rows."""
+_LENGTHS = 256
+"""Lengths at which documents are looked through; a search space has a few."""
 _MORE = 1.02
 """Times as many counted tokens for which a micro-batch that is smaller otherwise is traced as well."""
 
@@ -44,28 +49,15 @@ def heaviest_documents(documents: Documents, rows: int, length: int | None) -> l
     """
     import numpy as np
 
-    groups = documents.groups.rows()
-    # Where none is kept, which a probe reports, all are cut.
-    kept = slice(None) if length is None or length < documents.first_kept else groups[:, 1] <= length
-    groups = groups[kept]
-    counts, sequences = groups[:, 0], np.minimum(groups[:, 2:], length or documents.longest)
-    width, tokens = sequences.max(axis=1), sequences.sum(axis=1, dtype=np.int64)
-    counted = tokens.astype(float)
-    if documents.trained is not None:
-        counted *= documents.trained.rows()[kept, 0] / groups[:, 2:].sum(axis=1).clip(min=1)
+    counts, width, tokens, counted = _largest_groups(documents, length, max(_GROUPS, rows))
 
     def most(figures: Numbers) -> Numbers:
         """Return the documents with the largest figures, as the groups they are of."""
-        # No more groups than rows are needed: millions are not sorted.
-        some = min(rows, len(groups))
-        largest = np.argpartition(figures, -some)[-some:]
-        largest = largest[np.argsort(-figures[largest], kind="stable")]
+        largest = np.argsort(-figures, kind="stable")[:rows]
         return np.resize(largest.repeat(counts[largest].clip(max=rows)), rows)
 
-    wide, heavy = width / max(1, width.max()), counted / max(1, counted.max())
-    # Widths and counts are whole numbers, so that so small a share decides only between equal ones.
-    tie = 1 / (2 * max(1, tokens.max()))
-    widest, heaviest = most(wide + tie * heavy), most(heavy + tie * wide)
+    by_width, by_count, by_both = _figures(width, tokens, counted)
+    widest, heaviest = most(by_width), most(by_count)
     others = np.delete(heaviest, np.append(np.flatnonzero(heaviest == widest[0]), rows - 1)[0])
     return [
         Chosen(
@@ -73,8 +65,40 @@ def heaviest_documents(documents: Documents, rows: int, length: int | None) -> l
             int(tokens[some].sum()),
             0.0 if documents.trained is None else float(counted[some].sum() / tokens[some].sum().clip(min=1)),
         )
-        for some in (widest, np.append(widest[:1], others), most(wide + heavy), heaviest)
+        for some in (widest, np.append(widest[:1], others), most(by_both), heaviest)
     ]
+
+
+@lru_cache(_LENGTHS)
+def _largest_groups(documents: Documents, length: int | None, most: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    """Return the groups of documents of which micro-batches of ``most`` rows or fewer may need the most memory.
+
+    Millions are looked through once for a length. Of each group it is the count, and, of one of its documents, the
+    tokens of the longest sequence, of all sequences, and those that the loss counts.
+    """
+    import numpy as np
+
+    groups = documents.groups.rows()
+    # Where none is kept, which a probe reports, all are cut.
+    kept = slice(None) if length is None or length < documents.first_kept else groups[:, 1] <= length
+    groups = groups[kept]
+    sequences = np.minimum(groups[:, 2:], length or documents.longest)
+    width, tokens = sequences.max(axis=1), sequences.sum(axis=1, dtype=np.int64)
+    counted = tokens.astype(float)
+    if documents.trained is not None:
+        counted *= documents.trained.rows()[kept, 0] / groups[:, 2:].sum(axis=1).clip(min=1)
+    some = min(most, len(groups))
+    largest = [np.argpartition(figures, -some)[-some:] for figures in _figures(width, tokens, counted)]
+    chosen = np.unique(np.concatenate(largest))
+    return groups[chosen, 0], width[chosen], tokens[chosen], counted[chosen]
+
+
+def _figures(width: Numbers, tokens: Numbers, counted: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Return by what documents are ordered: their width, their counted tokens, and both."""
+    wide, heavy = width / max(1, width.max()), counted / max(1, counted.max())
+    # Widths and counts are whole numbers, so that so small a share decides only between equal ones.
+    tie = 1 / (2 * max(1, tokens.max()))
+    return wide + tie * heavy, heavy + tie * wide, wide + heavy
 
 
 def largest_shapes(shapes: Iterable[Shape]) -> list[Shape]:
