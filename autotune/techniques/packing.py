@@ -56,7 +56,7 @@ class Packed:
 
     Attributes:
         rows: how many rows.
-        counted: the tokens that the loss counts in each row of some, the most first.
+        counted: tokens that the loss counts, of each row of one batch that is packed at once, in descending order.
     """
 
     rows: int

@@ -21,11 +21,9 @@ from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.representatives import representatives, summed
 from autotune.techniques.packing import CUTTING, packed_documents
-from autotune.trainers.heaviest_documents import Chosen, heaviest_documents, largest_shapes
+from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_documents, largest_shapes
 
 _REMEMBERED = 4096
-# Lengths at which documents are looked through; a search space has a few.
-_LENGTHS = 256
 
 
 def required(plan: TrainingPlan, field: str) -> int:
@@ -145,13 +143,20 @@ def packed(
         flat: whether the rows of a micro-batch lie end to end; else they are padded.
     """
     found = packed_documents(documents, strategy, length)
-    in_epoch, counted = found.rows, sum(islice(cycle(found.counted), rows))
-    trained = 0.0 if documents.trained is None else min(1.0, counted / (rows * length))
+    in_epoch = found.rows
+
+    def with_counted(shape: Shape) -> Shape:
+        """Return a shape with the counted tokens of the packed rows that have the most."""
+        if documents.trained is None:
+            return shape
+        counted = sum(islice(cycle(found.counted), rows))
+        return replace(shape, trained=min(1.0, counted / (shape.rows * shape.tokens * shape.filled)))
+
     held = rows * micro_batches * ranks * documents.rows / in_epoch
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        worst = Shape(1, rounded_up(rows * length, multiple), trained=trained)
+        worst = with_counted(Shape(1, rounded_up(rows * length, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
@@ -161,8 +166,7 @@ def packed(
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
     geometry = padded(uneven, rows, micro_batches, ranks, None, multiple)
-    worst = replace(geometry.worst, trained=trained)
-    return replace(geometry, worst=worst, tokens=rows * filled, documents=held, rows=in_epoch)
+    return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ class _Kept:
         return sum(self.tokens_of.values())
 
 
-@lru_cache(_LENGTHS)
+@lru_cache(LENGTHS)
 def _kept(documents: Documents, length: int | None) -> _Kept:
     """Return the kept documents; if there are none, which a probe reports, all documents cut."""
     import numpy as np

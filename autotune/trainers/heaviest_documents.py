@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
 _GROUPS = 512
-"""Groups of documents that are kept for each length; micro-batches have fewer rows."""
-_LENGTHS = 256
-"""Lengths at which documents are looked through; a search space has a few."""
+"""Groups of documents that are kept for each length: micro-batches of all usual sizes are chosen from the same ones."""
+LENGTHS = 256
+"""Lengths for which documents are looked through and remembered; a search space has a few."""
 _MORE = 1.02
 """Times as many counted tokens for which a micro-batch that is smaller otherwise is traced as well."""
 
@@ -69,7 +69,7 @@ def heaviest_documents(documents: Documents, rows: int, length: int | None) -> l
     ]
 
 
-@lru_cache(_LENGTHS)
+@lru_cache(LENGTHS)
 def _largest_groups(documents: Documents, length: int | None, most: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Return the groups of documents of which micro-batches of ``most`` rows or fewer may need the most memory.
 
@@ -102,7 +102,7 @@ def _figures(width: Numbers, tokens: Numbers, counted: Numbers) -> tuple[Numbers
 
 
 def largest_shapes(shapes: Iterable[Shape]) -> list[Shape]:
-    """Return the shapes of which no other one has as many tokens, padding included, and counted ones; largest first."""
+    """Return the shapes that are worth a trace, the largest first; each smaller one has more counted tokens."""
 
     def counted(shape: Shape) -> float:
         return shape.rows * shape.tokens * shape.filled * (shape.trained or 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,20 @@ def write_rows_of(
             answer, each of half of them, where it learns from answers; else of the whole row.
         prompts: for SFT, by the length of a row, the tokens of its prompt, which the loss leaves out.
     """
-    if trainer not in _FORMATS and not prompts:
+    if prompts:
+        row: Callable[[int, int], Row] = partial(_answered, prompts)
+    elif trainer in _FORMATS:
+        row = _FORMATS[trainer]
+    else:
         return write_rows(file, lengths, vocabulary)
-
-    def answered(length: int, _number: int) -> Row:
-        prompt = (prompts or {})[length]
-        return {"prompt": _text(prompt), "completion": _text(length - prompt - 1)}
-
-    row = _FORMATS.get(trainer, answered)
     with file.open("w", encoding="utf-8") as lines:
         for number, length in enumerate(lengths):
             lines.write(json.dumps(row(length, number)) + "\n")
     return file
+
+
+def _answered(prompts: Mapping[int, int], length: int, _number: int) -> Row:
+    return {"prompt": _text(prompts[length]), "completion": _text(length - prompts[length] - 1)}
 
 
 def _prompts(length: int, _number: int) -> Row:

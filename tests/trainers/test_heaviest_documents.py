@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.batch_geometry import Shape
 from autotune.core.documents import Documents
-from autotune.trainers.geometry import end_to_end, padded
+from autotune.trainers.geometry import end_to_end, packed, padded
 from autotune.trainers.heaviest_documents import heaviest_documents
 
 PROMPTS_MOSTLY, ANSWERS_MOSTLY = [[1, 200]] * 3, [[1, 1000], [1, 1000], [1, 800]]
@@ -59,6 +59,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     assert share(2, 700) == pytest.approx((0.9 + 0.5) / 2)
     # A micro-batch of more documents than there are repeats them.
     assert share(12) == pytest.approx(1860 / 3400)
+    assert heaviest_documents(documents.up_to(200), 1, None)[0].trained_share == 0.1
 
 
 def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
@@ -77,3 +78,11 @@ def test_where_all_tokens_count_there_is_one_that_matters() -> None:
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False)
     assert padded(documents, 2, 1, 1, None, 1).rivals == ()
     assert end_to_end(documents, 2, 1, 1, None, 1).rivals == ()
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_packed_rows_that_are_not_full_have_the_counted_tokens_of_their_documents(flat: bool) -> None:
+    documents = Documents.of_rows([[1, 1000]] * 3, ordered=False, trained=[900] * 3)
+    # One row holds all three, and has room for a fourth.
+    worst = packed(documents, 1, 1, 1, 4000, 1, "bfd", flat=flat).worst
+    assert counted(worst) == pytest.approx(2700)
