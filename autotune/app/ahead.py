@@ -156,7 +156,7 @@ def traced_ahead(
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         if file is not None:
-            decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
+            decided = ended.finished or ended.traced >= MOST_TRACED
             evaluator = with_what_offloads(evaluator, file, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:

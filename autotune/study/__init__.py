@@ -1,4 +1,4 @@
-"""The Optuna study that chooses candidates, records them, and selects, attributes and confirms a winner."""
+"""The Optuna study of probes, which finds, attributes and confirms a winner, and the search by traces."""
 
 from autotune.study.planned import MOST_TRACED, TracedSearch, search_by_traces
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage

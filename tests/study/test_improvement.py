@@ -13,7 +13,7 @@ import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
-from autotune.study import search_by_traces
+from autotune.study import TracedSearch, search_by_traces
 from autotune.study.conflicts import nearest_legal
 from autotune.study.problem import Problem
 from benchmarks.replay.tables import RECORDED, RecordedRunner, Table, legal_candidates, read_table
@@ -149,7 +149,7 @@ def test_the_baseline_is_first_then_the_recipes_and_what_is_illegal_is_not_run()
 
 def test_no_more_is_run_than_the_limit_and_a_search_ends_when_it_is_not_to_go_on() -> None:
     runner, hurried, answers = Formulas(), Formulas(), iter([True, False])
-    assert not search_by_traces(TableProblem(), runner, limit=7).finished
+    assert search_by_traces(TableProblem(), runner, limit=7) == TracedSearch(7, finished=False)
     assert len(runner.asked) == 7
     assert not search_by_traces(TableProblem(), hurried, goes_on=lambda: next(answers)).finished
     assert len(hurried.asked) == 1
@@ -171,27 +171,22 @@ def test_a_normal_form_may_have_a_choice_that_is_none_of_the_space_s() -> None:
             return replace(super().estimate(candidate.but(batch=2)), candidate=candidate)
 
     here = Shortened(baseline=TableProblem().baseline.but(batch=3))
-    found = search_by_traces(here, Of())
-    assert {trial.params["batch"] for trial in found.study.trials} == {1, 2, "(another value)"}
-    assert {trial.user_attrs["candidate"]["batch"] for trial in found.study.trials} == {1, 2, 3}
+    runner = Of()
+    search_by_traces(here, runner)
+    assert {candidate["batch"] for candidate in runner.asked} == {1, 2, 3}
 
 
 def test_what_cannot_be_traced_does_not_end_the_search() -> None:
     runner = Formulas(untraceable="sdpa")
-    found = search_by_traces(TableProblem(), runner)
+    search_by_traces(TableProblem(), runner)
     best = best_of(map(runner.estimate, runner.asked))
     assert best.candidate["attention"] == "flash"
-    failed = [trial for trial in found.study.trials if trial.state is optuna.trial.TrialState.FAIL]
-    assert {trial.user_attrs["reason"] for trial in failed} == {"no rule for its kernel"}
 
 
-def test_optuna_s_study_has_each_candidate_with_its_speed_and_whether_it_fits() -> None:
-    runner = Formulas()
-    study = search_by_traces(TableProblem(), runner).study
-    assert [Candidate(trial.user_attrs["candidate"]) for trial in study.trials] == runner.asked
-    best = best_of(map(runner.estimate, runner.asked))
-    assert study.best_trial.value == best.tokens_per_second
-    assert {**study.best_trial.params} == {**best.candidate}
+def test_the_user_s_log_level_of_optuna_stays() -> None:
+    level = optuna.logging.get_verbosity()
+    search_by_traces(TableProblem(), Formulas(), limit=2)
+    assert optuna.logging.get_verbosity() == level
 
 
 def test_rules_name_the_knobs_that_have_to_be_changed_too() -> None:
