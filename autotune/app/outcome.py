@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Smallest, Trial
+from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
@@ -95,7 +95,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         candidates=problem.size,
         ended=outcome.ending,
         compared=_compared(trials, problem.size, outcome.ending) if recommended else "",
-        smallest=_smallest(outcome),
+        smallest=outcome.smallest,
     )
 
 
@@ -108,13 +108,6 @@ def _compared(trials: Sequence[Trial], candidates: int, ending: Ending | None) -
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
     ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
     return f"{of} of {candidates:,} candidates; {ended}"
-
-
-def _smallest(outcome: SearchOutcome) -> Smallest | None:
-    found = outcome.smallest
-    if found is None:
-        return None
-    return Smallest(found.candidate, found.need_bytes, found.record.number if found.record else None)
 
 
 def _status(outcome: SearchOutcome) -> RunStatus:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# Whoever still writes a directory has changed it within this time.
+# Whoever still writes a file or a directory has changed it within this time.
 _LEFT_SECONDS = 86_400.0
 
 
@@ -28,13 +28,12 @@ def written_atomically(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         yield part
+        _remove_left(target)
         if part.is_dir():
-            _remove_left(target)
-            _remove_directory(target)  # a directory with files in it cannot be renamed over
+            _remove(target)  # a directory with files in it cannot be renamed over
         part.replace(target)
     finally:
-        _remove_directory(part)
-        part.unlink(missing_ok=True)
+        _remove(part)
 
 
 def _remove_left(target: Path) -> None:
@@ -42,9 +41,11 @@ def _remove_left(target: Path) -> None:
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > _LEFT_SECONDS:
-                _remove_directory(part)
+                _remove(part)
 
 
-def _remove_directory(path: Path) -> None:
+def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

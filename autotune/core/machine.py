@@ -57,7 +57,7 @@ class Hardware:
     @property
     def threads(self) -> int:
         """CPU threads of one training process, in probes and in the bundle alike."""
-        return max(1, self.cores // self.processes)
+        return max(1, self.cores // self.launch.per_machine)
 
     @property
     def launch(self) -> Launch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +40,20 @@ ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
 OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
 """The setting in that variable with which the allocator's segments can grow."""
+_HOST_SETTINGS = "pinned_"
+"""Beginning of the settings of pinned host memory."""
+
+
+def unsimulated_settings(variable: str) -> tuple[str, ...]:
+    """Return the settings in the allocator's variable that change device memory and that no trace simulates."""
+    settings = (f"{name}:{value}" for name, value in _settings(variable).items() if name != "expandable_segments")
+    return tuple(each for each in settings if each != "backend:native" and not each.startswith(_HOST_SETTINGS))
+
+
+def _settings(variable: str) -> dict[str, str]:
+    """Return the settings in the allocator's variable, as ``ConfigTokenizer`` of c10/core/AllocatorConfig.h reads it:
+    white space is ignored, a list is in brackets, and the last value of a name counts."""
+    return dict(re.findall(r"([^:,]+):(\[[^]]*\]|[^,]*)", "".join(variable.split())))
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ class TrainingPlan:
         the steps between.
         """
         return AllocatorUse(
-            expandable_segments=EXPANDABLE_SEGMENTS in self.env.get(ALLOCATOR_VARIABLE, "").split(","),
+            expandable_segments=_settings(self.env.get(ALLOCATOR_VARIABLE, "")).get("expandable_segments") == "True",
             emptied=self.args.get("torch_empty_cache_steps") == 1,
         )
 

@@ -38,7 +38,7 @@ class Smallest:
 
     Attributes:
         predicted_bytes: the prediction, as corrected by the probes.
-        number: number of its trial; None if it was not tried.
+        number: number of its trial, or of that of another with the same plan; None if it was not tried.
     """
 
     candidate: Candidate

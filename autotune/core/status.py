@@ -34,7 +34,8 @@ class Ending(StrEnum):
 
     Attributes:
         NO_GAIN: the expected improvement by any candidate left is below 1 %.
-        PATIENCE: many candidates in a row were traced, and none of them fits.
+        PATIENCE: 24 candidates in a row were traced, and none of them fits.
+        SAMPLED: of a space too large to enumerate, many random candidates were examined, and none was left to probe.
         EXHAUSTED: no candidate was left.
     """
 
@@ -42,4 +43,5 @@ class Ending(StrEnum):
     TRIALS = "the trial limit"
     NO_GAIN = "no expected gain"
     PATIENCE = "patience"
+    SAMPLED = "a random sample without another"
     EXHAUSTED = "exhausted"

@@ -31,11 +31,13 @@ def lengths_report(report: LengthReport) -> Document:
     """Return the report about the lengths of rows."""
     dataset = report.workload.dataset
     has_limit = "max_length" in find_trainer(report.workload.trainer).fields
-    counts = f"{report.rows:,} rows, {report.tokens:,} tokens, {report.mean:,.0f} in a row on average"
+    single = dataset.documents.sequences == 1
+    longest = "at most" if single else "longest sequence, at most"
+    where = "in a row" if single else "in both sequences of a row"
+    counts = f"{report.rows:,} rows, {report.tokens:,} tokens, {report.mean:,.0f} {where} on average"
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
     ]
-    single = dataset.documents.sequences == 1
     return Document(
         verdict=Verdict(
             f"{dataset.name} ({dataset.format}), tokenised for {report.workload.model.name}",
@@ -44,7 +46,7 @@ def lengths_report(report: LengthReport) -> Document:
         ),
         sections=(
             Section("Histogram", (histogram(report.histogram, "tokens in a row" if single else "longest sequence"),)),
-            Section("Quantiles", (_table(("share of rows", "at most"), quantiles),)),
+            Section("Quantiles", (_table(("share of rows", longest), quantiles),)),
             *(() if dataset.images is None else (_images(dataset.images),)),
             *((_limited(dataset.images),) if dataset.images is not None and dataset.images.limits else ()),
             *((Section("Maximum lengths", (Paragraph(long_rows_text(report)), _limits(report))),) if has_limit else ()),

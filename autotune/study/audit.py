@@ -32,14 +32,15 @@ def audit(session: Session, proposer: Proposer) -> None:
         reserve_seconds = session.settling_seconds()
         if not session.has_time(reserve_seconds):
             return
-        session.probe(candidate, Purpose.AUDIT, reserve_seconds)
+        # The audit before may have corrected its prediction.
+        if _needs(session, (candidate,)):
+            session.probe(candidate, Purpose.AUDIT, reserve_seconds)
 
 
-def contradicted(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Return the records of candidates that were predicted not to fit and did."""
-    return tuple(
-        record for record in records if record.purpose is Purpose.AUDIT and record.measurement.ok and record.prediction
-    )
+def contradicted(records: Iterable[Record], memory_limit_bytes: int) -> tuple[Record, ...]:
+    """Return the audited candidates that ran although they were predicted not to fit."""
+    audited = (record for record in records if record.purpose is Purpose.AUDIT and record.measurement.ok)
+    return tuple(each for each in audited if each.prediction is not None and each.prediction.over(memory_limit_bytes))
 
 
 def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate, int]:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from autotune.confidential import hidden, hidden_url, secrets_in
 from autotune.errors import InputError
-from autotune.study.patience import causes, passes
+from autotune.study.patience import causes, is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
 _CHOOSE = "Choose another --storage or --output."
@@ -58,7 +58,11 @@ def is_in_memory(url: str) -> bool:
         asked = make_url(url)
     except (ArgumentError, ValueError):
         return False
-    return asked.get_backend_name() == "sqlite" and asked.database in (None, "", ":memory:")
+    database = asked.database or ""
+    if "uri" in asked.query:
+        database = database.removeprefix("file:")
+    in_memory = database in ("", ":memory:") or asked.query.get("mode") == "memory"
+    return asked.get_backend_name() == "sqlite" and in_memory
 
 
 def cause_of(error: BaseException, url: str = "") -> str:
@@ -106,8 +110,11 @@ def _proxy(url: str) -> tuple[BaseStorage, Callable[[], object]]:
         asked = make_url(url)
     except (ArgumentError, ValueError) as error:
         raise InputError(f"{hidden_url(url)!r} is not a storage URL.", hint=_EXAMPLES) from error
+    host = asked.host or "localhost"
+    # SQLAlchemy removes the brackets of an IPv6 address.
+    host = f"[{host}]" if ":" in host else host
     try:
-        proxy = optuna.storages.GrpcStorageProxy(host=asked.host or "localhost", port=asked.port or _DEFAULT_PORT)
+        proxy = optuna.storages.GrpcStorageProxy(host=host, port=asked.port or _DEFAULT_PORT)
         proxy.wait_server_ready(timeout=_CONNECT_SECONDS)
     except ImportError as error:
         raise InputError(
@@ -156,14 +163,14 @@ def _first_opened(url: str, options: dict[str, Any], patience_seconds: float) ->
 def _is_away(error: BaseException) -> bool:
     """Whether a database may be about to come back; not if it answered, and refused."""
     cause = cause_of(error)
-    return passes(error) and ("FATAL" not in cause or "the database system is" in cause)
+    return is_transient(error) and ("FATAL" not in cause or "the database system is" in cause)
 
 
 def _is_being_made(error: BaseException) -> bool:
     """Whether another process creates the tables at this moment."""
     if any(isinstance(cause, IntegrityError) or "already exists" in str(cause) for cause in causes(error)):
         return True
-    return "database is locked" in cause_of(error) and passes(error)
+    return "database is locked" in cause_of(error) and is_transient(error)
 
 
 def _engine_options(url: str) -> dict[str, Any]:

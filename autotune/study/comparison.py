@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from autotune.core.measurement import Measurement, Schedule
-from autotune.study.problem import Purpose, Record, Turn
+from autotune.study.problem import ComparisonTurn, Purpose, Record
 
 _FEWEST = 2
 """Short runs of each of the two that an interval needs."""
@@ -63,7 +63,7 @@ def short_runs(seconds: float, records: Iterable[Record], most: int, limit_secon
     return min(most, max(_FEWEST, round(max(least, _SHARE_OF_PROBES * probing) / seconds)))
 
 
-def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn | None:
+def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> ComparisonTurn | None:
     """Return the next short run of a comparison, or None when it is complete.
 
     In even pairs the winner runs first, in odd ones the baseline, so that a machine that steadily becomes slower or
@@ -75,12 +75,12 @@ def next_turn(winner: Record, baseline: Record | None, comparisons: int) -> Turn
     ours = sum(run.number == winner.number for run in winner.comparison)
     theirs = len(winner.comparison) - ours
     if baseline is None or not _runs_beside(winner, baseline):
-        return Turn(winner.number, winner.number, ours) if ours < comparisons else None
+        return ComparisonTurn(winner.number, winner.number, ours) if ours < comparisons else None
     pair = min(ours, theirs)
     if pair >= comparisons:
         return None
     winners_turn = pair % 2 == 0 if ours == theirs else ours < theirs
-    return Turn(winner.number, winner.number if winners_turn else baseline.number, pair)
+    return ComparisonTurn(winner.number, winner.number if winners_turn else baseline.number, pair)
 
 
 def pairs(winner: Record) -> tuple[tuple[Measurement, Measurement], ...]:

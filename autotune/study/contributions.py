@@ -6,6 +6,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.result import Contribution
 from autotune.core.spread import ratio_of_two
 from autotune.core.status import ProbeStatus
+from autotune.study.judge import Judge
 from autotune.study.problem import Problem, Purpose, Record
 from autotune.study.session import Session
 
@@ -26,7 +27,7 @@ def unmeasured(session: Session, winner: Record) -> list[Candidate]:
     return [
         candidate
         for candidate in dict.fromkeys(changed.values())
-        if judge.is_open(candidate) and judge.veto(candidate) is None and judge.above(candidate) is None
+        if judge.is_open(candidate) and judge.veto(candidate) is None and judge.lighter_failure(candidate) is None
     ]
 
 
@@ -40,7 +41,7 @@ def measure_contributions(session: Session, winner: Record) -> bool:
             break
         # An earlier probe of this loop may have decided this candidate.
         judge = session.judge
-        if judge.is_open(candidate) and judge.verdict(candidate) is None and judge.above(candidate) is None:
+        if judge.is_open(candidate) and judge.verdict(candidate) is None and judge.lighter_failure(candidate) is None:
             probed |= session.probe(candidate, Purpose.CONTRIBUTION, reserve)
     return probed
 
@@ -61,9 +62,7 @@ def _contribution(
         return None
     choice, instead_of = winner.candidate[knob], baseline[knob]
     if record is None or not record.probed:
-        veto = session.judge.veto(changed)
-        above = session.judge.above(changed)
-        reason = veto.reason if veto else above or "the trial or time limit was reached"
+        reason = _reason(session.judge, changed)
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
     ours, other = winner.measurement, record.measurement
     speedup = saved = told_apart = None
@@ -74,3 +73,13 @@ def _contribution(
     if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
         saved = other.peak_bytes - ours.peak_bytes
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)
+
+
+def _reason(judge: Judge, changed: Candidate) -> str:
+    """Return why a candidate was not probed."""
+    veto, record = judge.veto(changed), judge.known(changed)
+    if veto is not None:
+        return veto.reason
+    if record is not None and not judge.is_open(changed):
+        return record.measurement.reason
+    return judge.lighter_failure(changed) or "the trial or time limit was reached"

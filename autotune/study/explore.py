@@ -1,7 +1,7 @@
 """The search phase: probes the baseline, then the recipes, then proposed candidates until none is promising.
 
 If speed is predicted, the candidates that are predicted to be the fastest take the place of the recipes. Once one ran
-out of memory, those that are predicted to need as much come after all that need less (:class:`Place`). Once one took
+out of memory, those that are predicted to need as much come after all that need less (:class:`Priority`). Once one took
 too long for a probe, those with micro-batches as large come after all that are smaller. While nothing fits, one probe
 is kept for the candidate with the smallest predicted need, so that the search does not end without it.
 """
@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.status import Ending
 from autotune.study.begun import DEATHS, Unfinished
 from autotune.study.contributions import unmeasured
-from autotune.study.judge import Place, Veto
+from autotune.study.judge import Priority, Veto
 from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
 from autotune.study.session import Session
@@ -36,8 +36,8 @@ _UNPREDICTED = 4
 that found the best six probes later. Only two such searches were replayed."""
 
 _TRACED_FOR_A_PROBE = 3
-"""Most candidates that are traced before a probe since they may be faster than those that were traced. With six,
-replayed searches came no nearer to the best (benchmarks/replay/distorted_search.py)."""
+"""Most untraced candidates to trace before choosing the next probe. With six, replayed searches came no nearer to the
+best (benchmarks/replay/distorted_search.py)."""
 
 _COMPARED = 2
 """Candidates that are probed before time is reserved to confirm one: a single one is the fastest of nothing."""
@@ -87,7 +87,7 @@ def may_explore(session: Session, ending: Ending) -> bool:
     """
     return (
         any(_may_repeat(session, item) for item in session.log.unfinished)
-        or (ending is not Ending.EXHAUSTED and _limited_by(session) is None)
+        or (ending not in (Ending.EXHAUSTED, Ending.SAMPLED) and _limited_by(session) is None)
         or _may_probe_smallest(session)
     )
 
@@ -189,7 +189,7 @@ def _consider(
 
 def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> bool:
     """Whether no open candidate comes before this one, so that it may be probed without looking at them."""
-    if purpose is Purpose.BASELINE or session.judge.place(candidate) is Place.NEXT:
+    if purpose is Purpose.BASELINE or session.judge.priority(candidate) is Priority.NEXT:
         return True
     return session.predictor.least() in (None, candidate)
 
@@ -226,7 +226,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
             if _is_smallest_next(session):
                 return None
         else:
-            return Ending.EXHAUSTED
+            return proposer.ending
     return None
 
 

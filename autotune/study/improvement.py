@@ -77,8 +77,8 @@ class Improvements:
             best = self._best()
         since = 0
         while best is not None:
-            batch = (self._promising(best) if since < _PATIENCE else []) or self._repairing(best)
-            batch = batch or self._freeing(best) or self._doubtful(best)
+            batch = (self._promising(best) if since < _PATIENCE else []) or self._shrunk_misfits(best)
+            batch = batch or self._neighbours_of_fastest_misfit(best) or self._optimistic_neighbours(best)
             if not batch:
                 break
             self._asked.update(batch)
@@ -87,7 +87,7 @@ class Improvements:
             since = 0 if _better(found, best) else since + len(batch)
             best = found
         if best is not None:
-            yield from self._around(self._best() or best)
+            yield from self._rows_for_the_table(self._best() or best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
         """Run the candidates that are legal and not known."""
@@ -122,7 +122,7 @@ class Improvements:
             need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
         return batch
 
-    def _repairing(self, best: Estimate) -> list[Candidate]:
+    def _shrunk_misfits(self, best: Estimate) -> list[Candidate]:
         """Return what is faster than the best and does not fit, each with the largest sizes that may fit.
 
         How much slower fewer rows are depends on the other choices, which a Gaussian process underestimates. Example:
@@ -140,7 +140,7 @@ class Improvements:
         fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
         return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
 
-    def _doubtful(self, best: Estimate) -> list[Candidate]:
+    def _optimistic_neighbours(self, best: Estimate) -> list[Candidate]:
         """Return the changes of the best few by one choice that are faster if they are underestimated by a lot.
 
         The gain of one choice depends on the others. Example: LoRA of attention alone is a quarter faster than LoRA of
@@ -161,7 +161,7 @@ class Improvements:
         expected = need([candidate])
         return bool(expected.mean[0] <= expected.untraced[0])
 
-    def _freeing(self, best: Estimate) -> list[Candidate]:
+    def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
         """Return all changes of the fastest candidate that does not fit, if it is faster; none where that was done.
 
         A choice may free memory with one other choice alone: there is little to offload where all layers are
@@ -243,10 +243,10 @@ class Improvements:
             self._changed[candidate] = tuple(dict.fromkeys(found))
         return self._changed[candidate]
 
-    def _around(self, best: Estimate) -> Iterator[Batch]:
+    def _rows_for_the_table(self, best: Estimate) -> Iterator[Batch]:
         """Yield what is shown with the best: what needs less and is as fast, what fits with certainty, and the smallest
         changes of the baseline."""
-        free = dict(self._free(best))
+        free = dict(self._memory_savers(best))
         if best.fits and free:
             yield from self._new([best.candidate.but(**free)])
         baseline = self._known.get(self._problem.baseline)
@@ -266,7 +266,7 @@ class Improvements:
             if smaller:
                 yield knob, sorted(smaller, reverse=True)
 
-    def _free(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
+    def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
         for one, other in itertools.permutations(self._traced(), 2):
             changed = other.candidate.differences(one.candidate)

@@ -37,8 +37,8 @@ class Veto:
     prediction: Prediction | None = None
 
 
-class Place(IntEnum):
-    """When a candidate's turn comes: no candidate is probed while another with an earlier place is open.
+class Priority(IntEnum):
+    """When a candidate's turn comes: no candidate is probed while another with a smaller priority is open.
 
     Attributes:
         NEXT: predicted to need less memory than every candidate that ran out of it.
@@ -86,13 +86,13 @@ class Judge:
             self._too_long[record.number] = record
         guess = record.prediction
         fits = guess is not None and guess.need_bytes <= self._memory_limit_bytes
-        self._take_note(record, expected_to_fit=fits)
+        self._record_out_of_memory(record, expected_to_fit=fits)
 
     def learn_later(self, record: Record, run: Measurement) -> None:
         """Use a run of a record's candidate after its probe."""
-        self._take_note(replace(record, measurement=run), expected_to_fit=True)
+        self._record_out_of_memory(replace(record, measurement=run), expected_to_fit=True)
 
-    def _take_note(self, run: Record, *, expected_to_fit: bool) -> None:
+    def _record_out_of_memory(self, run: Record, *, expected_to_fit: bool) -> None:
         if run.measurement.status in _RAN_OUT:
             self._ran_out[run.number] = run
             if expected_to_fit:
@@ -130,18 +130,18 @@ class Judge:
         open_ones = (each for each in traced if self.is_open(each) and self.veto(each) is None)
         return any(self.need_bytes(each) <= self._memory_limit_bytes for each in open_ones)
 
-    def place(self, candidate: Candidate) -> Place:
+    def priority(self, candidate: Candidate) -> Priority:
         """Return when a candidate's turn comes, by what is predicted now; before its trace, as if it were to fit."""
         if self._predictor.predict(candidate) is None:
-            return Place.UNPREDICTED if candidate in self._untraceable else Place.NEXT
-        return Place.NEXT if self.above(candidate) is None else Place.ABOVE
+            return Priority.UNPREDICTED if candidate in self._untraceable else Priority.NEXT
+        return Priority.NEXT if self.lighter_failure(candidate) is None else Priority.ABOVE
 
     def need_bytes(self, candidate: Candidate) -> float:
         """Return the predicted need of a candidate, infinite for one that is not predicted."""
         guess = self._predictor.predict(candidate)
         return math.inf if guess is None else guess.need_bytes
 
-    def above(self, candidate: Candidate) -> str | None:
+    def lighter_failure(self, candidate: Candidate) -> str | None:
         """Return which candidate ran out of memory that is predicted to need no more than this one, or None."""
         need = self.need_bytes(candidate)
         runs = self._of_device() if need < math.inf else []
@@ -157,26 +157,37 @@ class Judge:
         return [run for run in self._ran_out.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return the record of this candidate or of one with the same plan, or None."""
-        if candidate in self._by_candidate:
-            return self._by_candidate[candidate]
+        """Return the record of this candidate or of one with the same plan, a probed one if there is any, or None."""
+        own = self._by_candidate.get(candidate)
+        if own is not None and own.probed:
+            return own
         plan = self._plan(candidate)
-        return None if plan is None else self._by_identity.get(plan)
+        return own if plan is None else self._by_identity.get(plan, own)
 
     def _plan(self, candidate: Candidate) -> str | None:
         """Return what is equal for candidates with the same plan; None for an illegal one, which shares no other's."""
         return self._problem.identity(candidate) if self._problem.illegal(candidate) is None else None
 
-    def look_elsewhere(self, candidates: Iterable[Candidate]) -> None:
+    def set_running_elsewhere(self, candidates: Iterable[Candidate]) -> None:
         """Take note of the candidates that other workers probe at this moment, in place of those before."""
         self._elsewhere = frozenset(candidates)
         self._plans_elsewhere = frozenset(map(self._problem.identity, self._elsewhere))
 
     def is_open(self, candidate: Candidate) -> bool:
-        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
-        if self.known(candidate) is not None or candidate in self._elsewhere or candidate in self._set_aside:
+        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan.
+
+        A veto by a prediction ends when the candidate is predicted to fit.
+        """
+        if candidate in self._elsewhere or candidate in self._set_aside:
+            return False
+        record = self.known(candidate)
+        if record is not None and (record.probed or record.prediction is None or not self._may_fit(candidate)):
             return False
         return self._plan(candidate) not in self._plans_elsewhere
+
+    def _may_fit(self, candidate: Candidate) -> bool:
+        guess = self._predictor.predict(candidate)
+        return guess is not None and not guess.over(self._memory_limit_bytes)
 
     def veto(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, by what is known now, or None when it is."""

@@ -1,4 +1,4 @@
-"""A storage that survives what passes: a database that restarts, a lock of another process, a lost connection."""
+"""Retries transient storage failures: restarts, locks, lost connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_DELAY_SECONDS = 0.1
 _ANSWERS = (KeyError, DuplicatedStudyError, UpdateFinishedTrialError)
 """What a storage that works says of something that is not there, is there already, or has ended."""
 
-_PASSING = frozenset({
+_TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
     errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH,
 })  # fmt: skip
@@ -40,7 +40,7 @@ def storage_failures() -> tuple[type[Exception], ...]:
     return (*known, grpc.RpcError)
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed some time later, with nothing done about it by the user."""
     if type(error).__module__.startswith("grpc"):
         return True
@@ -48,9 +48,9 @@ def passes(error: BaseException) -> bool:
         return True
     for cause in causes(error):
         if isinstance(cause, DBAPIError):
-            return _database_passes(cause)
+            return _is_transient_in_database(cause)
         if isinstance(cause, OSError):
-            return cause.errno in _PASSING
+            return cause.errno in _TRANSIENT_ERRNOS
         if isinstance(cause, PendingRollbackError):
             # The connection was lost in a transaction that Optuna rolls back as it raises.
             return True
@@ -65,7 +65,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _database_passes(error: DBAPIError) -> bool:
+def _is_transient_in_database(error: DBAPIError) -> bool:
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
         return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -130,7 +130,7 @@ class PatientStorage(BaseStorage):
                 now = time.monotonic()
                 failing_since = now if failing_since is None else failing_since
                 over = now - failing_since > self._patience_seconds or self.closing.is_set()
-                if over or not passes(error):
+                if over or not is_transient(error):
                     raise self._failed(error) from error
                 if delay == _FIRST_DELAY_SECONDS and threading.get_ident() == self._owner:
                     self._waits(error)

@@ -10,7 +10,7 @@ from typing import Protocol
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.prediction import Prediction
-from autotune.core.result import Contribution
+from autotune.core.result import Contribution, Smallest
 from autotune.core.spread import mean_rate
 from autotune.core.status import Ending, ProbeStatus
 
@@ -68,7 +68,7 @@ class Purpose(StrEnum):
 
 
 @dataclass(frozen=True)
-class Turn:
+class ComparisonTurn:
     """One short run in a comparison of a winner with the baseline.
 
     Attributes:
@@ -97,7 +97,7 @@ class ProbeRun:
     candidate: Candidate
     purpose: Purpose
     schedule: Schedule
-    turn: Turn | None = None
+    turn: ComparisonTurn | None = None
     expected_seconds: float = 0.0
 
 
@@ -212,20 +212,6 @@ class Record:
     def tokens_per_second(self) -> float:
         """The mean rate of the runs after its probe, else the probe's; 0 for a candidate that never trained."""
         return mean_rate(self.rates) if self.rates else self.measurement.tokens_per_second or 0.0
-
-
-@dataclass(frozen=True)
-class Smallest:
-    """The candidate with the smallest predicted need of the space.
-
-    Attributes:
-        need_bytes: predicted, with the corrections that probes taught.
-        record: its record, or that of another with the same plan; None if it was not tried.
-    """
-
-    candidate: Candidate
-    need_bytes: int
-    record: Record | None
 
 
 @dataclass(frozen=True)

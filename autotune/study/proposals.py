@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import random
+import sys
 from collections.abc import Collection, Iterator
 
 import optuna
@@ -13,7 +13,8 @@ from optuna.trial import TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.prediction import Predictor
-from autotune.study.judge import Judge, Place
+from autotune.core.status import Ending
+from autotune.study.judge import Judge, Priority
 from autotune.study.problem import Problem
 from autotune.study.selection import standing
 from autotune.study.surrogate import Surrogate
@@ -31,8 +32,12 @@ In replayed spaces 0 missed some of those, and 0.4 found no more of them and ran
 _SURROUNDINGS = 200
 """Random candidates that are considered in addition to the incumbent's neighbours."""
 
-_CHANCES = 4096
-"""Random candidates that are examined before the space counts as exhausted; a smaller space is enumerated."""
+_MOST_EXAMINED = 65_536
+"""Candidates that are examined before a search ends without another one, which takes 3 s; a space that has no more is
+exhausted then."""
+
+_AUDITED = 4096
+"""Random candidates of which an audit chooses."""
 
 
 class Proposer:
@@ -58,7 +63,7 @@ class Proposer:
         by_need: bool = False,
         traced: Collection[Candidate] = (),
     ) -> Iterator[Candidate]:
-        """Yield unknown candidates, the most promising first of those with the same place, until no more are found.
+        """Yield unknown candidates, the most promising first of those with the same priority, until no more are found.
 
         Candidates that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a
         probe.
@@ -87,7 +92,12 @@ class Proposer:
             sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found, self._standing())
         )
         yield from sorted(ranked, key=self._rank)
-        yield from self._by_chance(_CHANCES)
+        yield from self._by_chance(_MOST_EXAMINED)
+
+    @property
+    def ending(self) -> Ending:
+        """What ends a search when no further candidate is proposed."""
+        return Ending.EXHAUSTED if self._combinations() <= _MOST_EXAMINED else Ending.SAMPLED
 
     def expected_gain(self, incumbent: Candidate) -> float:
         """Return the largest expected improvement over the best probed candidate, as a share of its rate.
@@ -105,7 +115,7 @@ class Proposer:
 
     def by_chance(self) -> Iterator[Candidate]:
         """Yield random unknown candidates, vetoed ones included."""
-        for candidate in self._drawn(_CHANCES):
+        for candidate in self._drawn(_AUDITED):
             if self._judge.is_open(candidate):
                 yield candidate
 
@@ -114,16 +124,16 @@ class Proposer:
         out of memory."""
         if not self._judge.is_open(candidate):
             return False
-        if self._judge.place(candidate) is not Place.ABOVE:
+        if self._judge.priority(candidate) is not Priority.ABOVE:
             return not self._judge.is_slow(candidate)
         return self._judge.veto(candidate) is not None
 
-    def _rank(self, candidate: Candidate) -> tuple[Place, bool, float]:
-        """Return what candidates are ordered by: their place, whether micro-batches as large took too long, and their
-        predicted need above what ran out of memory."""
-        place = self._judge.place(candidate)
-        need_bytes = self._judge.need_bytes(candidate) if place is Place.ABOVE else 0.0
-        return place, self._judge.is_slow(candidate), need_bytes
+    def _rank(self, candidate: Candidate) -> tuple[Priority, bool, float]:
+        """Return the order of candidates: by priority, whether micro-batches as large took too long, and the predicted
+        need above what ran out of memory."""
+        priority = self._judge.priority(candidate)
+        need_bytes = self._judge.need_bytes(candidate) if priority is Priority.ABOVE else 0.0
+        return priority, self._judge.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
         # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.
@@ -148,15 +158,18 @@ class Proposer:
             yield from self._fresh(candidate)
 
     def _drawn(self, count: int) -> Iterator[Candidate]:
-        choices = self._problem.choices
-        if math.prod(len(options) for options in choices.values()) <= count:
-            everything = list(itertools.product(*choices.values()))
-            self._random.shuffle(everything)
-            looked_at = iter(everything)
-        else:
-            looked_at = (tuple(self._random.choice(options) for options in choices.values()) for _ in range(count))
-        for picked in looked_at:
-            yield self._problem.normal(Candidate(dict(zip(choices, picked, strict=True))))
+        # A range has no length above that.
+        combinations = range(min(self._combinations(), sys.maxsize))
+        for number in self._random.sample(combinations, min(count, len(combinations))):
+            picked, rest = {}, number
+            for knob, options in self._problem.choices.items():
+                rest, place = divmod(rest, len(options))
+                picked[knob] = options[place]
+            yield self._problem.normal(Candidate(picked))
+
+    def _combinations(self) -> int:
+        """Return the number of combinations of choices, illegal ones included."""
+        return math.prod(len(options) for options in self._problem.choices.values())
 
     def _fresh(self, candidate: Candidate) -> Iterator[Candidate]:
         normal = self._problem.normal(candidate)

@@ -23,8 +23,8 @@ from autotune.study.storage import OpenStudy
 _SETTLED = "autotune:settled"
 
 
-class Turn(Enum):
-    """What a worker that has waited does next.
+class NextAction(Enum):
+    """The next action of a worker that has waited.
 
     Attributes:
         SETTLE: it confirms and attributes.
@@ -46,7 +46,7 @@ class Settled:
     Attributes:
         after: number of the last record that it knew, -1 for none.
         winner: number of the recommended trial, or None.
-        complete: whether the time limit left something to do.
+        complete: whether nothing was left to do.
         asked: the limits that it settled by.
     """
 
@@ -67,7 +67,7 @@ class Queue:
         self._listener = listener
         self._last_stage = ""
 
-    def wait(self, may_search: Callable[[], bool]) -> Turn:
+    def wait(self, may_search: Callable[[], bool]) -> NextAction:
         """Wait until nobody probes and it is this worker's turn, or there is nothing left to wait for."""
         roster, session = self._roster, self._session
         self._take_ticket()
@@ -80,14 +80,14 @@ class Queue:
                 continue
             # Whoever is first of those that wait may be settling: nothing is to change under it.
             if all(worker.doing is Doing.SEARCHING for worker in ahead) and may_search():
-                roster.does(Doing.SEARCHING)
-                return Turn.SEARCH
+                roster.set_activity(Doing.SEARCHING)
+                return NextAction.SEARCH
             if not ahead:
-                return Turn.SETTLE if self.settled() is None else Turn.ADOPT
+                return NextAction.SETTLE if self.settled() is None else NextAction.ADOPT
             # Whoever settles needs minutes; whoever searches may have no limit at all.
             if session.clock.over() and all(worker.doing is Doing.SEARCHING for worker in ahead):
                 self._listener(Noted(f"The time limit ended the wait for {_named(ahead)}; --resume goes on."))
-                return Turn.LEAVE
+                return NextAction.LEAVE
             self._say(ahead)
             self._opened.storage.closing.wait(roster.sharing.poll_seconds)
 
@@ -129,11 +129,11 @@ class Queue:
         return searching or len(self._session.log.records) > known or self._session.lapsed
 
     def _take_ticket(self) -> None:
-        self._roster.does(Doing.ARRIVING)
+        self._roster.set_activity(Doing.ARRIVING)
         # Whoever takes this worker for dead from now on does not wait until it has drawn.
         self._session.queue()
         drawn = max((worker.ticket for worker in self._roster.others()), default=0)
-        self._roster.does(Doing.WAITING, drawn + 1)
+        self._roster.set_activity(Doing.WAITING, drawn + 1)
 
     def _is_ahead(self, worker: Worker) -> bool:
         mine = self._roster.me

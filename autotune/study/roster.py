@@ -1,8 +1,7 @@
 """Keeps a list of the processes that work on a study and are alive: each renews a lease, the others watch it.
 
 A lease is seen to lapse by the watcher's own monotonic clock, and only while the study can be read: clocks of machines
-need not agree, and a database that is down for a while kills nobody. A process of the same machine is known to be gone
-at once.
+need not agree, and a database outage does not expire leases. A process of the same machine is known to be gone at once.
 
 The owner of a lease counts a lapse as soon as it may be seen, by a clock that goes on while its machine is suspended.
 """
@@ -101,7 +100,7 @@ class Roster:
 
     @property
     def lapses(self) -> int:
-        """How often this process did not renew its lease in time, now included: others may have taken it for dead."""
+        """How often this process did not renew its lease in time, now included: others may have repeated its trial."""
         # The lock is held while the storage is written to, which may take minutes; a lease is replaced at once.
         renewed_at_seconds, lapses = self._lease
         return lapses + (elapsed_seconds() - renewed_at_seconds > self.sharing.lease_seconds)
@@ -119,10 +118,10 @@ class Roster:
         self._thread.join()
         # A storage that cannot be written to is reported by the call that failed before.
         with suppress(AutotuneError):
-            self.does(Doing.LEFT)
+            self.set_activity(Doing.LEFT)
 
-    def does(self, doing: Doing, ticket: int = 0) -> None:
-        """Tell the others what this process does from now on."""
+    def set_activity(self, doing: Doing, ticket: int = 0) -> None:
+        """Set what this process does from now on, for the others to read."""
         with self._lock:
             self.me = replace(self.me, doing=doing, ticket=ticket)
         self._renew()
@@ -138,8 +137,8 @@ class Roster:
             try:
                 self._watch()
                 self._renew()
-            except (AutotuneError, MemoryError):
-                # The search itself reports a storage that fails, or a lack of memory, when it next needs it.
+            except (AutotuneError, KeyError, MemoryError):
+                # The search itself reports a storage that fails, a deleted study, or a lack of memory.
                 continue
 
     def _renew(self) -> None:

@@ -8,15 +8,16 @@ from functools import partial
 from autotune.core.effort import Effort
 from autotune.core.events import Listener
 from autotune.core.prediction import Predictor
+from autotune.core.result import Smallest
 from autotune.core.status import Ending
 from autotune.study.audit import audit, contradicted
 from autotune.study.clock import Clock
 from autotune.study.comparison import failed
 from autotune.study.contributions import contributions, measure_contributions
 from autotune.study.explore import explore, may_explore
-from autotune.study.problem import Probe, Problem, SearchOutcome, Smallest, StudyStorage
+from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
-from autotune.study.queue import Queue, Settled, Turn
+from autotune.study.queue import NextAction, Queue, Settled
 from autotune.study.roster import Roster
 from autotune.study.session import Session, TurnLost
 from autotune.study.storage import opened
@@ -81,8 +82,8 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
         ending = explore(session, proposer)
         audit(session, proposer)
         goes_on = partial(may_explore, session, ending)
-        turn = queue.wait(goes_on)
-        if turn is Turn.SETTLE:
+        action = queue.wait(goes_on)
+        if action is NextAction.SETTLE:
             try:
                 searches_again = settle(session, goes_on)
             except TurnLost:
@@ -90,8 +91,8 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
             if searches_again or queue.is_disturbed():
                 continue
             return queue.settle(), ending
-        if turn is not Turn.SEARCH:
-            return queue.settled() if turn is Turn.ADOPT else None, ending
+        if action is not NextAction.SEARCH:
+            return queue.settled() if action is NextAction.ADOPT else None, ending
 
 
 def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -> SearchOutcome:
@@ -112,7 +113,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
         interrupted=ending is None,
-        contradicted=contradicted(records),
+        contradicted=contradicted(records, session.log.memory_limit_bytes),
         ending=ending,
         comparisons=session.comparisons(winner) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
@@ -120,12 +121,13 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
 
 
 def _smallest(session: Session) -> Smallest | None:
-    """Return the candidate with the smallest predicted need and what became of it, if there are predictions."""
+    """Return the candidate with the smallest predicted need and its trial, if there are predictions."""
     candidate = session.predictor.least()
     guess = session.predictor.predict(candidate) if candidate is not None else None
     if candidate is None or guess is None:
         return None
-    return Smallest(candidate, guess.need_bytes, session.judge.known(candidate))
+    record = session.judge.known(candidate)
+    return Smallest(candidate, guess.need_bytes, record.number if record else None)
 
 
 def settle(session: Session, may_explore: Callable[[], bool]) -> bool:

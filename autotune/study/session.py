@@ -18,7 +18,7 @@ from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
 from autotune.study.comparison import next_turn, pair_seconds, runs_after, short_runs, untimed_seconds
 from autotune.study.judge import Judge, Veto
-from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, Turn
+from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
 from autotune.study.trial_log import TrialLog
 
@@ -203,7 +203,9 @@ class Session:
     def _store(self, number: int, measurement: Measurement) -> None:
         kept = self.log.finish(number, measurement)
         if kept is None:
-            self._listener(Noted(f"Other workers took this one for dead during trial {number}, and repeat it."))
+            self._listener(
+                Noted(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
+            )
         else:
             self._own.add(kept.number)
 
@@ -218,9 +220,9 @@ class Session:
             else:
                 self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
         self._learn_later()
-        self.judge.look_elsewhere(trial.candidate for trial in self.log.others_running)
+        self.judge.set_running_elsewhere(trial.candidate for trial in self.log.others_running)
 
-    def run_again(self, number: int, turn: Turn | None = None) -> None:
+    def run_again(self, number: int, turn: ComparisonTurn | None = None) -> None:
         """Run a trial's candidate again, longer or in a turn of a comparison, and record the measurement.
 
         Args:
@@ -244,7 +246,7 @@ class Session:
             self._learn_later()
         self._finished(record, purpose, measurement)
 
-    def next_turn(self, winner: Record) -> Turn | None:
+    def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
         return next_turn(winner, self.baseline, self.comparisons(winner))
 
@@ -254,12 +256,12 @@ class Session:
 
     @property
     def lapsed(self) -> bool:
-        """Whether other workers may have taken this one for dead since it queued, so that one of them is first now."""
+        """Whether this worker's lease expired since it queued, so that another may be first now."""
         return self.log.lapses != self._lapses
 
     def _require_turn(self) -> None:
         if self.lapsed:
-            self._listener(Noted("Other workers may have taken this one for dead while it confirmed: it queues again."))
+            self._listener(Noted("This worker's lease expired while it confirmed a winner: it queues again."))
             raise TurnLost
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:

@@ -1,4 +1,4 @@
-"""What a trial of the study says, in documents that are read back and in attributes for those who look at the study."""
+"""Attributes of a trial: documents that are read back, and figures for those who look at the study."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PREDICTED_RATE = "predicted tokens per second"
 """Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
 
 
-def documents(candidate: Candidate, purpose: Purpose, prediction: Prediction | None) -> dict[str, Any]:
-    """Return what a trial says before its probe."""
-    said = {_CANDIDATE: encode(candidate), _PURPOSE: purpose.value, _PREDICTION: encode(prediction)}
+def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: Prediction | None) -> dict[str, Any]:
+    """Return the attributes of a trial before its probe."""
+    attributes = {_CANDIDATE: encode(candidate), _PURPOSE: purpose.value, _PREDICTION: encode(prediction)}
     if prediction is None:
-        return said
-    said[PREDICTED] = round(prediction.need_bytes / GIB, 4)
+        return attributes
+    attributes[PREDICTED] = round(prediction.need_bytes / GIB, 4)
     rate = prediction.tokens_per_second
-    return said if rate is None else {**said, PREDICTED_RATE: round(rate, 1)}
+    return attributes if rate is None else {**attributes, PREDICTED_RATE: round(rate, 1)}
 
 
-def measured(measurement: Measurement) -> dict[str, Any]:
-    """Return what a trial says after its probe: the document, and texts and numbers that a table of trials shows."""
+def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
+    """Return the attributes of a trial after its probe: the document, and texts and numbers for a table of trials."""
     figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
     return {
         MEASUREMENT: encode(measurement),

@@ -18,7 +18,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, running
-from autotune.study.problem import Purpose, Record, ShortRun, Turn
+from autotune.study.problem import ComparisonTurn, Purpose, Record, ShortRun
 from autotune.study.roster import Roster
 from autotune.study.storage import OpenStudy
 from autotune.study.trial_documents import (
@@ -26,11 +26,11 @@ from autotune.study.trial_documents import (
     MEASUREMENT,
     OUTCOME,
     REASON,
+    attributes_after_probe,
+    attributes_before_probe,
     candidate_of,
     comparison_key,
     confirmation_key,
-    documents,
-    measured,
     prediction_of,
     purpose_of,
     record_of,
@@ -83,7 +83,7 @@ class TrialLog:
 
     @property
     def lapses(self) -> int:
-        """How often other workers may have taken this one for dead."""
+        """How often this worker's lease expired."""
         return self._roster.lapses
 
     def news(self) -> list[Record]:
@@ -148,12 +148,12 @@ class TrialLog:
     def finish(self, number: int, measurement: Measurement) -> Record | None:
         """Store a probe's measurement and pass it to the samplers.
 
-        If others took this worker for dead meanwhile, it is stored as another trial. None, if one of them has repeated
+        If this worker's lease expired meanwhile, it is stored as another trial. None, if another worker has repeated
         the probe by then, or repeats it.
         """
         trial = self._trial(number)
         try:
-            for name, figure in measured(measurement).items():
+            for name, figure in attributes_after_probe(measurement).items():
                 trial.set_user_attr(name, figure)
         except UpdateFinishedTrialError:
             return self._store_again(self._frozen(number), measurement)
@@ -204,7 +204,7 @@ class TrialLog:
         self._opened.study.set_user_attr(confirmation_key(number), encode(measurement))
         self._records[number] = replace(self._records[number], confirmation=measurement)
 
-    def compare(self, turn: Turn, measurement: Measurement) -> None:
+    def compare(self, turn: ComparisonTurn, measurement: Measurement) -> None:
         """Store the measurement of a short run, after those of the same winner that are stored already."""
         winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
         self._opened.study.set_user_attr(comparison_key(turn.winner, len(winner.comparison)), encode(run))
@@ -233,7 +233,7 @@ class TrialLog:
         state, value, shown, constraints = TrialState.RUNNING, None, {}, None
         if measurement is not None:
             state, value = _end_of(measurement)
-            shown = measured(measurement)
+            shown = attributes_after_probe(measurement)
             constraints = {CONSTRAINT: violation(measurement, self.memory_limit_bytes, prediction)}
         worker, claim = self._roster.me, uuid.uuid4().hex
         trial = optuna.trial.create_trial(
@@ -241,7 +241,7 @@ class TrialLog:
             value=value,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
-            user_attrs={**documents(candidate, purpose, prediction), _SHOWN_WORKER: worker.name, **shown},
+            user_attrs={**attributes_before_probe(candidate, purpose, prediction), _SHOWN_WORKER: worker.name, **shown},
             system_attrs={WORKER: worker.key, PLAN: plan, CLAIM: claim},
             constraints=constraints,
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan
+from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan, unsimulated_settings
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
 from autotune.probing.jobs import read_command
@@ -77,7 +77,12 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
     env = {**written.env, **written.command.env}
     allocator = env.get(ALLOCATOR_VARIABLE) or env.get(OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
-    return replace(user, plan=replace(_unfilled(user.plan, written), env=kept_env))
+    settings = ", ".join(unsimulated_settings(allocator or ""))
+    assumed = f"the caching allocator has its default for {settings} of {ALLOCATOR_VARIABLE}, which is not simulated"
+    return UserPlan(
+        replace(_unfilled(user.plan, written), env=kept_env),
+        (*user.assumptions, assumed) if settings else user.assumptions,
+    )
 
 
 def _unfilled(plan: TrainingPlan, written: Written) -> TrainingPlan:

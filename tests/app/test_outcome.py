@@ -20,7 +20,6 @@ from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.comparison import headline
 from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
-from autotune.study.problem import Smallest as Untried
 from autotune.units import GIB, MIB
 from tests.settings import problem, setting
 
@@ -281,6 +280,11 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
         (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
         (Ending.PATIENCE, 1, "the fastest of 2 compared of {size} candidates; patience ended the search"),
         (Ending.NO_GAIN, 1, "the fastest of 2 compared of {size} candidates; less than 1 % is expected of any other"),
+        (
+            Ending.SAMPLED,
+            1,
+            "the fastest of 2 compared of {size} candidates; a random sample without another ended the search",
+        ),
         (Ending.EXHAUSTED, 1, ""),
         (None, 1, ""),
     ],
@@ -310,9 +314,9 @@ def test_a_run_that_failed_after_its_probe_is_kept_with_its_trial() -> None:
 
 def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
     failed_probe = record(0, RAN_OUT)
-    found = replace(outcome_of(failed_probe), smallest=Untried(WINNER.candidate, 800, failed_probe))
+    found = replace(outcome_of(failed_probe), smallest=Smallest(WINNER.candidate, 800, failed_probe.number))
     assert result_of(found, PROBLEM, FACTS).smallest == Smallest(WINNER.candidate, 800, 0)
-    untried = replace(found, smallest=Untried(WINNER.candidate, 800, None))
+    untried = replace(found, smallest=Smallest(WINNER.candidate, 800, None))
     document = result_of(untried, PROBLEM, FACTS)
     assert document.smallest == Smallest(WINNER.candidate, 800, None)
     assert decode(Result, encode(document)) == document

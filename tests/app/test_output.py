@@ -13,7 +13,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Schedule
 from autotune.errors import InputError
 from autotune.study import ProbeRun, Purpose
-from autotune.study.problem import Turn
+from autotune.study.problem import ComparisonTurn
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_a_broken_memory_of_a_run_is_as_good_as_none(tmp_path: Path) -> None:
 
 def test_each_run_has_a_folder_of_its_own(tmp_path: Path) -> None:
     candidate, schedule = Candidate({}), Schedule()
-    turns = [Turn(winner, number, pair) for winner in (7, 9) for pair in (0, 1) for number in (winner, 0)]
+    turns = [ComparisonTurn(winner, number, pair) for winner in (7, 9) for pair in (0, 1) for number in (winner, 0)]
     runs = [
         *(ProbeRun(number, candidate, Purpose.SEARCH, schedule) for number in (0, 7, 9)),
         *(ProbeRun(number, candidate, Purpose.CONFIRMATION, schedule) for number in (7, 9)),
         *(ProbeRun(turn.number, candidate, Purpose.COMPARISON, schedule, turn) for turn in turns),
-        ProbeRun(0, candidate, Purpose.COMPARISON, schedule, Turn(0, 0, 0)),
+        ProbeRun(0, candidate, Purpose.COMPARISON, schedule, ComparisonTurn(0, 0, 0)),
     ]
     folders = [open_output(tmp_path).probe(run).relative_to(tmp_path / "probes").as_posix() for run in runs]
     assert len(set(folders)) == len(runs)

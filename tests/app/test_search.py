@@ -11,14 +11,14 @@ from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
 from autotune.study import ProbeRun, Purpose
-from autotune.study.problem import Turn
+from autotune.study.problem import ComparisonTurn
 from autotune.units import GIB
 from tests.settings import GPU, problem, setting
 
 
 def test_pairs_draw_other_batches_than_probes_and_than_each_other() -> None:
     def seed(number: int, pair: int | None) -> int:
-        turn = None if pair is None else Turn(7, number, pair)
+        turn = None if pair is None else ComparisonTurn(7, number, pair)
         return seed_of(ProbeRun(number, Candidate({}), Purpose.SEARCH, Schedule(), turn), 42)
 
     assert (seed(7, None), seed(7, 0), seed(7, 1)) == (42, 43, 44)

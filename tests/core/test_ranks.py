@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement, of_ranks
 from autotune.core.status import ProbeStatus
+from autotune.units import GIB
 
 
 def shown(peak_bytes: int, step_seconds: float, **more: object) -> Measurement:
@@ -45,3 +47,7 @@ def test_figures_that_no_rank_has_stay_unknown() -> None:
 def test_the_ranks_of_a_machine_share_its_memory() -> None:
     found = of_ranks([shown(5, 1.0, host_peak_bytes=70), shown(6, 1.0, host_peak_bytes=30)])
     assert (found.peak_bytes, found.host_peak_bytes) == (6, 100)
+
+
+def test_the_processes_of_a_machine_share_its_cores() -> None:
+    assert Hardware("cuda", "H100", GIB, processes=8, machines=2, cores=32).threads == 8

@@ -58,6 +58,13 @@ def test_a_trainer_that_does_both_says_so() -> None:
     assert "rows dropped" in text
 
 
+def test_the_tokens_of_a_pair_and_of_its_longest_sequence_are_told_apart() -> None:
+    text = shown(report_of(Documents.of_groups([(1, 50, 150, 180)])))
+    assert "330 in both sequences of a row on average" in text
+    assert "longest sequence, at most" in text
+    assert "longest sequence, at most" not in shown(report_of(CUT))
+
+
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation"])
 def test_a_trainer_without_a_maximum_length_has_no_section_of_them(trainer: str) -> None:
     report = report_of(CUT)

@@ -82,6 +82,7 @@ def test_that_nothing_fits_names_the_smallest_predicted_need_and_what_became_of_
 
 def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() -> None:
     assert nothing_fits_text(replace(nothing_fits(), ended=Ending.TIME)).startswith("Nothing that was tried fits in")
+    assert nothing_fits_text(replace(nothing_fits(), ended=Ending.SAMPLED)).startswith("Nothing that was tried fits in")
     assert nothing_fits_text(replace(nothing_fits(), ended=Ending.EXHAUSTED)).startswith("Nothing fits in")
 
 

@@ -17,7 +17,7 @@ from autotune.study.judge import Judge
 from autotune.study.problem import Sharing
 from autotune.study.roster import Roster, Worker
 from autotune.study.storage import opened
-from autotune.study.trial_documents import measured
+from autotune.study.trial_documents import attributes_after_probe
 from autotune.study.trial_log import TrialLog
 from tests.study.replayed import BASELINE, LIMIT_BYTES, TableProblem, measurement
 
@@ -65,11 +65,11 @@ def states(storage: InMemoryStorage) -> list[TrialState]:
 def test_what_another_worker_probes_is_not_proposed() -> None:
     judge = Judge(TableProblem())
     packed = BASELINE.but(attention="flash", packing="bfd")
-    judge.look_elsewhere([packed])
+    judge.set_running_elsewhere([packed])
     assert not judge.is_open(packed)
     assert not judge.is_open(packed.but(packing="bfd_split"))
     assert judge.is_open(BASELINE)
-    judge.look_elsewhere([])
+    judge.set_running_elsewhere([])
     assert judge.is_open(packed)
 
 
@@ -198,7 +198,7 @@ def test_what_a_worker_stores_that_leaves_while_another_reads_the_study_counts(
             second.finish(number, measurement(BASELINE))
         else:
             # As a kill between the measurement and the end of the trial leaves it.
-            for name, figure in measured(measurement(BASELINE)).items():
+            for name, figure in attributes_after_probe(measurement(BASELINE)).items():
                 second._trial(number).set_user_attr(name, figure)
         return []
 

@@ -110,4 +110,4 @@ def test_time_is_kept_for_the_smallest_predicted_need_while_nothing_fits(now: No
     outcome = run(table, timeout_seconds=LIMIT_SECONDS, predictor=predictor)
     assert [record.candidate for record in probed(outcome)][-1] == predictor.least()
     assert outcome.smallest is not None
-    assert outcome.smallest.record is not None
+    assert outcome.smallest.number is not None

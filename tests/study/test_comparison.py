@@ -16,7 +16,7 @@ from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
 from autotune.study.comparison import next_turn, pair_seconds, pairs, short_runs
 from autotune.study.judge import Judge
-from autotune.study.problem import ShortRun, Turn
+from autotune.study.problem import ComparisonTurn, ShortRun
 from autotune.study.selection import leader
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, tokens_per_second
@@ -43,7 +43,7 @@ class Varied(ReplayedTable):
     """
 
     rates: dict[Candidate, Iterator[float]] = field(default_factory=dict)
-    failing: frozenset[Turn] = frozenset()
+    failing: frozenset[ComparisonTurn] = frozenset()
 
     def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:
         """Answer."""
@@ -119,7 +119,7 @@ def test_a_baseline_that_wins_runs_alone(run: Run) -> None:
 
 @pytest.mark.parametrize("pair", [0, 2])
 def test_a_short_run_of_the_winner_that_fails_fails_its_confirmation(recipes: Run, pair: int) -> None:
-    table = Varied(failing=frozenset({Turn(1, 1, pair)}))
+    table = Varied(failing=frozenset({ComparisonTurn(1, 1, pair)}))
     outcome = recipes(table, trials=5, effort=EFFORT)
     (failed,) = outcome.failed_confirmations
     assert (failed.candidate, failed.failure, failed.confirmed) == (GOOD, RAN_OUT, False)
@@ -129,7 +129,7 @@ def test_a_short_run_of_the_winner_that_fails_fails_its_confirmation(recipes: Ru
 
 
 def test_a_baseline_that_fails_in_a_short_run_has_no_more_of_them(recipes: Run) -> None:
-    table = Varied(failing=frozenset({Turn(1, 0, 1)}))
+    table = Varied(failing=frozenset({ComparisonTurn(1, 0, 1)}))
     outcome = recipes(table, trials=5, effort=EFFORT)
     assert turns(table) == [(1, 0), (0, 0), (0, 1), (1, 1), (1, 2)]
     assert winner_of(outcome).confirmed
@@ -138,7 +138,7 @@ def test_a_baseline_that_fails_in_a_short_run_has_no_more_of_them(recipes: Run) 
 
 def test_a_baseline_that_failed_beside_a_winner_is_not_recommended_when_that_winner_fails_too(run: Run) -> None:
     run.problem.recipes = (GOOD,)
-    table = Varied(failing=frozenset({Turn(1, 0, 0), Turn(1, 1, 2)}))
+    table = Varied(failing=frozenset({ComparisonTurn(1, 0, 0), ComparisonTurn(1, 1, 2)}))
     outcome = run(table, trials=2, effort=EFFORT)
     assert turns(table) == [(1, 0), (0, 0), (1, 1), (1, 2)]
     assert (outcome.winner, outcome.confirmed) == (None, False)
@@ -185,7 +185,7 @@ def test_a_winner_that_disappoints_in_its_short_runs_gives_way_to_one_with_turns
 
 
 def test_no_two_runs_of_a_search_are_the_same(recipes: Run) -> None:
-    table = Varied(failing=frozenset({Turn(1, 1, 2)}))
+    table = Varied(failing=frozenset({ComparisonTurn(1, 1, 2)}))
     recipes(table, effort=EFFORT)
     assert len({(run.number, run.purpose, run.turn) for run in table.runs}) == len(table.runs)
 

@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError
 from autotune.study import ProbeRun, Purpose, StudyStorage
 from autotune.study.clock import Clock, elapsed_seconds
 from autotune.study.problem import Sharing
-from autotune.study.queue import Queue, Turn
+from autotune.study.queue import NextAction, Queue
 from autotune.study.roster import Doing, Roster, Worker
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy, opened
@@ -83,7 +83,7 @@ def test_a_lapse_counts_before_the_lease_is_renewed_and_once(clock: HandSet, sta
     assert roster.lapses == 0
     clock.now += 1.0
     assert roster.lapses == 1
-    roster.does(Doing.WAITING)
+    roster.set_activity(Doing.WAITING)
     assert roster.lapses == 1
     clock.now += LAPSED_SECONDS
     assert roster.lapses == 2
@@ -100,12 +100,16 @@ def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once
         clock.now += 10.0
 
     monkeypatch.setattr(roster, "_write", slowly)
-    roster.does(Doing.WAITING)
+    roster.set_activity(Doing.WAITING)
     clock.now += SHARING.lease_seconds - 5.0
     assert roster.lapses == 1
 
 
-@pytest.mark.parametrize("error", [MemoryError(), AutotuneError("The storage does not answer.")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), AutotuneError("The storage does not answer."), KeyError("No such study.")],
+    ids=repr,
+)
 def test_a_renewal_that_fails_does_not_end_those_after_it(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -215,12 +219,12 @@ def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_
         if look == 0:
             # The second has taken the first for dead, and settles.
             clock.now += LAPSED_SECONDS
-            second.does(Doing.WAITING, 5)
+            second.set_activity(Doing.WAITING, 5)
         if look == 3:
-            second.does(Doing.LEFT)
+            second.set_activity(Doing.LEFT)
         read()
 
     monkeypatch.setattr(session, "refresh", meanwhile)
-    assert Queue(study, first, session, ignore).wait(lambda: False) is Turn.SETTLE
+    assert Queue(study, first, session, ignore).wait(lambda: False) is NextAction.SETTLE
     assert first.me.ticket == 6
     assert next(looks) > 3

@@ -179,16 +179,16 @@ def test_that_nothing_fits_is_said_only_after_the_smallest_predicted_need_was_pr
     assert (outcome.winner, outcome.smallest is not None) == (None, True)
     smallest = outcome.smallest
     assert smallest is not None
-    assert (smallest.candidate, smallest.need_bytes) == (SMALLEST, predictor.need(SMALLEST))
-    assert smallest.record is not None
-    assert smallest.record.candidate == SMALLEST
-    assert smallest.record.measurement.status is ProbeStatus.OUT_OF_MEMORY
+    assert (smallest.candidate, smallest.predicted_bytes) == (SMALLEST, predictor.need(SMALLEST))
+    (record,) = (record for record in outcome.records if record.number == smallest.number)
+    assert record.candidate == SMALLEST
+    assert record.measurement.status is ProbeStatus.OUT_OF_MEMORY
 
 
 def test_a_search_without_a_trial_left_for_the_smallest_predicted_need_says_so(run: Run) -> None:
     outcome = run(ReplayedTable(limit_bytes=0), trials=1, predictor=Foretold(need=lambda _: 10))
     assert outcome.smallest is not None
-    assert outcome.smallest.record is None
+    assert outcome.smallest.number is None
     assert outcome.ending is Ending.TRIALS
 
 

@@ -16,7 +16,7 @@ from autotune.core.events import Noted
 from autotune.core.measurement import Measurement
 from autotune.errors import AutotuneError
 from autotune.study import ProbeRun
-from autotune.study.patience import passes
+from autotune.study.patience import is_transient
 from autotune.study.problem import Sharing
 from tests.study.replayed import TableProblem, measurement
 from tests.study.running import PATIENT, Run, probed
@@ -103,7 +103,7 @@ def test_a_storage_that_does_not_come_back_is_told_and_named(
     ],
 )
 def test_what_a_restart_ends_passes_and_what_the_user_has_to_change_does_not(error: Exception, expected: bool) -> None:
-    assert passes(error) is expected
+    assert is_transient(error) is expected
 
 
 def test_a_trial_that_was_stored_before_its_worker_was_killed_counts(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import pytest
 
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.events import CandidateVetoed, ProbeFinished, ProbeStarted
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.prediction import Predictor
 from autotune.core.program import FORWARD
-from autotune.core.status import ProbeStatus
+from autotune.core.status import Ending, ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
 from autotune.study.surrogate import Surrogate
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, TableProblem, measurement, tokens_per_second
@@ -64,6 +66,44 @@ def test_an_exhausted_space_ends_the_search(run: Run) -> None:
     assert len(probed(outcome)) == 4 * 2
     assert outcome.winner is not None
     assert outcome.winner.candidate == run.problem.baseline.but(checkpointing="off")
+
+
+SWITCHES = tuple(f"switch{number}" for number in range(13))
+OFF = BASELINE.but(**dict.fromkeys(SWITCHES, "off"))
+FAR = BASELINE.but(**{knob: "on" if number % 2 else "off" for number, knob in enumerate(SWITCHES)})
+
+
+@dataclass
+class Sparse(TableProblem):
+    """8,192 candidates, of which few are legal."""
+
+    baseline: Candidate = OFF
+    legal: tuple[Candidate, ...] = (OFF, FAR)
+
+    @property
+    def choices(self) -> Mapping[str, tuple[Choice, ...]]:
+        """The switches, and one choice of all other knobs."""
+        return {knob: ("off", "on") if knob in SWITCHES else (choice,) for knob, choice in OFF.items()}
+
+    def illegal(self, candidate: Candidate) -> str | None:
+        """Return why a candidate is illegal."""
+        return None if candidate in self.legal else "the switches are wrong"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_candidate_is_left_when_a_search_says_so(seed: int) -> None:
+    outcome = Run("sqlite://", Sparse())(ReplayedTable(), seed=seed)
+    assert outcome.ending is Ending.EXHAUSTED
+    assert [record.candidate for record in probed(outcome)] == [OFF, FAR]
+
+
+def test_a_search_that_finds_no_candidate_in_a_sample_of_its_space_does_not_say_that_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("autotune.study.proposals._MOST_EXAMINED", 1000)
+    outcome = Run("sqlite://", Sparse(legal=(OFF,)))(ReplayedTable())
+    assert outcome.ending is Ending.SAMPLED
+    assert [record.candidate for record in probed(outcome)] == [OFF]
 
 
 def test_running_out_of_memory_vetoes_the_same_with_a_larger_batch(run: Run) -> None:

@@ -136,7 +136,8 @@ def test_a_confirmation_within_three_percent_of_the_next_best_settles_it(recipes
 def test_at_most_three_candidates_are_confirmed_for_disappointment(run: Run) -> None:
     table = ReplayedTable()
     table.shown.update({(item, PATIENT.confirmation): rate(1.0) for item in run.problem.everything()})
-    outcome = run(table)
+    # With this seed, four candidates that fit are faster than the baseline.
+    outcome = run(table, seed=1)
     assert len([number for number in confirmed_numbers(table) if number != 0]) == 3
     assert outcome.confirmed
 

@@ -17,6 +17,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
 from autotune.study import ProbeRun, check_storage
+from autotune.study.backends import connected, is_in_memory
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 
@@ -175,3 +176,42 @@ def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.C
     assert len(probed(outcome)) > 1
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == verbosity
+
+
+@pytest.mark.parametrize(
+    ("url", "in_memory"),
+    [
+        ("sqlite://", True),
+        ("sqlite:///:memory:", True),
+        ("sqlite:///file::memory:?uri=true", True),
+        ("sqlite:///file:study?mode=memory&cache=shared&uri=true", True),
+        ("sqlite:///file:study.db?uri=true", False),
+        ("sqlite:///study.db", False),
+        ("journal:///study.log", False),
+    ],
+)
+def test_a_database_in_memory_is_known_by_its_url(url: str, in_memory: bool) -> None:
+    assert is_in_memory(url) is in_memory
+
+
+@pytest.mark.parametrize(
+    ("url", "address"), [("grpc://[::1]:13001", ("[::1]", 13001)), ("grpc://host", ("host", 13000))]
+)
+def test_a_proxy_is_reached_by_the_address_of_its_url(
+    url: str, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Proxy:
+        def __init__(self, *, host: str, port: int) -> None:
+            asked.append((host, port))
+
+        def wait_server_ready(self, timeout: float) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(optuna.storages, "GrpcStorageProxy", Proxy)
+    connected(url)
+    assert asked == [address]

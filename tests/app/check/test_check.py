@@ -288,3 +288,15 @@ def test_a_real_run_decides_on_both_sides_of_the_limit(write: Write, checked: Ch
     assert fits.need.source is Source.PROBED
     tight = checked(**asked, probe=True, memory_budget=need.bytes // 4)
     assert (tight.outcome, tight.exit_code) == (Outcome.DOES_NOT_FIT, 1)
+
+
+def test_settings_of_the_allocator_that_are_not_simulated_are_told(write: Write, checked: Checked) -> None:
+    file = write("sft", "env:\n  PYTORCH_ALLOC_CONF: 'max_split_size_mb:128, expandable_segments:True'\n")
+    verdict = checked(config=str(file), trainer="sft", gpu=GPU)
+    assert verdict.plan is not None
+    assert verdict.plan.allocator.expandable_segments
+    (told,) = (item.message for item in verdict.findings if "PYTORCH_ALLOC_CONF" in item.message)
+    assert told == (
+        "Assumed: the caching allocator has its default for max_split_size_mb:128 of PYTORCH_ALLOC_CONF, which is not "
+        "simulated."
+    )
