@@ -17,9 +17,9 @@ from autotune.confidential import hidden_values, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
 from autotune.core.dry_run import (
     SCHEMA,
+    CommandExit,
     DryOutcome,
     DryRun,
-    Ending,
     FailedAllocation,
     Followed,
     Refused,
@@ -241,7 +241,7 @@ def _used(refused: Sequence[Refused]) -> str:
     return ", ".join(f"{use} ({function})" for use, function in by_use.items())
 
 
-def _ended(ending: Ending) -> str:
+def _ended(ending: CommandExit) -> str:
     if ending.signal == signal.SIGKILL:
         return "killed by signal 9, as the kernel does where the host's memory runs out"
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"

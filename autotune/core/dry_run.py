@@ -35,8 +35,8 @@ EXIT_CODES: Mapping[DryOutcome, int] = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in the source code.
+class SourceLine:
+    """A line of source code.
 
     Attributes:
         file, line, function: of the deepest call in the user's own files; an empty file if none of them was running.
@@ -119,11 +119,11 @@ class FailedAllocation:
     allocated_bytes: int
     reserved_bytes: int
     free_bytes: int
-    place: Place
+    place: SourceLine
 
 
 @dataclass(frozen=True)
-class Failure:
+class ScriptError:
     """An exception that ended a process.
 
     Attributes:
@@ -134,7 +134,7 @@ class Failure:
     kind: str
     message: str
     out_of_memory: bool
-    place: Place
+    place: SourceLine
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Followed:
     spans: tuple[Span, ...] = ()
     loaders: tuple[Loader, ...] = ()
     failed_allocations: tuple[FailedAllocation, ...] = ()
-    error: Failure | None = None
+    error: ScriptError | None = None
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Ending:
+class CommandExit:
     """How the command ended.
 
     Attributes:
@@ -217,7 +217,7 @@ class DryRun:
     processes: tuple[Followed, ...]
     refused: tuple[Refused, ...]
     notes: tuple[str, ...]
-    ending: Ending
+    ending: CommandExit
     wall_seconds: float
 
     @property

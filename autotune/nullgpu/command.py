@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from autotune.core.codec import DecodeError, decode
-from autotune.core.dry_run import Ending, Followed, Refused
+from autotune.core.dry_run import CommandExit, Followed, Refused
 from autotune.errors import InputError
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
@@ -41,7 +41,7 @@ class Ran:
         processes: those in which PyTorch was loaded and that used a GPU or failed, by rank.
     """
 
-    ending: Ending
+    ending: CommandExit
     processes: tuple[Followed, ...]
     refused: tuple[Refused, ...]
 
@@ -87,19 +87,19 @@ def run(
     return Ran(ending, tuple(_followed(folder)), tuple(_refused(folder / "refused")))
 
 
-def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float | None) -> Ending:
+def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: float | None) -> CommandExit:
     began = time.monotonic()
     stopped: float | None = None
     while (code := process.poll()) is None:
         now = time.monotonic()
         if timeout_seconds is not None and now - began > timeout_seconds:
-            return Ending(None, timed_out=True)
+            return CommandExit(None, timed_out=True)
         if stopped is None and _all_stopped(folder):
             stopped = now
         if stopped is not None and now - stopped > _GRACE_SECONDS:
-            return Ending(0)
+            return CommandExit(0)
         time.sleep(_GLANCE_SECONDS)
-    return Ending(code) if code >= 0 else Ending(None, -code)
+    return CommandExit(code) if code >= 0 else CommandExit(None, -code)
 
 
 def _all_stopped(folder: Path) -> bool:

@@ -13,14 +13,14 @@ from autotune.app.dry_run import answer, dry_run
 from autotune.core.codec import decode, encode
 from autotune.core.dry_run import (
     EXIT_CODES,
+    CommandExit,
     DryRun,
-    Ending,
     FailedAllocation,
-    Failure,
     Followed,
     Loader,
-    Place,
     Refused,
+    ScriptError,
+    SourceLine,
     Span,
 )
 from autotune.core.events import ignore
@@ -28,10 +28,12 @@ from autotune.errors import InputError
 from autotune.nullgpu.command import Ran
 from autotune.units import GIB
 
-OURS = Place("train.py", 42, "main", "loss.backward()", "transformers/models/llama/modeling_llama.py:80, in forward")
+OURS = SourceLine(
+    "train.py", 42, "main", "loss.backward()", "transformers/models/llama/modeling_llama.py:80, in forward"
+)
 LARGEST = Loader("largest first", field="input_ids", unit="tokens", rows=100, largest=512)
-DONE = Ending(0)
-FAILED = Ending(1)
+DONE = CommandExit(0)
+FAILED = CommandExit(1)
 
 
 def span(step: int, gib: int = 10, device: int = 0) -> Span:
@@ -52,7 +54,7 @@ def process(rank: int = 0, ranks: int = 1, steps: int = 3, **changes: Any) -> Fo
     return replace(known, **changes)
 
 
-def ran(*processes: Followed, ending: Ending = DONE, refused: tuple[Refused, ...] = ()) -> Ran:
+def ran(*processes: Followed, ending: CommandExit = DONE, refused: tuple[Refused, ...] = ()) -> Ran:
     return Ran(ending, processes, refused)
 
 
@@ -61,9 +63,9 @@ RAN_OUT = process(
     steps=1,
     ended="error",
     failed_allocations=(OUT_OF_MEMORY,),
-    error=Failure("OutOfMemoryError", "CUDA out of memory.", True, OURS),
+    error=ScriptError("OutOfMemoryError", "CUDA out of memory.", True, OURS),
 )
-NO_FILE = Failure("FileNotFoundError", "no such file: 'rows.jsonl'", False, OURS)
+NO_FILE = ScriptError("FileNotFoundError", "no such file: 'rows.jsonl'", False, OURS)
 BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders=(), error=NO_FILE)
 
 
@@ -81,23 +83,23 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
         (ran(RAN_OUT, ending=FAILED), "does not fit", ""),
         # A launcher kills the other ranks, and one that a library has ended leaves no exception.
         (ran(process(0, 2, 1, ended=""), replace(RAN_OUT, rank=1, local_ranks=2), ending=FAILED), "does not fit", ""),
-        (ran(process(ended="", steps=1, failed_allocations=(OUT_OF_MEMORY,)), ending=Ending(None, 6)), "does not fit",
-         ""),
+        (ran(process(ended="", steps=1, failed_allocations=(OUT_OF_MEMORY,)), ending=CommandExit(None, 6)),
+         "does not fit", ""),
         # The script catches the error, and ends with a code of its own.
         (ran(process(ended="finished", steps=1, failed_allocations=(OUT_OF_MEMORY,)), ending=FAILED), "does not fit",
          ""),
         (ran(process(), refused=(Refused("cudaStreamBeginCapture", "CUDA graphs"),)), "not known",
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
-        (ran(process(steps=1, ended=""), ending=Ending(None, timed_out=True)), "not known",
+        (ran(process(steps=1, ended=""), ending=CommandExit(None, timed_out=True)), "not known",
          "its time was up after 1 of 3 steps"),
         (ran(process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
          "the script failed after 1 of 3 steps: FileNotFoundError: no such file"),
-        (ran(process(steps=1, ended=""), ending=Ending(None, 9)), "not known", "killed by signal 9"),
+        (ran(process(steps=1, ended=""), ending=CommandExit(None, 9)), "not known", "killed by signal 9"),
         (ran(process(steps=0, spans=(span(0),), ended="finished")), "not known", "without a step of an optimizer"),
         (ran(), "not known", "used no GPU"),
         (ran(BEFORE_CUDA, ending=FAILED), "cannot run", "before it used memory of a GPU: FileNotFoundError"),
         (ran(replace(BEFORE_CUDA, uses_cuda=True), ending=FAILED), "cannot run", "FileNotFoundError"),
-        (ran(ending=Ending(127)), "cannot run", "exit code 127"),
+        (ran(ending=CommandExit(127)), "cannot run", "exit code 127"),
         (ran(replace(BEFORE_CUDA, local_ranks=4), ending=FAILED), "cannot run", "give --num-processes 4"),
     ],
 )  # fmt: skip
@@ -159,7 +161,7 @@ def test_text_is_no_sure_measure_of_tokens_and_the_result_says_so(answered: Any)
 def test_what_is_secret_is_in_no_part_of_the_result(answered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     token, password, key = "hf_" + "a" * 20, "correct-horse", "battery-staple"
     monkeypatch.setenv("WANDB_API_KEY", key)
-    error = Failure("RuntimeError", f"cannot log in with {token} and {password} and {key}", False, OURS)
+    error = ScriptError("RuntimeError", f"cannot log in with {token} and {password} and {key}", False, OURS)
     line = replace(OURS, text=f'login(token="{token}")')
     refused = replace(OUT_OF_MEMORY, place=line)
     failed = replace(process(ended="error", error=replace(error, place=line), failed_allocations=(refused,)), steps=1)

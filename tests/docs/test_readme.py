@@ -12,7 +12,7 @@ from run import commands
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
-from autotune.core.dry_run import DryRun, Ending, FailedAllocation, Followed, Loader, Place, Refused, Span
+from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -28,7 +28,7 @@ KINDS = {
     "result": [Result, Choosable, Trial, Contribution],
     "check": [Verdict, Need, Finding, Remedy, Verdicts],
     "plan": [*OF_PLANS, *EXPLAINED],
-    "dry-run": [DryRun, Followed, Span, Loader, FailedAllocation, Place, Refused, Ending],
+    "dry-run": [DryRun, Followed, Span, Loader, FailedAllocation, SourceLine, Refused, CommandExit],
 }
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in KINDS}
 

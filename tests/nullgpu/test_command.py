@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from autotune.core.codec import encode
-from autotune.core.dry_run import Ending, Followed, Loader, Refused
+from autotune.core.dry_run import CommandExit, Followed, Loader, Refused
 from autotune.nullgpu import command as module
 from autotune.nullgpu import null_device
 from autotune.nullgpu.build import SONAMES
@@ -39,9 +39,9 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("script", "ending"), [("exit 0", Ending(0)), ("exit 7", Ending(7)), ("kill -9 $$", Ending(None, 9))]
+    ("script", "ending"), [("exit 0", CommandExit(0)), ("exit 7", CommandExit(7)), ("kill -9 $$", CommandExit(None, 9))]
 )
-def test_how_the_command_ends_is_told(ran: Run, script: str, ending: Ending) -> None:
+def test_how_the_command_ends_is_told(ran: Run, script: str, ending: CommandExit) -> None:
     assert ran(script).ending == ending
 
 
@@ -74,7 +74,7 @@ def ended(file: Path) -> bool:
 
 def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(ran: Run) -> None:
     found = ran("setsid sleep 60 & echo $! > other; echo $$ > own; wait", timeout_seconds=0.5)
-    assert found.ending == Ending(None, timed_out=True)
+    assert found.ending == CommandExit(None, timed_out=True)
     assert ended(Path("other"))
     assert ended(Path("own"))
 
@@ -82,5 +82,5 @@ def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(
 def test_what_goes_on_after_all_ranks_are_done_is_ended(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
     found = ran('touch "$AUTOTUNE_DRY_RUN/all-stopped"; echo $$ > own; sleep 60')
-    assert found.ending == Ending(0)
+    assert found.ending == CommandExit(0)
     assert ended(Path("own"))

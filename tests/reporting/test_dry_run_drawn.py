@@ -7,12 +7,24 @@ from typing import Any
 
 import pytest
 
-from autotune.core.dry_run import SCHEMA, DryOutcome, DryRun, Ending, FailedAllocation, Followed, Loader, Place, Span
+from autotune.core.dry_run import (
+    SCHEMA,
+    CommandExit,
+    DryOutcome,
+    DryRun,
+    FailedAllocation,
+    Followed,
+    Loader,
+    SourceLine,
+    Span,
+)
 from autotune.reporting.dry_run import dry_run_report
 from autotune.units import GIB
 from tests.reporting.as_text import as_text
 
-PLACE = Place("train.py", 42, "main", "loss.backward()", "transformers/models/llama/modeling_llama.py:80, in forward")
+PLACE = SourceLine(
+    "train.py", 42, "main", "loss.backward()", "transformers/models/llama/modeling_llama.py:80, in forward"
+)
 FAILED = FailedAllocation(2, 0, 3 * GIB, 20 * GIB, 21 * GIB, 2 * GIB, PLACE)
 
 
@@ -37,7 +49,7 @@ FITS = DryRun(
     processes=(process(0),),
     refused=(),
     notes=("Not counted: NCCL's buffers.",),
-    ending=Ending(0),
+    ending=CommandExit(0),
     wall_seconds=8.0,
 )
 RAN_OUT = replace(
