@@ -169,7 +169,7 @@ class Judge:
         return self._problem.identity(candidate) if self._problem.illegal(candidate) is None else None
 
     def set_running_elsewhere(self, candidates: Iterable[Candidate]) -> None:
-        """Take note of the candidates that other workers probe at this moment, in place of those before."""
+        """Replace the candidates that other workers probe at this moment."""
         self._elsewhere = frozenset(candidates)
         self._plans_elsewhere = frozenset(map(self._problem.identity, self._elsewhere))
 

@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 _FIRST_DELAY_SECONDS = 0.1
 
-_ANSWERS = (KeyError, DuplicatedStudyError, UpdateFinishedTrialError)
-"""What a storage that works says of something that is not there, is there already, or has ended."""
+_ANSWERS = (DuplicatedStudyError, UpdateFinishedTrialError)
+"""What a storage that works says of something that is there already, or has ended."""
 
 _TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
@@ -89,6 +89,10 @@ class PatientStorage(BaseStorage):
 
     A call may have succeeded although it failed: the answer was lost. To repeat it is harmless for attributes; a trial
     that is created twice or ended twice is for the caller to notice.
+
+    Attributes:
+        has_study: whether the study was found, so that what is missing from now on was deleted: a failure.
+        closing: set when no call is to be repeated any more.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class PatientStorage(BaseStorage):
         self._lock = threading.RLock()
         self._owner = threading.get_ident()
         self._failures = storage_failures()
+        self.has_study = False
         self.closing = threading.Event()
 
     def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -124,6 +129,10 @@ class PatientStorage(BaseStorage):
             try:
                 with self._lock:
                     return method(*arguments, **named)
+            except KeyError as error:
+                if not self.has_study:
+                    raise
+                raise self._failed(error) from error
             except _ANSWERS:
                 raise
             except self._failures as error:

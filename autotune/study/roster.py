@@ -137,8 +137,8 @@ class Roster:
             try:
                 self._watch()
                 self._renew()
-            except (AutotuneError, KeyError, MemoryError):
-                # The search itself reports a storage that fails, a deleted study, or a lack of memory.
+            except (AutotuneError, MemoryError):
+                # The search itself reports a storage that fails, or a lack of memory, when it next needs it.
                 continue
 
     def _renew(self) -> None:

@@ -89,6 +89,9 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
     url, patience = hidden_url(storage.url), storage.sharing.patience_seconds
 
     def failed(error: BaseException) -> AutotuneError:
+        if isinstance(error, KeyError):
+            hint = "Another process has deleted it. Start another one: leave out --resume, or give --study."
+            return AutotuneError(f"The study {storage.name!r} is no longer in {url}.", hint=hint)
         hint = "Put that right, then go on with --resume."
         return AutotuneError(f"The study storage {url} cannot be used: {cause_of(error, storage.url)}.", hint=hint)
 
@@ -104,6 +107,7 @@ def opened(storage: StudyStorage, listener: Listener) -> Iterator[OpenStudy]:
         patient = PatientStorage(backend, patience, longest_delay_seconds, failed, waits)  # type: ignore[abstract]
         try:
             study = _study(patient, storage, listener)
+            patient.has_study = True
             yield OpenStudy(study, patient, patient.get_study_id_from_name(storage.name))
         finally:
             patient.closing.set()

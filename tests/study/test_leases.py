@@ -105,11 +105,7 @@ def test_a_lease_runs_from_before_it_is_written_since_another_may_see_it_at_once
     assert roster.lapses == 1
 
 
-@pytest.mark.parametrize(
-    "error",
-    [MemoryError(), AutotuneError("The storage does not answer."), KeyError("No such study.")],
-    ids=repr,
-)
+@pytest.mark.parametrize("error", [MemoryError(), AutotuneError("The storage does not answer.")], ids=repr)
 def test_a_renewal_that_fails_does_not_end_those_after_it(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -215,3 +215,18 @@ def test_a_proxy_is_reached_by_the_address_of_its_url(
     monkeypatch.setattr(optuna.storages, "GrpcStorageProxy", Proxy)
     connected(url)
     assert asked == [address]
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/study.db", "journal://{}/study.log"])
+def test_a_study_that_is_deleted_while_it_is_searched_is_told(url: str, tmp_path: Path) -> None:
+    run, table = Run(url.format(tmp_path)), ReplayedTable()
+
+    def deleting(item: ProbeRun, seconds_left: float | None) -> Measurement:
+        if item.number == 2:
+            storage, close = connected(run.url)
+            optuna.delete_study(study_name="s", storage=storage)
+            close()
+        return table(item, seconds_left)
+
+    with pytest.raises(AutotuneError, match="The study 's' is no longer in "):
+        run(deleting)
