@@ -164,9 +164,11 @@ def _of_batches(using: Sequence[Followed]) -> Answer:
 
 def _failed(ran: Ran) -> FailedAllocation | None:
     """Return the refused request for memory that ended the command; None if there was none, or the script went on."""
+    # What the limit or the kernel ended had gone on without the memory. A library that has none aborts: signal 6.
+    ended_from_outside = ran.ending.timed_out or ran.ending.signal == signal.SIGKILL
     for each in ran.processes:
         of_memory = each.error is not None and each.error.out_of_memory
-        died = not each.ended and ran.ending.code != 0
+        died = not each.ended and ran.ending.code != 0 and not ended_from_outside
         if each.failed_allocations and (of_memory or died or (each.ended == "finished" and ran.ending.code)):
             return each.failed_allocations[-1]
         if of_memory and each.error is not None:

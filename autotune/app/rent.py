@@ -71,9 +71,11 @@ def rent(asked: RentArguments) -> Rent:
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
-    first = 1 if asked.num_processes == AUTO else asked.num_processes
-    batch = global_batch_of(options, planned_machine(words[0], first))
-    numbers = possible(batch, options, asked.num_machines) if asked.num_processes == AUTO else [first]
+    auto = asked.num_processes == AUTO
+    processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
+    first = planned_machine(words[0], processes, machines)
+    batch = global_batch_of(options, first)
+    numbers = possible(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     if asked.network is not None:
         check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
@@ -94,7 +96,7 @@ def rent(asked: RentArguments) -> Rent:
         trainer=options.trainer.name,
         unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
-        num_processes=asked.num_processes,
+        num_processes=AUTO if auto else first.hardware.processes,
         num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),

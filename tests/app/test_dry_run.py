@@ -90,6 +90,14 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
         (ran(process(steps=1, ended=""), ending=Ending(None, timed_out=True)), "not known",
          "its time was up after 1 of 3 steps"),
+        # The script went on without the memory that it had asked for.
+        (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=Ending(None, timed_out=True)),
+         "not known", "its time was up after 1 of 3 steps"),
+        (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=Ending(None, 9)), "not known",
+         "killed by signal 9"),
+        # One rank ran out of memory, and the others waited for it until the time was up.
+        (ran(process(0, 2, 1, ended=""), replace(RAN_OUT, rank=1, local_ranks=2), ending=Ending(None, timed_out=True)),
+         "does not fit", ""),
         (ran(process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
          "the script failed after 1 of 3 steps: FileNotFoundError: no such file"),
         (ran(process(steps=1, ended=""), ending=Ending(None, 9)), "not known", "killed by signal 9"),

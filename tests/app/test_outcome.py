@@ -242,7 +242,7 @@ def test_a_candidate_that_ran_out_in_a_later_run_needs_what_that_run_asked_for()
 
 def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
     cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
-    assert result(cut_off).status is RunStatus.INTERRUPTED
+    assert result(cut_off).status is RunStatus.UNDECIDED
 
 
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:

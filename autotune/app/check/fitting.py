@@ -113,7 +113,8 @@ class Fitting:
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        silent = [*silent_findings(plan, geometry, trainer, setting, known, given)]
+        drops_last = self.config.values.get("dataloader_drop_last") is True
+        silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.trainers.distillation import TEACHER
 from autotune.units import GIB
 from autotune.userconfig.written import written
 from tests.app.check.conftest import Write
@@ -88,6 +90,17 @@ def test_a_file_is_found_however_a_word_of_the_command_names_it(joined: str, wri
     assert after != before
     file.write_text("num_processes: 2\n", encoding="utf-8")
     assert key(asked) != after
+
+
+def test_a_verdict_on_what_lies_elsewhere_is_not_kept(write: Write) -> None:
+    file = write("distillation", "")
+    asked = CheckArguments(str(file), trainer="distillation")
+    assert key(asked)
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(f"^{TEACHER}: .*$", f"{TEACHER}: some/teacher", text, flags=re.MULTILINE), encoding="utf-8")
+    by_words = ("trl", "sft", "--config", str(write("sft", "", "sft.yaml")), "--model_name_or_path", "some/model")
+    for each in (asked, CheckArguments(by_words)):
+        assert key_of(each, written(each.file, each.trainer, each.command), planned_machine("H100-80GB")) is None
 
 
 def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_from_its_key(
