@@ -130,7 +130,7 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
     for record in outcome.contradicted:
         predicted, shown = record.prediction, record.measurement
         if predicted is not None:
-            measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
+            measured = format_bytes(shown.need_bytes or 0)
             yield (
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
                 f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
@@ -138,12 +138,8 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
-    """Return the peak of a successful probe, or of an out-of-memory run with the failed request."""
-    shown = next((run for run in runs_after(record, records) if not run.ok), record.measurement)
-    lacked = shown.out_of_memory
-    if lacked is None or lacked.held_bytes is None:
-        return shown.peak_bytes
-    return lacked.held_bytes + (lacked.requested_bytes or 0)
+    """Return the need of a candidate's probe, or of the later run that failed."""
+    return next((run for run in runs_after(record, records) if not run.ok), record.measurement).need_bytes
 
 
 def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from autotune.app.arguments import ALL, PlanArguments
 from autotune.app.notes import host_notes, notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
 from autotune.app.offers import offers
-from autotune.app.offload import notes_on_offloading, with_what_offloads
+from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_workload, rows_of_length
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
@@ -74,7 +74,7 @@ def plan(asked: PlanArguments) -> Plan:
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         tracking.search(evaluator)
-        evaluator = with_what_offloads(evaluator, options.file)
+        evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
         problem = evaluator.problem
         evaluator.settle()
         estimates = tuple(each.shown for each in evaluator.ranked())

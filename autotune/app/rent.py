@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
+from autotune.app.gpu_counts import NUMBERS, divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.app.notes import notes_on_gpu, notes_on_processes
-from autotune.app.numbers import NUMBERS, possible, should_try_more_gpus, shown
-from autotune.app.offload import OFFLOADED, with_what_offloads
+from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
     CPU,
@@ -75,7 +75,7 @@ def rent(asked: RentArguments) -> Rent:
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
     first = planned_machine(words[0], processes, machines)
     batch = global_batch_of(options, first)
-    numbers = possible(batch, options, asked.num_machines) if auto else [first.hardware.processes]
+    numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     if asked.network is not None:
         check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
@@ -125,7 +125,7 @@ def _offers_of(survey: _Survey, word: str | None, *, alone: bool) -> Sequence[Of
             break
     if single is not None and not any(offer.fits for offer in tried):
         tried = [survey.offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
-    return shown(tried, alone=alone)
+    return offers_to_show(tried, alone=alone)
 
 
 @dataclass
@@ -173,7 +173,7 @@ class _Survey:
 
     def offloading(self, single: Offer, own: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
-        evaluator = with_what_offloads(own, self.options.file)
+        evaluator = with_last_resorts_if_nothing_fits(own, self.options.file)
         if evaluator is own:
             return single
         offer = self._best(Offer(single.gpu, 1), evaluator)

@@ -228,6 +228,11 @@ def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> 
     assert found.smallest_peak_bytes == 1000
 
 
+def test_the_smallest_need_on_a_gpu_is_what_was_reserved_as_wherever_a_need_is_shown() -> None:
+    needs = replace(ran(100, peak_bytes=500), reserved_bytes=800)
+    assert result(record(1, needs, max_length=2000)).smallest_peak_bytes == 800
+
+
 def test_a_default_that_fits_and_keeps_too_few_tokens_is_no_peak_of_what_does_not_fit() -> None:
     found = result(record(0, ran(100, peak_bytes=500)), record(1, RAN_OUT, max_length=2000))
     assert found.status is RunStatus.NOTHING_FITS

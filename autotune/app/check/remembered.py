@@ -32,11 +32,11 @@ _MOST_HASHED_BYTES = 1 << 20
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 # Keys of directories that a training writes to.
 _OUTPUTS = ("output_dir", "logging_dir")
-LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
+CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
 """Outcomes that are kept: what could not be shown may be otherwise the next time."""
 
 
-def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
+def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
     """Return a cached verdict for another budget, or None: what does not fit needs its own smallest change.
 
     Args:

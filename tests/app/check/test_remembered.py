@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.remembered import key_of, within
+from autotune.app.check.remembered import judged_for_budget, key_of
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
@@ -129,10 +129,10 @@ def of_device_and_host(outcome: Outcome, budget_bytes: int) -> Verdict:
 @pytest.mark.parametrize(("outcome", "budget"), [(Outcome.TOO_CLOSE, 80), (Outcome.TOO_CLOSE, 10), (Outcome.FITS, 80)])
 def test_another_budget_of_the_device_does_not_help_a_host_that_has_too_little(outcome: Outcome, budget: int) -> None:
     known = of_device_and_host(outcome, budget * GIB)
-    assert within(known, 40 * GIB, 32 * GIB) is None
+    assert judged_for_budget(known, 40 * GIB, 32 * GIB) is None
     for enough in (128 * GIB, None):
-        found = within(known, 40 * GIB, enough)
+        found = judged_for_budget(known, 40 * GIB, enough)
         assert found is not None
         assert found.outcome is Outcome.FITS
     # The same budget is no other question.
-    assert within(known, budget * GIB, 32 * GIB) is known
+    assert judged_for_budget(known, budget * GIB, 32 * GIB) is known
