@@ -26,6 +26,7 @@ _SIZE_UNITS = {
 }
 _DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
@@ -50,7 +51,7 @@ def parse_duration(text: str) -> float:
             zero.
     """
     compact = text.strip().lower()
-    if compact[-1:].isdecimal():
+    if _NUMBER.fullmatch(compact):
         compact += "s"
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)

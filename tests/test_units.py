@@ -44,7 +44,7 @@ def test_durations_are_read(text: str, expected: float) -> None:
     assert parse_duration(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "10x", "0", "m", "10 minutes", "-5m", "0s", "5mm"])
+@pytest.mark.parametrize("text", ["", "10x", "0", "1h30", "m", "10 minutes", "-5m", "0s", "5mm"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a duration"):
         parse_duration(text)

@@ -313,7 +313,7 @@ class DryRunArguments(Arguments):
     """Arguments of :func:`autotune.dry_run`.
 
     Args:
-        command: its words, such as ``["accelerate", "launch", "train.py"]``.
+        command: its words, such as ``["accelerate", "launch", "train.py"]``, or one text of them.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
         num_processes: number of null GPUs. None: one for each process that the command starts.
         steps: number of optimizer steps to run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,8 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
         AutotuneError: the library of the null GPUs could not be built.
     """
-    began, command, steps = time.monotonic(), tuple(asked.command), asked.steps
+    began, steps = time.monotonic(), asked.steps
+    command = tuple(shlex.split(asked.command) if isinstance(asked.command, str) else asked.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     if steps < 1:

@@ -12,7 +12,7 @@ from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate, MemoryEstimate
 from autotune.core.workload import DatasetSource, Workload
-from autotune.emit.bundle import holds_planned_bundle, remove_planned_bundle, write_planned_bundle
+from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.files import check_writable
 from autotune.emit.planned import planned as handover_of
 from autotune.emit.rows import copies_rows
@@ -22,6 +22,7 @@ from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import user_path
 from autotune.planning.evaluator import Evaluator
+from autotune.userconfig.bundle import holds_planned_bundle
 
 _CHOOSE = "Choose another --output."
 

@@ -26,16 +26,11 @@ class Checked:
 
     def __post_init__(self) -> None:
         for name, annotation in get_type_hints(type(self)).items():
-            kinds, words = kinds_of(annotation), words_of(annotation)
-            value = getattr(self, name)
-            if (
-                not words
-                or value in words
-                or isinstance(value, tuple(kind for kind in kinds if isinstance(kind, type)))
-            ):
-                continue
-            *others, last = (*(["a number"] if int in kinds else []), *words)
-            raise InputError(f"{name} cannot be {value!r}.", hint=f"It is {', '.join(others)} or {last}.")
+            value, words = getattr(self, name), words_of(annotation)
+            types = tuple(kind for kind in kinds_of(annotation) if isinstance(kind, type))
+            if words and value not in words and not isinstance(value, types):
+                *others, last = (*(["a number"] if int in types else []), *words)
+                raise InputError(f"{name} cannot be {value!r}.", hint=f"It is {', '.join(others)} or {last}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from autotune.core.bundle import Basis, PlannedBundle
-from autotune.core.json_text import read_json
 from autotune.core.result import Result, Timelines
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
@@ -26,7 +25,7 @@ SCRIPT = "train.py"
 RESULT = "result.json"
 TIMELINE = "timeline.json"
 PLAN = "plan.json"
-_UNFINISHED = "unfinished.json"
+UNFINISHED = "unfinished.json"
 """Lies in the directory of a planned bundle while that is written, so that one that was not finished is replaced."""
 _SERVER_SCRIPTS = (SERVE, TRAIN)
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
@@ -64,24 +63,10 @@ def write_planned_bundle(document: PlannedBundle, given: Handover, directory: Pa
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
-    write_text(directory / _UNFINISHED, json.dumps({"basis": Basis.PLANNED}) + "\n")
+    write_text(directory / UNFINISHED, json.dumps({"basis": Basis.PLANNED}) + "\n")
     _write_training(given, directory)
     write_text(directory / PLAN, json_text(document))
-    remove(directory / _UNFINISHED)
-
-
-def holds_planned_bundle(directory: Path) -> bool:
-    """Return whether a directory holds a planned bundle, of any version and finished or not."""
-    return any(_basis(directory / name) == Basis.PLANNED for name in (PLAN, _UNFINISHED))
-
-
-def _basis(file: Path) -> object:
-    """Return the basis of a bundle by one of its documents; None if the file is no such document."""
-    try:
-        document = read_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return document.get("basis") if isinstance(document, dict) else None
+    remove(directory / UNFINISHED)
 
 
 def remove_planned_bundle(directory: Path) -> None:
@@ -91,7 +76,7 @@ def remove_planned_bundle(directory: Path) -> None:
         InputError: a file cannot be removed.
     """
     _remove_training(directory)
-    remove(directory / _UNFINISHED)
+    remove(directory / UNFINISHED)
     remove(directory / PLAN)
 
 

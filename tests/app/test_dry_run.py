@@ -128,7 +128,7 @@ def test_the_exit_codes_are_those_of_a_check() -> None:
 def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a dry run whose command ends as it is given."""
 
-    def of(given: Ran, command: tuple[str, ...] = ("python", "train.py"), **options: Any) -> DryRun:
+    def of(given: Ran, command: tuple[str, ...] | str = ("python", "train.py"), **options: Any) -> DryRun:
         monkeypatch.setattr(module, "run", lambda *_, **__: given)
         known: dict[str, Any] = {
             "gpu": "24GiB", "num_processes": None, "steps": 3, "as_shuffled": False, "timeout": None,
@@ -157,6 +157,10 @@ def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> 
 def test_requests_that_the_script_survived_are_noted(answered: Any) -> None:
     found = answered(ran(process(failed_allocations=(OUT_OF_MEMORY,))))
     assert any("1 request for memory failed" in note for note in found.notes)
+
+
+def test_a_command_in_one_text_is_split_as_a_shell_does(answered: Any) -> None:
+    assert answered(ran(process()), "python 'my train.py'").command == ("python", "my train.py")
 
 
 def test_text_is_no_sure_measure_of_tokens_and_the_result_says_so(answered: Any) -> None:
