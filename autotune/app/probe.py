@@ -89,14 +89,7 @@ def probe(asked: ProbeArguments) -> Result:
         wanted = attentions(options, machine, attention or None)
         workload = reader.check_attention(workload, machine, wanted, user_cache())
         start = start_of(base, options, workload, machine) if base is not None else None
-        problem = problem_of(
-            options,
-            workload,
-            machine,
-            start.batch if start is not None else batch,
-            base=start.base if start is not None else None,
-            token_coverage=start.token_coverage if start is not None else None,
-        )
+        problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
         forecast = forecast_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Forecast()
