@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
+from autotune.app.notes import (
+    host_notes,
+    notes_on_gpu,
+    notes_on_processes,
+    notes_on_prompts,
+    notes_on_speed,
+    notes_on_traces,
+    notes_on_vllm,
+)
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_what_offloads
 from autotune.app.options import plan_options
@@ -33,13 +41,13 @@ from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
-from autotune.planning.tracing.cache import Cache, user_cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 
 
 @taking(PlanArguments)
 def plan(asked: PlanArguments) -> Plan:
-    """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
+    """Search the space by traces of TRL's own training step, and rank the candidates traced, about 100; no GPU needed.
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
@@ -104,7 +112,7 @@ def plan(asked: PlanArguments) -> Plan:
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(
-            *_notes(evaluator, planned, cache, asked),
+            *_notes(evaluator, planned, asked),
             *_notes_on_host(best, planned),
             *_notes_on_server(split),
             *offered,
@@ -148,7 +156,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 
-def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
     gpu = planned.gpu
@@ -181,13 +189,10 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
         )
     yield from notes_on_vllm(problem)
     if gpu is not None:
-        if gpu.speeds is None:
-            yield (
-                f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
-            )
+        for text in notes_on_speed(gpu):
+            yield f"{text} Name a GPU, as with --gpu H100-80GB."
         yield from notes_on_gpu(gpu)
-    if cache.failure:
-        yield f"Traces are not cached: {cache.failure}."
+    yield from notes_on_traces(evaluator.traces)
     hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
-from autotune.app.notes import notes_on_gpu, notes_on_processes
+from autotune.app.notes import notes_on_gpu, notes_on_processes, notes_on_traces
 from autotune.app.numbers import NUMBERS, possible, should_try_more_gpus, shown
 from autotune.app.offload import OFFLOADED, with_what_offloads
 from autotune.app.options import Options, plan_options
@@ -183,8 +183,7 @@ class _Survey:
         problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None or best.memory is None:
-            why = next(iter(evaluator.untraceable.values()), "nothing could be predicted")
-            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=why)
+            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.why_unknown)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
         if best.fits:
             return self._priced(offer, best, problem)
@@ -251,6 +250,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
         )
     for gpu in {offer.gpu.name: offer.gpu for offer in offers}.values():
         yield from notes_on_gpu(gpu)
+    yield from notes_on_traces(survey.traces)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

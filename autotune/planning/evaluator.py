@@ -108,6 +108,12 @@ class Evaluator:
         found = {candidate: self._plans[name] for candidate, name in self._known.items()}
         return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
 
+    @property
+    def why_unknown(self) -> str:
+        """Why nothing is known of any candidate: the baseline's reason, or else that of another one."""
+        found = (self.estimate(self.problem.baseline), *self.ranked())
+        return next((each.reason for each in found if each.reason), "nothing could be predicted")
+
     def _traced_plans(self) -> list[TracedPlan]:
         return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
 

@@ -61,6 +61,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluator, Analytic
     return evaluator, tracer
 
 
+def test_where_vllm_does_not_start_that_is_why_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.planning.evaluator.with_vllm", lambda *_: "vLLM does not start")
+    evaluator = evaluator_of(problem_of(), AnalyticTracer(), tmp_path)
+    evaluator.run([evaluator.problem.baseline])
+    assert evaluator.why_unknown == "vLLM does not start"
+
+
 def test_each_candidate_is_traced_at_its_own_sizes_and_at_few_layers(whole: tuple[Evaluator, AnalyticTracer]) -> None:
     evaluator, tracer = whole
     assert len(evaluator.candidates) <= 100

@@ -58,7 +58,13 @@ def user_cache() -> Cache:
     Raises:
         InputError: its limit is not a size.
     """
-    return Cache(cache_directory(), cache_limit_bytes())
+    limit_bytes = cache_limit_bytes()
+    try:
+        return Cache(cache_directory(), limit_bytes)
+    except RuntimeError:  # of Path.home(): a user without HOME and without an entry in /etc/passwd
+        unkept = Cache(Path(), 0)
+        unkept.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
+        return unkept
 
 
 def fingerprint(*parts: object) -> str:
@@ -177,20 +183,12 @@ _DIGEST_DIGITS = 16
 
 
 @cache
-def source_digest() -> str:
-    """Return a hash of the packages whose code a trace depends on."""
+def package_digest() -> str:
+    """Return a hash of all of autotune, on which whatever is kept between runs depends."""
     return digest_of(Path(__file__).parents[2])
 
 
-@cache
-def package_digest() -> str:
-    """Return a hash of all of autotune, on which what it says depends."""
-    return digest_of(Path(__file__).parents[2], ("",), ("*.py", "*.yaml"))
-
-
-def digest_of(
-    package: Path, parts: Sequence[str] = ("core", "step", "trainers", "virtual"), patterns: Sequence[str] = ("*.py",)
-) -> str:
+def digest_of(package: Path, parts: Sequence[str] = ("",), patterns: Sequence[str] = ("*.py", "*.yaml")) -> str:
     """Return a hash of the files of parts of a directory, sub-directories included."""
     digest = hashlib.sha256()
     for name in parts:

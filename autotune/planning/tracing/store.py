@@ -38,7 +38,7 @@ class Traces:
         self.times = times
         self._tracer = tracer
         self._gpus = tuple(gpus)
-        self._cache = cache
+        self.cache = cache
         self._identity = (model_fingerprint, dict(versions))
         self._known: dict[str, Traced] = {}
         # By the key of a request that another's trace stands for, that one's key.
@@ -69,10 +69,10 @@ class Traces:
             self._known[key] = traced
             self._same.pop(key, None)
             if isinstance(traced, TraceReply):
-                self._cache.put(key, {"kind": "reply", "body": encode(traced)})
+                self.cache.put(key, {"kind": "reply", "body": encode(traced)})
                 self._share(key, request, traced)
             elif traced.lasting:
-                self._cache.put(key, {"kind": "untraceable", "body": encode(traced)})
+                self.cache.put(key, {"kind": "untraceable", "body": encode(traced)})
             self._new.add(key)
         found = [
             _of(self._known[self._found_at(key)], request) or self._known[key]
@@ -101,7 +101,7 @@ class Traces:
             other = self._key(replace(request, gpu=figures.gpu))
             if other != key and other not in self._known:
                 self._same[other] = key
-                self._cache.put(other, {"kind": "same", "body": key})
+                self.cache.put(other, {"kind": "same", "body": key})
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
         """Return the GPUs that a request's trace may stand for too; what follows varied lengths is of one GPU."""
@@ -145,7 +145,7 @@ class Traces:
 
     def _read(self, key: str) -> str | None:
         """Read a document of the cache; return the key of the trace that it has or names, None where it has none."""
-        document = self._cache.get(key)
+        document = self.cache.get(key)
         if document is None:
             return None
         try:
@@ -154,7 +154,7 @@ class Traces:
             kind: type[Traced] = Untraceable if document["kind"] == "untraceable" else TraceReply
             self._known[key] = decode(kind, document["body"])
         except (DecodeError, KeyError, TypeError):
-            self._cache.drop(key)
+            self.cache.drop(key)
             return None
         return key
 
