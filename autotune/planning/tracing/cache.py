@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -23,7 +22,6 @@ DEFAULT_LIMIT_BYTES = 512 * MIB
 """Size limit for all documents together, unless the user's environment sets another."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
-_KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 # The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
 
@@ -70,17 +68,6 @@ def user_cache() -> Cache:
 def fingerprint(*parts: object) -> str:
     """Return a hash that is equal for equal parts."""
     return hashlib.sha256(json.dumps(encode(parts), sort_keys=True).encode()).hexdigest()[:_DIGITS]
-
-
-def checked_key(key: object) -> str:
-    """Return a key that a document names, which may be anything.
-
-    Raises:
-        DecodeError: it is none that :func:`fingerprint` makes.
-    """
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise DecodeError("it names no document")
-    return key
 
 
 class Cache:
