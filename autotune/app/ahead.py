@@ -24,7 +24,7 @@ from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import described
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.extrapolation.memory import PROCESS_BYTES
+from autotune.planning.extrapolation.forecast import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache, fingerprint, user_cache
 from autotune.planning.tracing.operators import OperatorTimes

@@ -47,7 +47,7 @@ from autotune.probing.tracing import ServerTracer
 
 @taking(PlanArguments)
 def plan(asked: PlanArguments) -> Plan:
-    """Search the space by traces of TRL's own training step, and rank the candidates traced, about 100; no GPU needed.
+    """Search the space by traces of TRL's own training step, with no GPU, and rank what was traced (about 100).
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
@@ -84,7 +84,7 @@ def plan(asked: PlanArguments) -> Plan:
         tracking.search(evaluator)
         evaluator = with_what_offloads(evaluator, options.file)
         problem = evaluator.problem
-        evaluator.settle()
+        evaluator.confirm_best_at_full_depth()
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown

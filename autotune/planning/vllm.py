@@ -136,11 +136,6 @@ def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) ->
     return why_not(engine, model, total_bytes) or together(training, engine, model, total_bytes)
 
 
-def requested_bytes(total_bytes: int, utilization: float) -> int:
-    """Return what vLLM takes of a GPU, all included."""
-    return math.ceil(total_bytes * utilization)
-
-
 def cache_bytes(requested: int, weights_bytes: int, beside_bytes: int) -> int:
     """Return the size of the key-value cache.
 
@@ -169,7 +164,7 @@ def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
 
 def reservation(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation:
     """Return what an engine takes of each GPU that has so much memory."""
-    requested = requested_bytes(total_bytes, engine.utilization)
+    requested = math.ceil(total_bytes * engine.utilization)
     quantised = model.quantizable if engine.in_4_bits else 0
     weights = (model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
     weights = weights // engine.parallel

@@ -17,7 +17,7 @@ from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, ProbeServerError
-from autotune.planning.extrapolation.memory import PROCESS_BYTES
+from autotune.planning.extrapolation.forecast import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer

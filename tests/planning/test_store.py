@@ -90,6 +90,15 @@ def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: P
     assert (len(tracer.requests), again.count, again.new_count) == (1, 1, 0)
 
 
+def test_a_shared_trace_that_lacks_a_replay_is_run_again_once_for_all_gpus(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
+    for asked in (request(), request(GROWING)):
+        traces.get([replace(asked, gpu=A100)])
+        traces.get([replace(asked, gpu=H100)])
+    assert (len(tracer.requests), traces.count, traces.new_count) == (2, 1, 1)
+
+
 def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:
     class Unlike(AnalyticTracer):
         """Finds that no GPU but the asked one takes the same kernels."""

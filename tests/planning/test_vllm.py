@@ -19,7 +19,6 @@ from autotune.planning.vllm import (
     block_bytes,
     cache_bytes,
     engine_of,
-    requested_bytes,
     reservation,
     sequences_held,
     together,
@@ -47,11 +46,12 @@ def model(cache: KeyValueCache | None, parameters: int = 8_000_000_000) -> Model
     [(79.14, 0.25, 19.78), (14.56, 0.50, 7.28), (79.25, 0.15, 11.89), (79.18, 0.825, 65.32)],
 )
 def test_vllm_requests_a_share_of_all_memory(total: float, utilization: float, requested: float) -> None:
-    assert requested_bytes(round(total * GIB), utilization) == pytest.approx(requested * GIB, abs=ROUNDED)
+    found = reservation(engine(utilization=utilization), model(QWEN3_8B), round(total * GIB))
+    assert found.requested_bytes == pytest.approx(requested * GIB, abs=ROUNDED)
 
 
 def test_a_request_is_rounded_up_to_bytes() -> None:
-    assert requested_bytes(1001, 0.3) == 301
+    assert reservation(engine(utilization=0.3), model(QWEN3_8B), 1001).requested_bytes == 301
 
 
 # "model weights take W; non_torch_memory takes N; PyTorch activation peak memory takes A; the rest of the memory

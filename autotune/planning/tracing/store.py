@@ -76,9 +76,11 @@ class Traces:
         missing = self._missing(zip(places, asked, strict=True))
         replies = self._tracer([*missing.values()]) if missing else ()
         for (key, capability), traced in zip(missing, replies, strict=True):
+            before = self._known.get((key, capability))
             others = [figures.capability for figures in traced.gpus] if isinstance(traced, TraceReply) else []
-            unknown = (other for other in others if (key, other) not in self._known)
-            capabilities = tuple(dict.fromkeys((capability, *unknown)))
+            # Not those with a trace of their own.
+            sharing = (other for other in others if self._known.get((key, other), before) is before)
+            capabilities = tuple(dict.fromkeys((capability, *sharing)))
             self._known.update(((key, each), traced) for each in capabilities)
             self._new.update((key, each) for each in capabilities)
             self._keep(key, capabilities, traced)
