@@ -13,8 +13,10 @@ from autotune.errors import InputError
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
-# TRL's parser, which reads a file as well, and the parser of transformers that it extends.
-_PARSERS = ("TrlParser", "HfArgumentParser")
+TRL_PARSER = "TrlParser"
+"""TRL's parser, which reads a file as well."""
+# That, and the parser of transformers that it extends.
+_PARSERS = (TRL_PARSER, "HfArgumentParser")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--|-\D")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -54,7 +56,7 @@ class Command:
     launch: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
-    parser: str = _PARSERS[0]
+    parser: str = TRL_PARSER
     launcher: str = ""
 
     @property
@@ -84,9 +86,19 @@ def read_command_line(words: Sequence[str]) -> Command:
     Raises:
         InputError: it starts no training that is known.
     """
-    start = next((index for index, word in enumerate(words) if _launches(word)), None)
-    if start is None:
-        raise InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    refused = InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    # The name of a program may also be the value of an option of what starts it, as in `uv run --with trl trl dpo`.
+    errors = []
+    for start in (index for index, word in enumerate(words) if _launches(word)):
+        try:
+            return _from(words, start)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0] if errors else refused
+
+
+def _from(words: Sequence[str], start: int) -> Command:
+    """Return the command whose program is the word at a place."""
     assigned = (word.partition("=") for word in words[:start] if _ASSIGNMENT.fullmatch(word))
     env = {name: value for name, _, value in assigned}
     name, rest = PurePath(words[start]).name, tuple(words[start + 1 :])
@@ -125,6 +137,8 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Co
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
     script, launch, own = words[place], tuple(words[:place]), tuple(words[place + 1 :])
     launcher = program if program in _LAUNCHERS else _module(launch)
+    if launcher != program and launcher:
+        launch = launch[launch.index("-m") + 2 :]
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
         return Command(PurePath(script).stem, own, launch, env, launcher=launcher)
     names = _names_in(Path(script))

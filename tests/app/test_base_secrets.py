@@ -86,8 +86,8 @@ def test_documents_of_engines_are_read_without_their_secrets(tmp_path: Path) -> 
         json.dumps({"zero_optimization": {"stage": 2}, "comet": {"enabled": True, "api_key": SECRET}}), encoding="utf-8"
     )
     (tmp_path / "a.yaml").write_text(
-        f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {tmp_path / 'ds.json'}}}\n"
-        f"aws_secret_access_key: {SECRET}\n",
+        f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {tmp_path / 'ds.json'},"
+        f" aws_secret_access_key: {SECRET}}}\nnum_processes: 2\n",
         encoding="utf-8",
     )
     base = a_base(tmp_path, f"accelerate_config: {tmp_path / 'a.yaml'}\n")

@@ -40,7 +40,7 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import number
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
-from autotune.userconfig.candidate import AsCandidate, as_candidate
+from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.keys import writable
@@ -71,7 +71,7 @@ class Fitting:
     @cached_property
     def user(self) -> UserPlan:
         """The training plan of the configuration, without what shards it."""
-        config = without_engine(self.config) if self.launching.known else self.config
+        config = without_engine(self.config) if self.launching.is_observed else self.config
         return plan_of(self.task.written, self.read, config)
 
     @cached_property
@@ -149,7 +149,7 @@ class Fitting:
         self,
         answer: Answer,
         plan: TrainingPlan,
-        known: AsCandidate,
+        known: NearestCandidate,
         setting: Setting,
         file: SpaceFile,
         steps: PlanTracer,
@@ -219,7 +219,7 @@ class Fitting:
             most_seconds=_READING_SECONDS,
         )
         started = self.launching
-        args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
+        args = {**plan.args, **engine_args(started.document, self.config, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 

@@ -16,7 +16,7 @@ from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, number, rows_of
 from autotune.units import format_share
-from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.candidate import NearestCandidate
 
 _HALF = ("bfloat16", "float16")
 
@@ -26,7 +26,7 @@ def silent_findings(
     geometry: BatchGeometry,
     trainer: Trainer,
     setting: Setting,
-    known: AsCandidate,
+    known: NearestCandidate,
     given: Mapping[str, object],
 ) -> Iterator[Finding]:
     """Yield the behaviour of a training that its configuration does not show.
@@ -167,7 +167,7 @@ def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
+def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: NearestCandidate) -> Iterator[Finding]:
     """Yield the techniques' rules about choices that TRL refuses or undoes, or that conflict."""
     for technique in trainer.techniques:
         if technique.name not in known.exact:
