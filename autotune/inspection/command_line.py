@@ -62,12 +62,18 @@ class Command:
     @property
     def config(self) -> Path | None:
         """The file that ``--config`` names."""
-        for word, following in pairwise((*self.words, "")):
-            if word == CONFIG and following:
-                return Path(following)
-            if word.startswith(f"{CONFIG}="):
-                return Path(word.partition("=")[2])
-        return None
+        named, _ = split_config(self.words)
+        return Path(named) if named is not None else None
+
+
+def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the file that the first ``--config`` of words names, and the words without both."""
+    for index, word in enumerate(words):
+        if word == CONFIG and words[index + 1 : index + 2]:
+            return words[index + 1], [*words[:index], *words[index + 2 :]]
+        if word.startswith(f"{CONFIG}="):
+            return word.partition("=")[2], [*words[:index], *words[index + 1 :]]
+    return None, list(words)
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:

@@ -115,7 +115,7 @@ def _check(found: Launched) -> None:
 
 
 def of_ranks(command: Command, gpus: int | None = None) -> int:
-    """Return how many processes read the words of a command together, if not accelerate starts them.
+    """Return how many processes read the options of a script together, unless accelerate starts them.
 
     Undecided cases are left to :func:`launching`.
     """

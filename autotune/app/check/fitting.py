@@ -26,6 +26,7 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
 from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -249,10 +250,10 @@ class Fitting:
             return Answer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
-        """Return the change of the file; empty where words of the command override it, or only a person can edit."""
+        """Return the change of the file; empty where options of the command override it, or only a person can edit."""
         file = self.task.written.file
-        words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
-        if file is None or any(path[0] in words for path in keys):
+        options = options_of(self.task.written.command.words)
+        if file is None or any(path[0] in options for path in keys):
             return ""
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
         try:

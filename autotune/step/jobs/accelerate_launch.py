@@ -13,7 +13,7 @@ import yaml
 from autotune.core.configuration import Launched
 
 SCRIPT = "the script of TRL"
-"""Stands for the script among the words of a launch."""
+"""Stands for the script behind the options of a launch."""
 # What `launch_command` calls (accelerate 1.15, `commands/launch.py`). All but the first start each process that is
 # asked for; the first starts one, unless mpirun starts them.
 _SIMPLE = "simple_launcher"
@@ -40,11 +40,11 @@ def launch_parser() -> Any:
     return parser
 
 
-def launched(words: Sequence[str], gpus: int, default_file: str) -> Launched:
+def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
     """Return how ``accelerate launch`` starts the processes of a script.
 
     Args:
-        words: its options.
+        options: what precedes the script.
         gpus: number of the machine's GPUs; at least as many as processes that are asked for are taken to be there.
         default_file: the file that it reads where none is named; empty if there is none.
     """
@@ -52,7 +52,7 @@ def launched(words: Sequence[str], gpus: int, default_file: str) -> Launched:
 
     file = ""
     try:
-        asked = launch_parser().parse_args([*words, SCRIPT])
+        asked = launch_parser().parse_args([*options, SCRIPT])
         file = asked.config_file or ("" if asked.cpu else default_file)
         if asked.training_script != SCRIPT:
             refuse(f"it takes {asked.training_script} for the script")

@@ -8,6 +8,7 @@ import importlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, get_type_hints
 from unittest import mock
 
@@ -16,7 +17,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 from autotune.confidential import SHOWN, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import Fault, Launched, Override, ReadCommand, configured
 from autotune.core.protocol import ReadCommandRequest
-from autotune.inspection.command_line import ACCELERATE, TRL, options_of
+from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
 from autotune.step.fields import mismatch, plain, same, shown
 from autotune.step.job import JobContext
 from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_parser, launched, refuse
@@ -41,7 +42,7 @@ def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadComma
     The file's ``env`` is set in this process, as TRL's parser does. The file is read as it is, and what is secret in it
     stays in this process.
     """
-    return _without_secrets(_found(request), secrets_in(dict(_file_of(request.words))))
+    return _without_secrets(_found(request), secrets_in(dict(_values_in(split_config(request.words)[0]))))
 
 
 def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
@@ -150,26 +151,17 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
     """Return the user's values in the types of the fields, before the classes change any."""
-    known = _dests(parser)
-    given = {key: _converted(parser, key, value) for key, value in _file_of(words).items() if key in known}
-    rest = [word for index, word in enumerate(words) if not _is_file(words, index)]
+    known, (file, rest) = _dests(parser), split_config(words)
+    given = {key: _converted(parser, key, value) for key, value in _values_in(file).items() if key in known}
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
     return {**given, **vars(parser.parse_known_args(rest)[0])}
 
 
-def _is_file(words: Sequence[str], index: int) -> bool:
-    return words[index] == "--config" or (index > 0 and words[index - 1] == "--config")
-
-
-def _file_of(words: Sequence[str]) -> Mapping[str, Any]:
+def _values_in(file: str | None) -> Mapping[str, Any]:
     import yaml
 
-    for index, word in enumerate(words[:-1]):
-        if word == "--config":
-            with open(words[index + 1], encoding="utf-8") as file:  # noqa: PTH123 (as TRL's parser opens it)
-                return dict(yaml.safe_load(file))
-    return {}
+    return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8"))) if file is not None else {}
 
 
 def _converted(parser: Any, key: str, value: Any) -> Any:
