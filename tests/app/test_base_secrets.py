@@ -112,7 +112,8 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
         f"model_name_or_path: {small_model_directory}\ndatasets: [{{path: json, data_files: {small_dataset_file}}}]\n"
     )
     (tmp_path / "launch.yaml").write_text(
-        f"distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: {SECRET}6\n", encoding="utf-8"
+        f"distributed_type: 'NO'\nnum_processes: 1\nmpirun_config: {{aws_secret_access_key: {SECRET}6}}\n",
+        encoding="utf-8",
     )
     given.write_text(f"{head}{FILE}use_cpu: true\naccelerate_config: {tmp_path / 'launch.yaml'}\n", encoding="utf-8")
     written, out = read_file(str(given), "sft"), tmp_path / "out"
