@@ -86,25 +86,25 @@ class Built:
 
 @dataclass(frozen=True)
 class Launched:
-    """A start of processes by ``accelerate launch``, as its own launcher reads its options and its file.
+    """A start of processes, as accelerate's own launcher reads its options and its file.
 
     Attributes:
-        file: the path of the file that it reads; empty without one.
-        engine: the ``distributed_type`` by which it starts them.
-        processes: number over all machines.
-        counted: whether the options or the file set the number.
+        processes: number over all machines; 1 if nothing sets it.
+        counted: whether something sets the number.
         machines: number of machines.
+        file: the path of the file that accelerate reads; empty without one.
+        engine: the ``distributed_type`` by which accelerate starts the processes.
         ignored_processes: the number that is asked for, if a single one is started nevertheless; else 0.
-        precision: the ``mixed_precision`` that it passes to its processes.
-        precision_by_option: whether its options set that.
-        refused: the error that it ends with; empty if it starts them.
+        precision: the ``mixed_precision`` that accelerate passes to the processes.
+        precision_by_option: whether an option sets that, which overrides the file.
+        refused: the error that accelerate ends with; empty if it starts the processes.
     """
 
-    file: str = ""
-    engine: str = "NO"
     processes: int = 1
     counted: bool = False
     machines: int = 1
+    file: str = ""
+    engine: str = "NO"
     ignored_processes: int = 0
     precision: str = "no"
     precision_by_option: bool = False

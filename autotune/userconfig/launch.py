@@ -32,33 +32,20 @@ _FLAGS = (
 
 
 @dataclass(frozen=True)
-class Launching:
+class Launching(Launched):
     """How the processes of a command are started.
 
     Attributes:
-        processes: number over all machines; 1 if nothing sets it.
-        counted: whether something sets the number.
-        machines: number of machines.
-        document: the document of ``accelerate launch --config_file``, with the engine that it starts; empty without
-            accelerate.
+        document: the document of accelerate, with the engine that it starts; empty without accelerate.
         is_observed: whether the command was read for all of this.
         flags: further options of ``accelerate launch`` by which an engine is chosen or set.
-        precision_by_option: whether such options set the precision, which overrides its document.
         default: accelerate's own file, where that is the document, since no other is named.
-        precision: the precision that accelerate's launcher passes to its processes.
-        ignored_processes: the number of processes that is asked for, if a single one is started nevertheless; else 0.
     """
 
-    processes: int = 1
-    counted: bool = False
-    machines: int = 1
     document: Mapping[str, object] = field(default_factory=dict)
     is_observed: bool = False
     flags: tuple[str, ...] = ()
-    precision_by_option: bool = False
     default: Path | None = None
-    precision: str = NO_PRECISION
-    ignored_processes: int = 0
 
 
 ALONE = Launching()
@@ -86,11 +73,12 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     _check(found)
     given = options_of(written.command.launch) if written.command.launcher == ACCELERATE else read.launch
     return Launching(
-        found.processes, found.counted, found.machines, {**document, "distributed_type": found.engine}, True,
+        **vars(found),
+        document={**document, "distributed_type": found.engine},
+        is_observed=True,
         flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))),
-        precision_by_option=found.precision_by_option, default=default if found.file == str(default) else None,
-        precision=found.precision, ignored_processes=found.ignored_processes,
-    )  # fmt: skip
+        default=default if found.file == str(default) else None,
+    )
 
 
 def _check(found: Launched) -> None:

@@ -60,14 +60,14 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
         with _on_machine(max(gpus, asked.num_processes or 1), default_file) as used:
             launch_command(asked)
     except (RefusedError, ValueError, TypeError, AttributeError, KeyError, OSError, yaml.YAMLError) as error:
-        return Launched(file, refused=" ".join(str(error).split()) or type(error).__name__)
+        return Launched(file=file, refused=" ".join(str(error).split()) or type(error).__name__)
     several = used != [_SIMPLE] or asked.mpirun_hostfile is not None
     return Launched(
-        file,
-        _engine(asked) if several else "NO",
         asked.num_processes if several else 1,
         counted,
         asked.num_machines or 1,
+        file,
+        _engine(asked) if several else "NO",
         0 if several or asked.num_processes == 1 else asked.num_processes or 0,
         str(asked.mixed_precision or "no"),
         precision is not None,
