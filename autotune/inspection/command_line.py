@@ -77,13 +77,18 @@ def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:
-    """Return the options among the words of a launcher with their values; True for a switch."""
-    found: dict[str, object] = {}
-    for word, following in pairwise((*words, "--")):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.replace("-", "_")] = value if equals else True if _OPTION.match(following) else following
-    return found
+    """Return the options among words with their values: True for a switch, a list where an option has several."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if _OPTION.match(word):
+            name, equals, value = word.partition("=")
+            values = []
+            if word.startswith("--"):
+                found[name[2:].replace("-", "_")] = [value] if equals else values
+        else:
+            values.append(word)
+    return {name: several if several[1:] else next(iter(several), True) for name, several in found.items()}
 
 
 def read_command_line(words: Sequence[str]) -> Command:

@@ -90,6 +90,12 @@ def test_the_options_of_a_launcher_are_read_with_their_values_whatever_their_for
     }  # fmt: skip
 
 
+def test_all_values_of_an_option_are_read() -> None:
+    assert options_of(("--loss_type", "sigmoid", "sft", "--beta=0.1", "stray")) == {
+        "loss_type": ["sigmoid", "sft"], "beta": "0.1",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "words",
     [
