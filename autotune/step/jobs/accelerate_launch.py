@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 import torch
-import yaml
+from yaml import YAMLError
 
 from autotune.core.configuration import Launched
+from autotune.errors import InputError
+from autotune.inspection.yaml_file import read_yaml
 
 SCRIPT = "the script of TRL"
 """Stands for the script behind the options of a launch."""
@@ -56,10 +59,12 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
         file = asked.config_file or ("" if asked.cpu else default_file)
         if asked.training_script != SCRIPT:
             refuse(f"it takes {asked.training_script} for the script")
+        if file:
+            read_yaml(Path(file))  # accelerate loads a file of any size and depth
         counted, precision = bool(file) or asked.num_processes is not None, asked.mixed_precision
         with _on_machine(max(gpus, asked.num_processes or 1), default_file) as used:
             launch_command(asked)
-    except (RefusedError, ValueError, TypeError, AttributeError, KeyError, OSError, yaml.YAMLError) as error:
+    except (InputError, RefusedError, ValueError, TypeError, AttributeError, KeyError, OSError, YAMLError) as error:
         return Launched(file=file, refused=" ".join(str(error).split()) or type(error).__name__)
     several = used != [_SIMPLE] or asked.mpirun_hostfile is not None
     return Launched(

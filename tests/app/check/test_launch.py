@@ -17,6 +17,7 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
+from autotune.step.jobs.accelerate_launch import launched
 from autotune.userconfig.launch import Launching, launching, likely_processes, visible
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
@@ -292,6 +293,12 @@ def test_a_file_that_accelerate_refuses_is_refused(document: str, said: str, scr
     (tmp_path / "own.yaml").write_text(document, encoding="utf-8")
     with pytest.raises(InputError, match=said):
         started(f"accelerate launch --config_file {tmp_path / 'own.yaml'}", script)
+
+
+def test_accelerate_loads_no_file_that_is_larger_than_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"distributed_type: {'x' * 200_000}\n", encoding="utf-8")
+    found = launched(["--config_file", str(tmp_path / "own.yaml")], 1, "")
+    assert "a configuration has at most" in found.refused
 
 
 @pytest.mark.parametrize("kind", ["NO", "'NO'", "MULTI_CPU"])
