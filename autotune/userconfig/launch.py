@@ -21,6 +21,8 @@ COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
 """Keys for the number of processes to start."""
 LAUNCH_FILES = ("accelerate_config", "config_file")
 """Keys of a file that name the one which ``accelerate launch`` reads."""
+NO_ENGINE = "NO"
+"""``distributed_type`` of accelerate for a single process."""
 NO_PRECISION = "no"
 """Default of accelerate's ``mixed_precision``."""
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -64,19 +66,15 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
         InputError: a launcher refuses its options or its file, or a number of processes is none.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    by_launcher, found = counted(written.command, visible(written, gpus)), read.launched
-    if by_launcher is not None:
-        return Launching(by_launcher.processes, True, by_launcher.machines, is_observed=True)
-    if found is None:
-        return Launching(is_observed=True)
+    found = counted(written.command, visible(written, gpus)) or read.launched or Launched()
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
     _check(found)
     given = options_of(written.command.launch) if written.command.launcher == ACCELERATE else read.launch
     return Launching(
         **vars(found),
-        document={**document, "distributed_type": found.engine},
+        document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=True,
-        flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))),
+        flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))) if read.launched is not None else (),
         default=default if found.file == str(default) else None,
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
+from autotune.core.configuration import Launched
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
 
@@ -25,20 +25,7 @@ _COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
 _OF_GPUS = frozenset({"gpu", "auto"})
 
 
-@dataclass(frozen=True)
-class Started:
-    """The processes that a launcher starts.
-
-    Attributes:
-        processes: over all machines.
-        machines: number of machines, with equally many processes on each.
-    """
-
-    processes: int
-    machines: int = 1
-
-
-def counted(command: Command, gpus: int | None) -> Started | None:
+def counted(command: Command, gpus: int | None) -> Launched | None:
     """Return the processes of a command's launcher; None if it is another launcher, or its options do not set them.
 
     Args:
@@ -69,7 +56,7 @@ def number(value: object, of: str = "processes") -> int:
     return int(text)
 
 
-def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str, str]) -> Started:
+def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str, str]) -> Launched:
     defaults = {name: variables[variable] for variable, name in TORCHRUN_VARIABLES.items() if variable in variables}
     options = {**defaults, **_options(TORCHRUN, launch, _OF_TORCHRUN)}
     least, _, most = options.get("nnodes", "1").partition(":")
@@ -81,16 +68,16 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
         )
     each = options.get("nproc_per_node", "1")
     if each in _OF_GPUS and gpus is not None:
-        return Started(gpus * machines, machines)
+        return Launched(gpus * machines, True, machines)
     if each in _COUNTED:
         raise UnreadError(
             f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, and the"
             " check does not know how many it has. Write the number."
         )
-    return Started(number(each) * machines, machines)
+    return Launched(number(each) * machines, True, machines)
 
 
-def _of_deepspeed(launch: Sequence[str]) -> Started | None:
+def _of_deepspeed(launch: Sequence[str]) -> Launched | None:
     options = _options(DEEPSPEED, launch, _OF_DEEPSPEED)
     each, machines = (_at_least_one(options.get(name)) for name in ("num_gpus", "num_nodes"))
     chosen = next((name for name in ("include", "exclude") if options.get(name)), None)
@@ -106,10 +93,10 @@ def _of_deepspeed(launch: Sequence[str]) -> Started | None:
             "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
             " --num_nodes and --num_gpus."
         )
-    return Started(each * (machines or 1), machines or 1) if each else None
+    return Launched(each * (machines or 1), True, machines or 1) if each else None
 
 
-def _of_slots(text: str) -> Started:
+def _of_slots(text: str) -> Launched:
     """Return the processes on slots given by numbers, as in ``worker-0:0,1@worker-1:0,1``."""
     slots: dict[str, set[str]] = {}
     for host in text.split("@"):
@@ -121,7 +108,7 @@ def _of_slots(text: str) -> Started:
             f"--include {text} does not name the same number of GPUs for each machine. Write them, as in --include"
             " worker-0:0,1@worker-1:0,1."
         )
-    return Started(counts.pop() * len(slots), len(slots))
+    return Launched(counts.pop() * len(slots), True, len(slots))
 
 
 def _at_least_one(text: str | None) -> int | None:

@@ -178,7 +178,7 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
     for each in ("trl/scripts/sft.py", script):
         written, read = with_keys(f"{words} {each}", **HANDED_ON)
         found = launching(written, read)
-        assert (found.processes, found.document.get("distributed_type", "NO")) == (1, "NO")
+        assert (found.processes, found.document) == (1, {})
         said = list(of_launch(written, read, found))
         assert [(item.key, item.severity) for item in said] == [(key, Severity.SILENT) for key in HANDED_ON]
         assert [item.line for item in said] == [1, 2]
