@@ -288,3 +288,11 @@ def test_a_real_run_decides_on_both_sides_of_the_limit(write: Write, checked: Ch
     assert fits.need.source is Source.PROBED
     tight = checked(**asked, probe=True, memory_budget=need.bytes // 4)
     assert (tight.outcome, tight.exit_code) == (Outcome.DOES_NOT_FIT, 1)
+
+
+def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("dispatch_batches: true\nmax_seq_length: 64\nsplit_batches: false\n", encoding="utf-8")
+    assert fix_legacy(str(file), trainer="sft").left == ()
+    new = {"accelerator_config": {"dispatch_batches": True, "split_batches": False}, "max_length": 64}
+    assert yaml.safe_load(file.read_text(encoding="utf-8")) == new
