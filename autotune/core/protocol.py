@@ -227,7 +227,12 @@ class ReadCommandRequest:
         given: the keys and values of that file, without those that a parser outside of the classes takes.
         device: the kind of device that the training is for.
         capability: CUDA's compute capability of that device; None where it is not known.
-        processes: how many read the words together, each in its place: TRL's classes share sizes out among them.
+        processes: how many read the words together, each in its place: TRL's classes share sizes out among them. With
+            ``trl`` and ``accelerate launch``, accelerate determines the number.
+        launcher: the program that starts the processes.
+        launch: its options before the script.
+        gpus: number of the machine's GPUs.
+        default_file: the file that accelerate reads where none is named; empty if there is none.
     """
 
     trainer: str
@@ -236,6 +241,10 @@ class ReadCommandRequest:
     device: DeviceKind
     capability: tuple[int, int] | None = None
     processes: int = 1
+    launcher: str = ""
+    launch: tuple[str, ...] = ()
+    gpus: int = 1
+    default_file: str = ""
 
 
 @dataclass(frozen=True)

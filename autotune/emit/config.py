@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import launch_arguments, training_arguments
 from autotune.emit.comment import filled
 from autotune.emit.handover import Handover
@@ -11,7 +12,6 @@ from autotune.emit.launch import launch_keys
 from autotune.emit.provenance import provenance
 from autotune.emit.rows import TrainingRows
 from autotune.emit.serving import SERVE, TRAIN, visible
-from autotune.emit.yaml_text import yaml_text
 
 
 def config_text(given: Handover, rows: TrainingRows, directory: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.plan import TrainingPlan
-from autotune.emit.yaml_text import yaml_text
+from autotune.core.yaml_text import yaml_text
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"

@@ -19,7 +19,7 @@ from autotune.core.workload import Workload
 from autotune.step.job import JobContext
 from autotune.step.jobs.read_command import read_command
 from autotune.trainers.problem import TrainerProblem
-from autotune.userconfig.base import UserBase, on_device, understood
+from autotune.userconfig.base import UserBase, base_from, on_device
 from autotune.userconfig.written import written as read_file
 from tests.settings import CPU, workload
 
@@ -31,10 +31,10 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
     file = folder / name
     file.write_text(ROWS + text, encoding="utf-8", newline="")
     written = on_device(read_file(str(file), trainer), CPU.hardware)
-    request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu")
+    request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu", launcher="trl")
     with mock.patch.dict(os.environ):
         known = read_command(request, JobContext(folder, time.monotonic()))
-    return understood(written, known)
+    return base_from(written, known)
 
 
 def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:
@@ -49,9 +49,7 @@ class Started:
     def __init__(self, base: UserBase, options: Options, of: Workload, machine: Machine) -> None:
         self.base, self.options = base, options
         self.start: Start = start_of(base, options, of, machine)
-        self.problem: TrainerProblem = problem_of(
-            options, of, machine, self.start.batch, self.start.base, self.start.token_coverage
-        )
+        self.problem: TrainerProblem = problem_of(options, of, machine, self.start.batch, self.start)
 
     @property
     def plan(self) -> TrainingPlan:

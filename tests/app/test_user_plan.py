@@ -246,6 +246,8 @@ def test_types_and_attention_of_the_model_are_taken_over() -> None:
 def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
     with pytest.raises(InputError, match="num_hidden_layers=2"):
         plan_of(sft(model_init_kwargs={"num_hidden_layers": 2}))
+    with pytest.raises(InputError, match="subfolder='other'"):
+        plan_of(sft(model_init_kwargs={"subfolder": "other"}))
 
 
 def test_four_bit_weights_are_traced_as_they_are_given() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.app.arguments import SearchArguments, time_limit
-from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced
+from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, probed, studied, traced
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
@@ -26,6 +26,7 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
 from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -40,7 +41,7 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import number
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
-from autotune.userconfig.candidate import AsCandidate, as_candidate
+from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.keys import writable
@@ -71,14 +72,14 @@ class Fitting:
     @cached_property
     def user(self) -> UserPlan:
         """The training plan of the configuration, without what shards it."""
-        config = without_engine(self.config) if self.launching.known else self.config
+        config = without_engine(self.config) if self.launching.is_observed else self.config
         return plan_of(self.task.written, self.read, config)
 
     @cached_property
     def planned(self) -> Machine:
         """The machine that is planned for, with the processes of the training, each on such a device."""
-        assert self.task.planned is not None
-        machine, launching = self.task.planned, self.launching
+        assert self.task.target is not None
+        machine, launching = self.task.target, self.launching
         hardware = replace(machine.hardware, processes=launching.processes, machines=launching.machines)
         return replace(machine, hardware=hardware)
 
@@ -113,7 +114,8 @@ class Fitting:
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        silent = [*silent_findings(plan, geometry, trainer, setting, known, given)]
+        drops_last = self.config.values.get("dataloader_drop_last") is True
+        silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
@@ -147,9 +149,9 @@ class Fitting:
 
     def _remedy(
         self,
-        answer: Answer,
+        answer: CheckAnswer,
         plan: TrainingPlan,
-        known: AsCandidate,
+        known: NearestCandidate,
         setting: Setting,
         file: SpaceFile,
         steps: PlanTracer,
@@ -219,11 +221,11 @@ class Fitting:
             most_seconds=_READING_SECONDS,
         )
         started = self.launching
-        args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
+        args = {**plan.args, **engine_args(started.document, self.config, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> Answer:
+    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> CheckAnswer:
         planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
@@ -243,16 +245,16 @@ class Fitting:
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 cut = f"TRL fails on rows that max_length={number(sized.plan, 'max_length')} cuts: {_short(error)}"
-                return Answer(Outcome.CANNOT_RUN, None, cut)
-            return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
+                return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
+            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:
-            return Answer(Outcome.CANNOT_RUN, None, str(error))
+            return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
-        """Return the change of the file; empty where words of the command override it, or only a person can edit."""
+        """Return the change of the file; empty where options of the command override it, or only a person can edit."""
         file = self.task.written.file
-        words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
-        if file is None or any(path[0] in words for path in keys):
+        options = options_of(self.task.written.command.words)
+        if file is None or any(path[0] in options for path in keys):
             return ""
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
         try:

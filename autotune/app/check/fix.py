@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.core.nested import mapping
 from autotune.core.verdict import Fixed, Severity
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
+from autotune.inspection.paths import user_path
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.inspection.yaml_file import parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
@@ -29,7 +32,8 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     assert file is not None
     # What is written is the user's own file, with all that is in it.
     own = read_yaml(file.path)
-    edits, left = [], []
+    edits: list[Edit] = []
+    left = []
     for key, value in file.values.items():
         old = legacy_of(text.trainer, key, value)
         if old is None:
@@ -37,7 +41,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
         clash = next((name for name in old.write or () if name in file.values and name != key), None)
         if old.write is not None and clash is None:
             replaced = legacy_of(text.trainer, key, own.values[key])
-            edits.append(Edit((key,), replaced.write if replaced is not None else old.write))
+            edits.append(_apart(Edit((key,), replaced.write if replaced is not None else old.write), edits))
         elif old.write is not None or old.by_hand:
             why = f" The file has {clash} already." if clash is not None else ""
             left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
@@ -46,9 +50,19 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     after = edited(own, edits)
     if after == own.text:
         return Fixed(str(file.path), "", tuple(left))
-    place = Path(output) if output is not None else file.path
+    place = user_path(output) if output is not None else file.path
     if place.is_dir():
         raise InputError(f"{place} is a directory.", hint="Give the name of a file with --output.")
     write_text(place, after)
     diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
     return Fixed(str(place), diff, tuple(left))
+
+
+def _apart(edit: Edit, others: list[Edit]) -> Edit:
+    """Return an edit without those mappings that another edit writes too, which becomes the place of both."""
+    kept = dict(edit.write or {})
+    for index, other in enumerate(others):
+        both = {key for key in kept if isinstance(kept[key], Mapping) and key in (other.write or {})}
+        merged = {key: {**mapping((other.write or {})[key]), **mapping(kept.pop(key))} for key in both}
+        others[index] = Edit(other.path, {**(other.write or {}), **merged}) if merged else other
+    return Edit(edit.path, kept or None)

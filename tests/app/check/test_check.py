@@ -300,3 +300,11 @@ def test_settings_of_the_allocator_that_are_not_simulated_are_told(write: Write,
         "Assumed: the caching allocator has its default for max_split_size_mb:128 of PYTORCH_ALLOC_CONF, which is not "
         "simulated."
     )
+
+
+def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("dispatch_batches: true\nmax_seq_length: 64\nsplit_batches: false\n", encoding="utf-8")
+    assert fix_legacy(str(file), trainer="sft").left == ()
+    new = {"accelerator_config": {"dispatch_batches": True, "split_batches": False}, "max_length": 64}
+    assert yaml.safe_load(file.read_text(encoding="utf-8")) == new
