@@ -23,7 +23,7 @@ from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import histogram
+from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
 from autotune.emit.planned import server_text
 from autotune.errors import InputError, UnwrittenError
@@ -35,6 +35,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.trainers import limits_rows
 
 
 @taking(PlanArguments)
@@ -120,6 +121,7 @@ def plan(asked: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
+        limit=_limit(evaluator, best),
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
@@ -127,6 +129,15 @@ def plan(asked: PlanArguments) -> Plan:
     if failure is not None:
         raise UnwrittenError(failure, found)
     return found
+
+
+def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:
+    """Return what the maximum length of the best candidate keeps of rows that a shorter one may cut or drop."""
+    problem = evaluator.problem
+    workload = problem.setting.workload
+    if not best or not limits_rows(problem.trainer) or workload.has_images:
+        return None
+    return limit(workload.dataset.documents, int(best[0].candidate["max_length"]))
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:

@@ -38,7 +38,9 @@ def _figures(result: Result, chosen: Choosable) -> Iterator[str]:
     yield f"Measured on {', '.join(filter(None, known))}."
     parts = []
     if chosen.peak_bytes is not None:
-        parts.append(f"peak memory {format_bytes(chosen.peak_bytes)} on the worst batch")
+        held, allocated = chosen.device_bytes, format_bytes(chosen.peak_bytes)
+        memory = f"peak memory {allocated}" if held is None else f"needs {format_bytes(held)} ({allocated} allocated)"
+        parts.append(f"{memory} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected(chosen)}")
     yield f"Result: {' and '.join(parts)}." if parts else ""

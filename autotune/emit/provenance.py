@@ -81,6 +81,10 @@ def _of_completions(given: Handover) -> Iterator[str]:
     yield f"{speed if given.timed else f'Memory was {basis}'} with completions as long as possible."
     rewards = ", ".join(given.plan.rewards)
     if rewards and rollouts.rewards:
-        yield f"They are rewarded by {rewards}; start training where Python finds its module."
+        # TRL's own have no module in their names.
+        start = "; start training where Python finds its module" if "." in rewards else ""
+        yield f"They are rewarded by {rewards}{start}."
     elif rewards:
-        yield f"No reward function was named: {rewards}, which only looks at lengths, holds its place in reward_funcs."
+        yield (
+            f"No reward function was named. {rewards}, which checks only length, stands in; replace it in reward_funcs."
+        )

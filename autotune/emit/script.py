@@ -15,6 +15,8 @@ from autotune.emit.serving import training_gpus, visible
 from autotune.trainers import find_trainer
 
 _TEMPLATE = "train.py.jinja"
+IGNORED_BUFFERS = "ignore_bias_buffers"
+"""Argument of TRL's scripts, not all of which heed it."""
 
 
 def script_text(given: Handover, rows: TrainingRows) -> str:
@@ -23,11 +25,14 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     from jinja2 import Environment, StrictUndefined
 
     plan, base, env = given.plan, given.base, given.plan.env
+    trainer, ignores_bias_buffers = find_trainer(plan.trainer), False
     arguments = training_arguments(plan, given.workload, rows)
     if base is not None and base.text:
         # What TRL's command reads from the user's own file; its rows are loaded as the script does.
         own = {**base.further, **base.args}
         kept = {name: value for name, value in own.items() if name not in ROWS}
+        # No class that the script parses has to have it: the script does what TRL's does with it.
+        ignores_bias_buffers = bool(kept.pop(IGNORED_BUFFERS, False)) and trainer.ignores_bias_buffers
         arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
         env = base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
@@ -36,7 +41,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
         expressions |= {
             name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
         }
-    trainer, evaluates = find_trainer(plan.trainer), rows.evaluated is not None
+    evaluates = rows.evaluated is not None
     rows_class = "ScriptArguments" if evaluates else "DatasetMixtureConfig"
     of_trainer = (trainer.config_class, trainer.trainer_class) if trainer.module == "trl" else ()
     environment = Environment(
@@ -49,6 +54,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
         plan=plan,
         trainer=trainer,
         evaluates=evaluates,
+        ignores_bias_buffers=ignores_bias_buffers,
         env=env,
         changes_environment=env or given.on_one_gpu or given.hardware.environment,
         expressions=expressions,

@@ -44,9 +44,11 @@ def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...]
 def _values(result: Result, one: Choosable) -> dict[str, Value]:
     return {
         "status": Value(status_text(one.status)),
-        "peak memory": Value(bytes_or_dash(one.peak_bytes), one.peak_bytes, whole=result.budget_bytes),
+        "peak memory": Value(
+            bytes_or_dash(one.peak_bytes), one.peak_bytes if one.device_bytes is None else None, result.budget_bytes
+        ),
         "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
-        "  on the device": Value(bytes_or_dash(one.device_bytes)),
+        "  on the device": Value(bytes_or_dash(one.device_bytes), one.device_bytes, result.budget_bytes),
         "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
         "  a further run": Value(_expected(one)),
         "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),

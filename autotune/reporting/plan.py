@@ -51,7 +51,6 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
-    length = best.candidate.get("max_length") if best is not None else None
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
         subject=target_text(plan),
@@ -63,7 +62,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
-            *lengths_section(plan.lengths, length if isinstance(length, int) else None, subject),
+            *lengths_section(plan.lengths, plan.limit, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.rent import Rent
-from autotune.reporting.outlook import allow_lines
+from autotune.reporting.outlook import allow_lines, more_memory_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
 from autotune.units import format_bytes, format_duration
 
@@ -115,7 +115,8 @@ def change_text(change: Change) -> str:
 
 def way_out_lines(plan: Plan) -> tuple[str, ...]:
     """Return changes outside of the plan that might make a candidate fit."""
-    return (*allow_lines(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
+    shorter = () if plan.limit is None else (f"a --max-length below {plan.limit.max_length:,}",)
+    return (*allow_lines(plan.unlockable), *shorter, more_memory_text(plan.budget_bytes, plan.gpu.memory_bytes))
 
 
 def candidate_counts_text(plan: Plan) -> str:

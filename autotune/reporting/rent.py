@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
@@ -90,7 +91,8 @@ def cost_text(offer: Offer) -> str:
     """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
     if offer.cost is None:
         return MISSING
-    return f"{offer.cost:,.2f}" if offer.cost >= 1 else f"{offer.cost:.2g}"
+    first_digit = -floor(log10(offer.cost)) if 0 < offer.cost < 1 else 0
+    return f"{offer.cost:,.{max(2, first_digit + 1)}f}"
 
 
 def columns(found: Rent) -> dict[str, Callable[[Offer], str]]:

@@ -63,6 +63,17 @@ def test_a_hub_dataset_is_named_by_path_and_split(tmp_path: Path) -> None:
     assert the_config(tmp_path)["datasets"] == [{"path": "trl-lib/Capybara", "split": "test"}]
 
 
+def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocated(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert "Result: needs 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
+    result = a_result()
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, device_bytes=None)), tmp_path)
+    assert "Result: peak memory 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
 def test_a_hub_revision_is_kept(tmp_path: Path) -> None:
     workload = a_workload(model_source=ModelSource("Qwen/Qwen2.5-0.5B", revision="v1"))
     write_bundle(a_result(workload=workload), tmp_path)

@@ -109,3 +109,11 @@ def test_a_hostile_file_stays_text() -> None:
     text = markdown(result)
     assert "\n`````diff\n" in text
     assert f"\n-a: {HOSTILE}\\x1b[2J\n" in text
+
+
+def test_a_difference_of_a_file_from_windows_can_be_copied_and_names_its_line_ends_once() -> None:
+    base = BaseFile("mine.yaml", diff="--- mine.yaml\n+++ mine.yaml\n-a:\t1\r\n+a:\t2\r\n")
+    result = replace(own(), base=base)
+    assert "line ends: CRLF\n--- mine.yaml\n+++ mine.yaml\n-a:\t1\n+a:\t2\n" in markdown(result)
+    assert "+a:\t2</span>" in unescape(html(result))
+    assert "CRLF" not in markdown(own())

@@ -100,6 +100,14 @@ def test_markdown_ends_with_the_command_that_searches_again() -> None:
     assert text.endswith("\nSearch again with `autotune probe --base mine.yaml`\n")
 
 
+def test_markdown_leaves_code_as_it_is_but_for_the_bars_that_would_end_a_cell() -> None:
+    text = markdown(a_result(settings={"output": "vision|visual"}))
+    assert text.endswith("\nSearch again with `autotune probe --output 'vision|visual'`\n")
+    result = a_result()
+    piped = replace(result, contributions=(replace(result.contributions[0], choice="a|b"),))
+    assert r"| `packing=a\|b` |" in markdown(piped)
+
+
 def test_markdown_makes_no_html_of_a_hostile_name() -> None:
     outside_code = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown(hostile()))
     assert "<script" not in re.sub(r"\\.", "", outside_code)

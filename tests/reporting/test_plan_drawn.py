@@ -71,6 +71,16 @@ def test_candidates_that_predict_the_same_share_a_row() -> None:
     assert len(rows(drawn(a_plan(estimates=(FASTEST, same, UNKNOWN, DEFAULT)), 80))) == 3
 
 
+def test_candidates_that_differ_in_what_vllm_holds_have_a_row_each() -> None:
+    assert FASTEST.memory is not None
+    memories = [replace(FASTEST.memory, beside_bytes=size) for size in (10, 1_000, 5_000)]
+    shares = tuple(
+        replace(FASTEST, candidate=LONGEST.but(vllm_share=number), memory=memory)
+        for number, memory in enumerate(memories)
+    )
+    assert len(rows(drawn(a_plan(estimates=shares), 80))) == 3 + 1
+
+
 @WIDTHS
 def test_bars_of_memory_are_in_proportion_and_have_their_figures(width: int) -> None:
     lines = drawn(a_plan(), width).split("memory at peak", 1)[1].splitlines()

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.estimate import Change
+from autotune.core.length_report import LengthLimit
 from autotune.reporting.plan_words import (
     basis_lines,
     candidate_counts_text,
@@ -148,6 +149,12 @@ def test_what_was_fixed_is_told_from_what_is_the_default(fixed: dict[str, str], 
     assert choices_text(BASELINE, plan) == said
     assert choices_text(BASELINE.but(lora="r16"), plan) == "lora=r16"
     assert ("with lora=none" in target_text(plan)) == bool(fixed)
+
+
+def test_ways_out_name_lengths_only_where_one_limits_rows_and_a_budget_only_below_the_device() -> None:
+    assert way_out_lines(a_plan())[1:] == ("a device with more memory",)
+    limited = a_plan(limit=LengthLimit(1024, 0.9, 10, 2_000), budget_bytes=BUDGET_BYTES // 2)
+    assert way_out_lines(limited)[1:] == ("a --max-length below 1,024", "a larger --memory-budget")
 
 
 def test_ways_out_name_what_was_not_allowed() -> None:

@@ -128,4 +128,5 @@ def _front_caption(shown: Plane) -> str:
 def _pairs_caption(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
     middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
-    return f"{len(pairs)} probes; half of the predictions were within {middle}."
+    probes = "1 probe" if len(pairs) == 1 else f"{len(pairs)} probes"
+    return f"{probes}; half of the predictions were within {middle}."

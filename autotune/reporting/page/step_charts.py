@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import AT_REST, BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Step
@@ -23,7 +23,7 @@ COLOURS = {
     "activation": "var(--activation)",
     "temporary": "var(--temporary)",
     _OTHER: "var(--rest)",
-    "training at rest": "var(--parameter)",
+    AT_REST: "var(--parameter)",
     VLLM: "var(--vllm)",
 }
 _NARROWEST = 0.05
