@@ -12,7 +12,7 @@ from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
-from autotune.reporting.plan_words import BASIS, choices_text, target_text
+from autotune.reporting.plan_words import choices_text, workload_and_gpu_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
 from autotune.techniques.traits import impact_in
 from autotune.units import format_bytes, format_seconds, format_share
@@ -29,7 +29,7 @@ def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
     everything = (*plan.estimates, plan.baseline)
     estimate = next(estimate for estimate in everything if estimate.candidate == explanation.candidate)
     return doc.Document(
-        subject=target_text(plan),
+        subject=workload_and_gpu_text(plan),
         verdict=doc.Verdict(
             f"How the estimate of {_SUBJECTS[explanation.subject]} is computed",
             doc.Tone.PLAIN,
@@ -45,7 +45,7 @@ def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterato
     if not explanation.traces:
         yield _stage("Traces", doc.Paragraph(f"None: {estimate.reason}"))
         return
-    yield _stage(f"Traces ({BASIS[estimate.origin]})", *_traces(explanation))
+    yield _stage("Traces", *_traces(explanation))
     whole = f"{explanation.layers} layers, {_shape_text(explanation.geometry.worst)}"
     title = f"Extrapolated to {whole}: the most bytes of tensors in each part of the step"
     yield _stage(title, _peaks(explanation))

@@ -9,17 +9,15 @@ from autotune.reporting import document as doc
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import allow_lines, left_out_lines
 from autotune.reporting.plan_words import (
-    BASIS,
-    basis_lines,
     candidate_counts_text,
     change_text,
     choices_text,
     doubt_text,
     headline,
-    target_text,
     traces_text,
     unknown_lines,
     way_out_lines,
+    workload_and_gpu_text,
 )
 from autotune.reporting.sections import (
     Value,
@@ -53,7 +51,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
-        subject=target_text(plan),
+        subject=workload_and_gpu_text(plan),
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
@@ -110,7 +108,7 @@ def _points(plan: Plan) -> tuple[doc.Point, ...]:
     return tuple(
         doc.Point(
             choices_text(one.candidate, plan),
-            BASIS[one.origin],
+            "traced",
             one.memory.device_bytes,
             one.tokens_per_second,
             roles.get(one.candidate, "other"),
@@ -131,19 +129,18 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan)}; of candidates that predict the same, one is shown",
-            *basis_lines(shown),
+            f"{traces_text(plan, shown)}; of candidates that predict the same, one is shown",
             *unknown_lines(plan),
         ),
         number="",
-        columns=("needs", "to spare", "host", "tok/s", "basis"),
+        columns=("needs", "to spare", "host", "tok/s"),
         last=f"what differs from {BASELINE_NAME}",
         rows=tuple(
             doc.CandidateRow(
                 number=number,
                 name=choices_text(one.candidate, plan),
                 outcome="unknown" if one.memory is None else "fits" if one.fits else "does not fit",
-                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second), BASIS[one.origin]),
+                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second)),
                 reason=changes.get(one.candidate, one.reason),
                 tone=doc.Tone.PLAIN if one.fits else doc.Tone.BAD,
             )

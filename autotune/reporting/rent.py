@@ -7,7 +7,7 @@ from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
-from autotune.reporting.plan_words import subject_text, traces_text
+from autotune.reporting.plan_words import traces_text, workload_and_gpus_text
 from autotune.reporting.words import (
     BASELINE_NAME,
     MISSING,
@@ -23,7 +23,7 @@ def rent_report(found: Rent) -> Document:
     """Return the report about a comparison of GPUs."""
     fitting = [offer for offer in found.offers if offer.fits]
     return Document(
-        subject=target_text(found),
+        subject=_subject(found),
         verdict=Verdict(best_text(found), Tone.GOOD if fitting else Tone.BAD),
         sections=(
             *_fitting(found, fitting),
@@ -48,14 +48,14 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
-def target_text(found: Rent) -> str:
+def _subject(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
     more = ", and for more while throughput per GPU rises" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
-    return subject_text(found, kinds)
+    return workload_and_gpus_text(found, kinds)
 
 
 def best_text(found: Rent) -> str:

@@ -27,7 +27,7 @@ _MANY_COLUMNS = 6
 _FIGURES = 10
 """Characters of a figure of a candidate, with the space behind it."""
 _CHOICES_INDENT = 5
-_BESIDE = 40
+_BESIDE = 48
 """Least width, in characters, to show a candidate's choices to the right of its figures; else they are below."""
 MARKS = {"other": "·", "default": "○", "recommended": "●"}
 """The mark of each role; where points coincide, the later one is seen."""
@@ -197,8 +197,7 @@ def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
 
 def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
     """Yield a line of figures for each candidate, with its choices to the right or below."""
-    head = _figures("", (*block.columns[:-1], ""))
-    rows = [(Text(head, style="bold"), Text(block.last, style="bold"))]
+    rows = [(Text(_figures("", block.columns), style="bold"), Text(block.last, style="bold"))]
     rows += [(Text(_figures(row.number, row.cells), style=_COLOURS[row.tone]), _choices(row)) for row in block.rows]
     if width >= max(figures.cell_len for figures, _ in rows) + 2 + _BESIDE:
         yield _grid(rows)
@@ -209,8 +208,7 @@ def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
 
 
 def _figures(number: str, cells: Sequence[str]) -> str:
-    *figures, last = cells
-    return f"{number:>3}  " + "".join(f"{cell:>{_FIGURES}}  " for cell in figures) + last
+    return "  ".join((f"{number:>3}", *(f"{cell:>{_FIGURES}}" for cell in cells)))
 
 
 def _choices(row: doc.CandidateRow) -> Text:

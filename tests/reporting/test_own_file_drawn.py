@@ -11,10 +11,10 @@ from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
 from autotune.reporting.comparison import costs, headline, runs_text
 from autotune.reporting.document import Code, Diff
-from autotune.reporting.page import html, markdown
 from autotune.reporting.probe import probe_report
 from autotune.reporting.progress import Progress
 from tests.reporting.examples import a_result, a_workload, nothing_fits
+from tests.reporting.pages import html, markdown
 from tests.reporting.test_page import HOSTILE
 from tests.reporting.test_page import own as own_part
 

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from autotune.core.result import Result
-from autotune.reporting.page import html, markdown
 from tests.reporting.examples import a_result, nothing_fits
+from tests.reporting.pages import html, markdown
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
 

@@ -11,12 +11,12 @@ import pytest
 from autotune.core.estimate import Estimate, Origin, Plan
 from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.reporting.document import Candidates, Charts, Paragraph, Point, Snippet, Table, Tone, Verdict
-from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import plan_report
 from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
+from tests.reporting.pages import html, markdown
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
 from tests.reporting.test_page import HOSTILE, own
 
@@ -68,7 +68,7 @@ def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
     assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
     assert rows[2].reason.startswith("fits with")
     assert rows[3].reason == UNKNOWN.reason
-    assert [row.cells[-1] for row in rows] == ["traced", "traced", "traced", "unknown"]
+    assert [row.cells[-1] for row in rows] == ["9,000", "8,000", "7,000", "-"]
 
 
 def test_what_was_traced_is_drawn_and_counted() -> None:

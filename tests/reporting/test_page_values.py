@@ -24,7 +24,6 @@ from autotune.reporting.document import (
     Verdict,
 )
 from autotune.reporting.lengths import lengths_report
-from autotune.reporting.page import markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
 from autotune.reporting.sections import lengths_section
@@ -38,6 +37,7 @@ from tests.reporting.examples import (
     only_the_default_fits,
     traced,
 )
+from tests.reporting.pages import markdown
 
 
 def verdict(result: Result) -> Verdict:

@@ -50,14 +50,14 @@ def test_a_plan_fits_the_console_and_cuts_nothing_off(width: int) -> None:
 def test_each_row_shows_its_figures_and_what_differs_from_the_default(width: int) -> None:
     first, second, third, fourth = rows(drawn(a_plan(), width))
     assert first == (
-        "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 traced gradient_checkpointing=selective lora=r16 packing=bfd "
+        "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 gradient_checkpointing=selective lora=r16 packing=bfd "
         "per_device_train_batch_size=4"
     )
-    assert second == "2 21.00 GiB 3.00 GiB 3.00 MiB 8,000 traced lora=r16 packing=bfd"
+    assert second == "2 21.00 GiB 3.00 GiB 3.00 MiB 8,000 lora=r16 packing=bfd"
     assert third == (
-        "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+        "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
     )
-    assert fourth == "4 - - - - unknown attention=strange_attention strange_attention gives no shape"
+    assert fourth == "4 - - - - attention=strange_attention strange_attention gives no shape"
 
 
 def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:
