@@ -25,7 +25,7 @@ from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
-from autotune.emit.planned import server_text
+from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source

@@ -112,10 +112,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Values by name; what cannot be used is ``barred``."""
+    """Values by name; what cannot be used is ``unavailable``."""
 
     pairs: tuple[tuple[str, str], ...]
-    barred: frozenset[str] = frozenset()
+    unavailable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from autotune.reporting.sections import (
     Value,
     closing,
     command_again,
-    compared,
     compared_section,
+    comparison_rows,
     lengths_section,
     peak_section,
     short,
@@ -55,7 +55,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
-            *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Medium.PAGES),
+            *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
@@ -80,14 +80,14 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
 
 
 def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
-    compared = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
+    candidates = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
     if plan.best is None or plan.best.candidate != plan.baseline.candidate:
-        compared.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
-    return step_memory(compared, predicted=True)
+        candidates.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
+    return step_memory(candidates, predicted=True)
 
 
-def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
-    return compared(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
+def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
+    return comparison_rows(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
 
 
 def _values(plan: Plan, one: Estimate) -> dict[str, Value]:

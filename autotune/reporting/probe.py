@@ -12,7 +12,7 @@ from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import document as doc
 from autotune.reporting.comparison import (
-    comparison,
+    comparison_of_search,
     confirmed_text,
     contribution_text,
     costs,
@@ -118,7 +118,7 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
 def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     if result.recommended is None:
         return
-    yield from compared_section(name, "recommended", comparison(result, result.recommended))
+    yield from compared_section(name, "recommended", comparison_of_search(result, result.recommended))
     peaks, seconds = result.recommended.peaks, result.recommended.seconds
     names = dict.fromkeys((*peaks, *seconds))
     if set(names) <= _USUAL_PHASES:
@@ -137,23 +137,23 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
 
 
-def _compared(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
+def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
     """Return the recommendation and the baseline, where they are known and differ, with their roles and names."""
     chosen, baseline = result.recommended, result.baseline
-    compared = [] if chosen is None else [("recommended", "recommended", chosen)]
+    candidates = [] if chosen is None else [("recommended", "recommended", chosen)]
     if baseline is not None and (chosen is None or chosen.candidate != baseline.candidate):
-        compared.append(("default", name, baseline))
-    return compared
+        candidates.append(("default", name, baseline))
+    return candidates
 
 
 def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
-    compared = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared(result, name))
-    return step_memory(compared, predicted=result.settings.get("plan") is not False)
+    steps = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared_candidates(result, name))
+    return step_memory(steps, predicted=result.settings.get("plan") is not False)
 
 
 def _needs(result: Result, name: str) -> dict[str, Mapping[str, int]]:
     """Return the memory at the peak of the compared candidates by category, as traced."""
-    known = ((name, one.timeline) for _, name, one in _compared(result, name))
+    known = ((name, one.timeline) for _, name, one in _compared_candidates(result, name))
     return {name: timeline.breakdown for name, timeline in known if timeline is not None}
 
 

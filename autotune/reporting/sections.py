@@ -40,7 +40,7 @@ class Value:
     whole: float | None = None
 
 
-def compared(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
+def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
     """Return a row for each value of the two, by its label, with bars; values known of neither are left out.
 
     Args:
@@ -73,16 +73,16 @@ def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: st
 
 
 def step_memory(
-    compared: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
+    candidates: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
 ) -> tuple[tuple[Step, ...], str]:
     """Return the memory through one step of the compared candidates, and why it is missing, in a sentence.
 
     Args:
-        compared: role, name, timeline and measurements of each.
+        candidates: role, name, timeline and measurements of each.
         predicted: whether traces were asked for.
     """
     known, missing = list[Step](), list[str]()
-    for role, name, timeline, measured in compared:
+    for role, name, timeline, measured in candidates:
         if timeline is None:
             missing.append(name)
         elif timeline.moments:

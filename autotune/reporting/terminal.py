@@ -173,7 +173,7 @@ def _grid(rows: Iterable[tuple[Text, Text]]) -> tables.Table:
 
 
 def _facts(facts: doc.Facts) -> Padding:
-    styles = dict.fromkeys(facts.barred, _COLOURS[doc.Tone.BAD])
+    styles = dict.fromkeys(facts.unavailable, _COLOURS[doc.Tone.BAD])
     rows = ((Text(_plain(name)), Text(_plain(value), style=styles.get(name, ""))) for name, value in facts.pairs)
     return _indented(_grid(rows), _INDENT)
 

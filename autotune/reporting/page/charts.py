@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
-from autotune.reporting.page.drawing import Chart, Figure, plain, scale, vertical_line
+from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import format_bytes, format_rate
 
@@ -83,7 +83,7 @@ def _drawn_up_to(shown: Plane) -> float:
 def _hovered(point: Point) -> str:
     figures = f"{format_bytes(point.peak_bytes)}, {format_rate(point.tokens_per_second)}"
     lines = [f"{point.label}: {figures}", *point.name.split(" ")]
-    return "<br>".join(map(plain, lines))
+    return "<br>".join(map(escaped_for_plotly, lines))
 
 
 def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
@@ -99,7 +99,7 @@ def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
                 "type": "scatter", "mode": "markers", "name": "probes",
                 "x": [item.predicted / unit for item in pairs], "y": [item.measured / unit for item in pairs],
                 "marker": {"color": _RECOMMENDED, "size": 8},
-                "text": ["<br>".join(map(plain, item.name.split(" "))) for item in pairs],
+                "text": ["<br>".join(map(escaped_for_plotly, item.name.split(" "))) for item in pairs],
                 "hovertemplate": "%{text}<br>predicted %{x:,.4~g}, measured %{y:,.4~g}<extra></extra>",
             },
         ],
