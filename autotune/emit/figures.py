@@ -1,4 +1,4 @@
-"""The figures of a bundle in sentences: what was measured of a result, or predicted by a plan, which claims no more."""
+"""The figures of a bundle in sentences: what was measured of a result, or predicted by a plan."""
 
 from __future__ import annotations
 
