@@ -14,10 +14,10 @@ import yaml
 from autotune.api.probe import ProbeResult
 from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle
 from autotune.errors import AutotuneError, InputError
 from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
@@ -72,6 +72,24 @@ def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocat
     assert result.recommended is not None
     write_bundle(replace(result, recommended=replace(result.recommended, device_bytes=None)), tmp_path)
     assert "Result: peak memory 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "imported"), [(("my_rewards.length",), True), (("think_format_reward",), False)], ids=["own", "TRL's"]
+)
+def test_only_rewards_that_are_imported_have_a_place_to_start_training_in(
+    rewards: tuple[str, ...], imported: bool, tmp_path: Path
+) -> None:
+    plan = TrainingPlan("grpo", GROUPS, rewards=rewards, completions=Completions(8, 12))
+    result = a_result(trainer="grpo", workload=a_workload(trainer="grpo", rollouts=Rollouts(rewards)))
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
+    script = (tmp_path / "train.py").read_text(encoding="utf-8")
+    assert f"rewarded by {rewards[0]}" in script
+    assert ("start training where Python finds its module" in " ".join(script.split())) == imported
 
 
 def test_a_hub_revision_is_kept(tmp_path: Path) -> None:

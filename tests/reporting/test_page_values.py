@@ -180,6 +180,8 @@ def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
     shown = figures(replace(result, trials=(trial, *result.trials[1:])))
     assert [(item.predicted, item.measured) for item in shown.memory] == [(14 * GIB, trial.reserved_bytes)]
     assert [(item.predicted, item.measured) for item in shown.speed] == [(9_000.0, trial.tokens_per_second)]
+    drawn = charts(probe_report(replace(result, trials=(trial,))))
+    assert {chart.name: chart.caption for chart in drawn}["memory"].startswith("1 probe; ")
 
 
 def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
