@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import VLLM
+from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -190,7 +190,7 @@ def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, tota
             breakdown={**training.breakdown, **({VLLM: asleep} if asleep else {})},
         )
     at_rest = (training.generation_bytes or 0) - training.context_bytes
-    parts = {"training at rest": at_rest, VLLM: awake, "context": training.context_bytes}
+    parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
     return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
 
 
