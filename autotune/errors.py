@@ -64,7 +64,7 @@ class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as w
 
 
 class JobLostError(AutotuneError):
-    """A job's process ended without a reply: it was killed, or took too long. A retry may succeed."""
+    """A job's process was killed, took too long, or lacked memory or a file. A retry may succeed."""
 
 
 class ProbeServerError(AutotuneError):

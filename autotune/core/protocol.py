@@ -166,17 +166,19 @@ class RanksReply:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply to any job, or part of one: an error other than unusable input, such as an unsupported combination.
+    """A reply to any job: an error other than unusable input, such as an unsupported combination.
 
     Attributes:
         kind: name of the exception's class.
         message: its text.
         traceback: for ``--debug``.
+        transient: whether another try may succeed: the process lacked memory, or a file could not be used.
     """
 
     kind: str
     message: str
     traceback: str
+    transient: bool = False
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,8 @@ class Started(Channel):
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()
+        # Its number may be that of another file soon.
+        self._commands = -1
         try:
             self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:

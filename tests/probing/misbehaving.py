@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -108,6 +109,10 @@ def _reply_in_another_shape(folder: Path) -> None:
 
 def _raise(folder: Path) -> None:
     raise ArithmeticError("two and two are five")
+
+
+def _fill_the_disk(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _fail_to_allocate_in_cpp(folder: Path) -> None:

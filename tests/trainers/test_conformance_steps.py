@@ -16,10 +16,9 @@ from autotune.core.measurement import Schedule
 from autotune.core.program import MICRO_BATCH, Repeat
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
-from autotune.core.traced import TraceRequests
 from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
-from autotune.step.jobs.trace import trace_all
+from autotune.step.jobs.trace import trace as trace_job
 from autotune.step.run.traced_training import Trained, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import Trainer, trainers
@@ -158,9 +157,8 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
     found = prepared(trainer, trainer.formats[-1].name)
     layout, plan = layouts(found)[-1], found.plan({"per_device_train_batch_size": 2})
     request = trace_request(plan, layout, shapes(found, layout)[0], 2, found.setting, None)
-    answer = trace_all(TraceRequests((request,)), JobContext(tmp_path, time.monotonic()))
-    assert answer.failure is None, answer.failure
-    program, (reply,) = trainer.program(plan), answer.replies
+    reply = trace_job(request, JobContext(tmp_path, time.monotonic()))
+    program = trainer.program(plan)
     phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
     assert phases == [phase.name for phase in program.phases]
     # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.

@@ -14,7 +14,7 @@ from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ProbeReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import leave, prepare_rank
-from autotune.step.job import JobContext, logged
+from autotune.step.job import JobContext, lacks_space, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
 from autotune.step.run.failures import judge
@@ -36,7 +36,11 @@ def succeeded(reply: ProbeReply) -> bool:
 
 
 def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
-    """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
+    """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
+
+    Raises:
+        Exception: a disk is full, which is no result of the candidate's.
+    """
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
@@ -48,9 +52,11 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
         leave()
-    except Exception as error:  # noqa: BLE001 any exception of a candidate is its result
+    except Exception as error:
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
+        if lacks_space(error):
+            raise
         logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:

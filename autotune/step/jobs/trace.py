@@ -24,18 +24,14 @@ from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.step_time import Pace, StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import (
-    TRACED_FILE,
     GpuFigures,
     Replayed,
     TracedOperator,
     TracedPeak,
-    TraceReplies,
     TraceReply,
     TraceRequest,
-    TraceRequests,
 )
-from autotune.errors import InputError
-from autotune.step.job import JobContext, failure_of
+from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
@@ -63,8 +59,8 @@ _FIGURES = {
 """By what the device does, the figure of :class:`StepTime` that its time is part of."""
 
 
-def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
-    """Train on the virtual accelerator once per request, stopping at the first that cannot be traced.
+def trace(request: TraceRequest, context: JobContext) -> TraceReply:
+    """Train on the virtual accelerator.
 
     The device stays registered with PyTorch for the rest of this process.
 
@@ -73,18 +69,9 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
     """
     # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    replies: list[TraceReply] = []
-    for request in requests.requests:
-        try:
-            replies.append(_trace(request, context.folder))
-        except InputError:
-            raise
-        except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
-            return TraceReplies(tuple(replies), failure_of(error))
-        _freeze_once()
-        with (context.folder / TRACED_FILE).open("ab") as counted:
-            counted.write(b".")
-    return TraceReplies(tuple(replies))
+    reply = _reply(request, context.folder)
+    _freeze_once()
+    return reply
 
 
 @cache
@@ -94,7 +81,7 @@ def _freeze_once() -> None:
     gc.freeze()
 
 
-def _trace(request: TraceRequest, folder: Path) -> TraceReply:
+def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
