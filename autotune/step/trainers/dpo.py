@@ -34,7 +34,7 @@ class PreferenceOptimization(AskingReference):
     config = DPOConfig
     trainer = DPOTrainer
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    collated_columns = ("prompt", "chosen", "rejected")
+    collated_columns = ("prompt", "chosen", "rejected", "chat_template_kwargs")
     on_rows = _OnTokenizedRows
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ class UnpairedPreference(AskingReference):
     config = KTOConfig
     trainer = KTOTrainer
     columns = ("prompt_ids", "completion_ids", "label")
-    collated_columns = ("prompt", "completion", "label")
+    collated_columns = ("prompt", "completion", "label", "chat_template_kwargs")
     on_rows = _OnTokenizedRows
 
     @property
