@@ -71,6 +71,18 @@ class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class where it has none."""
+    # The text of a KeyError is the key in quotes.
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message without its line breaks."""
+    return " ".join(str(error).split())
+
+
 def causes(error: BaseException | None) -> list[BaseException]:
     """Return an error, the one that led to it, and so on; each once, since they may lead to one another."""
     links: list[BaseException] = []

@@ -14,7 +14,7 @@ from enum import StrEnum
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
@@ -106,7 +106,7 @@ class CheckPackingReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """Run training steps of one plan.
+    """Run training steps of one plan. Each rank replies with a :class:`autotune.core.measurement.Measurement`.
 
     Attributes:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
@@ -123,17 +123,6 @@ class ProbeRequest:
     limit_bytes: int | None = None
     seed: int = 42
     evaluation_directory: str | None = None
-
-
-@dataclass(frozen=True)
-class ProbeReply:
-    """The measurement of the probe, as far as the child can make it.
-
-    Attributes:
-        ranks: the measurement of each process of the training, in the order of their ranks.
-    """
-
-    ranks: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)

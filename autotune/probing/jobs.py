@@ -25,7 +25,6 @@ from autotune.core.protocol import (
     OperatorsRequest,
     PrepareReply,
     PrepareRequest,
-    ProbeReply,
     ProbeRequest,
     RanksReply,
     ReadCommandRequest,
@@ -144,7 +143,7 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
     try:
         if request.plan.launch.processes == 1:
-            return _replied(received_reply(folder, ProbeReply))
+            return _replied(received_reply(folder, Measurement))
         group = received_reply(folder, RanksReply)
     except ExchangeError as error:
         return _classified(ending, error, folder, request, kills)
@@ -157,7 +156,7 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
     for rank, ended in enumerate(group.endings):
         own = folder / RANK_FOLDER.format(rank=rank)
         try:
-            found[rank] = _replied(received_reply(own, ProbeReply))
+            found[rank] = _replied(received_reply(own, Measurement))
         except ExchangeError as error:
             if not ended.ended_with_group:
                 ending = JobExit(0.0, ended.code, ended.signal)
@@ -175,12 +174,12 @@ def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: Pr
     return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes, kills=kills)
 
 
-def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:
+def _replied(reply: Measurement | InputProblem | Failure) -> Measurement:
     if isinstance(reply, InputProblem):
         raise _refused(reply)
     if isinstance(reply, Failure):
         return Measurement(ProbeStatus.CRASHED, f"{reply.kind}: {reply.message}")
-    return of_ranks(reply.ranks)
+    return reply
 
 
 def _refused(problem: InputProblem) -> InputError:

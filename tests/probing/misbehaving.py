@@ -16,7 +16,7 @@ from pathlib import Path
 
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import REPLY_FILE, Job, ProbeReply, ProbeRequest
+from autotune.core.protocol import REPLY_FILE, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext, JobType
@@ -31,10 +31,10 @@ def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
     return ProbeRequest(TrainingPlan(behaviour), ModelSource("none"), "cpu", "none", Schedule(), limit_bytes)
 
 
-def misbehave(request: ProbeRequest, context: JobContext) -> ProbeReply:
+def misbehave(request: ProbeRequest, context: JobContext) -> Measurement:
     """Do what the plan's trainer says."""
     globals()[f"_{request.plan.trainer}"](context.folder)
-    return ProbeReply((Measurement(ProbeStatus.OK),))
+    return Measurement(ProbeStatus.OK)
 
 
 JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}

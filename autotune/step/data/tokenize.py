@@ -44,7 +44,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             args=arguments,
             train_dataset=loaded.rows,
             processing_class=processor,
-            **known.beside_model(None, small_model),
+            **known.arguments_for_built_model(None, small_model),
         )
     except Exception as error:
         if not isinstance(error, TemplateError) and not _raised_in_template(error):

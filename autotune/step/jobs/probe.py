@@ -11,7 +11,7 @@ import torch
 
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
-from autotune.core.protocol import ProbeReply, ProbeRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import leave, prepare_rank
 from autotune.step.job import JobContext, lacks_space, logged
@@ -30,12 +30,12 @@ def processes_of(request: ProbeRequest) -> int:
     return request.plan.launch.processes
 
 
-def succeeded(reply: ProbeReply) -> bool:
+def succeeded(reply: Measurement) -> bool:
     """Return whether the training ran to the end."""
-    return all(measurement.ok for measurement in reply.ranks)
+    return reply.ok
 
 
-def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
+def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 
     Raises:
@@ -63,7 +63,7 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
         passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
         measurement = _finished(request.plan, progress, meter, context.sent_seconds, sum(passes.values()))
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
-    return ProbeReply((measurement,))
+    return measurement
 
 
 def _finished(

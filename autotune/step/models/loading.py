@@ -23,7 +23,7 @@ from trl.trainer.utils import create_model_from_path
 
 from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
 from autotune.units import GIB
@@ -51,13 +51,11 @@ def load_config(source: ModelSource, head: Head) -> Any:
         if config.dtype is None:
             config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
-        text = _first_sentence(error)
-        raise InputError(f"The configuration of {source.name} cannot be loaded: {text}", hint=_OFFLINE_HINT) from error
+        message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
+        raise InputError(message, hint=_OFFLINE_HINT) from error
     except (StrictDataclassError, AttributeError, SafetensorError) as error:
-        text = " ".join(str(error).split())
-        raise InputError(
-            f"The configuration of {source.name} is not valid: {text}", hint="Correct its config.json."
-        ) from error
+        message = f"The configuration of {source.name} is not valid: {one_line(error)}"
+        raise InputError(message, hint="Correct its config.json.") from error
     _check_not_quantized(config, source)
     return head.configured(config, source.name)
 
@@ -106,14 +104,14 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
     try:
         return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except ImportError as error:
-        lacking, *_ = _first_sentence(error).split(". ")
+        lacking, *_ = first_line(error).split(". ")
         raise InputError(
             f"The tokenizer or processor of {source.name} lacks a package: {lacking}.",
             hint="Install it; processors of images have theirs by pip install 'trl[vlm]'.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",
+            f"{source.name} has no tokenizer that can be loaded: {first_line(error)}",
             hint="Save a tokenizer next to the model's config.json.",
         ) from error
 
@@ -283,11 +281,6 @@ def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor
         for name, parameter in module.named_parameters(recurse=False)
     }
     return {name: tensor for name, tensor in names.items() if name not in tied}
-
-
-def _first_sentence(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip("'\" ")
 
 
 _UNKNOWN, _END, _PADDING = "<unk>", "<end>", "<pad>"

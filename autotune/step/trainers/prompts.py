@@ -108,7 +108,7 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
 
         Raises:
