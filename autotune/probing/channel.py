@@ -97,7 +97,7 @@ class Channel(ABC):
                 continue
             try:
                 received = os.read(self._events, 65536)
-            except ConnectionError:
+            except OSError:
                 received = b""
             if not received:
                 raise ChannelClosed
@@ -166,11 +166,11 @@ class Started(Channel):
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
+        # Their numbers may soon be those of other files.
+        self._commands = self._events = -1
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()
-        # Its number may be that of another file soon.
-        self._commands = -1
         try:
             self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:

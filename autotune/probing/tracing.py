@@ -13,7 +13,7 @@ from threading import Lock
 
 from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.traced import TraceReply, TraceRequest
-from autotune.errors import AutotuneError, InputError, JobLostError
+from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
 from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobServer
@@ -152,7 +152,7 @@ class ServerTracer:
                 reply = trace(worker, request, self.new_folder(), _LONGEST_SECONDS)
                 usable = True
                 return reply
-            except InputError:
+            except (InputError, ProbeServerError):
                 raise
             except AutotuneError as error:
                 lasting = not isinstance(error, JobLostError)

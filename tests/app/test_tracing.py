@@ -17,7 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import LOG_FILE, Failure, Job
 from autotune.core.traced import TracedPeak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
-from autotune.errors import AutotuneError, InputError, JobLostError
+from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
 from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobExit
@@ -183,6 +183,18 @@ def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_
             assert "File model.py, line 7" in "".join(traceback.format_exception(failed.value))
             assert "model.py" not in str(failed.value)
             assert (str(folder) in str(failed.value)) is names_log
+
+
+@pytest.mark.parametrize("error", [ProbeServerError("died twice"), InputError("no such model")])
+def test_what_no_trace_can_do_without_ends_all(
+    job_server: JobServer, monkeypatch: pytest.MonkeyPatch, error: AutotuneError
+) -> None:
+    def traced(*_: object) -> TraceReply:
+        raise error
+
+    monkeypatch.setattr("autotune.probing.tracing.trace", traced)
+    with ServerTracer(1, ignore, job_server) as tracer, pytest.raises(type(error), match=error.message):
+        tracer([request()])
 
 
 def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
