@@ -192,7 +192,8 @@ def resolve(
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), how_changes(technique, setting.workload.trainer)))
+            how = how_changes(technique, setting.workload.trainer, setting.loss_depends_on)
+            unlockable.append(Unlockable(knob, tuple(locked), how))
     # A recipe's choice of a held knob is left out, and the rest of the recipe is tried.
     free = (
         {knob: find(knob, techniques).parse(spelling, setting) for knob, spelling in recipe.items() if knob not in held}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from autotune.trainers import trainers
 from autotune.trainers.problem import TrainerProblem, require_legal
 from tests.settings import CPU, GPU, contaminates, setting, workload
 
+TWO_GPUS = replace(GPU, hardware=replace(GPU.hardware, processes=2))
 SFT = trainers()["sft"]
 
 
@@ -110,6 +112,15 @@ def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowe
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))
     require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+
+
+def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
+    fixed = {"context_parallel": 2}
+    of = workload(lengths={9000: 64})
+    here = replace(setting(machine=TWO_GPUS, of=of, global_batch_size=2), ranks_per_row=2)
+    # Without recipes, a legal candidate takes sharding, padding and a longer length.
+    alone = replace(space(here, fixed=fixed), recipes=())
+    require_legal(TrainerProblem(SFT, alone, here, Wishes(fixed)))
 
 
 def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:

@@ -21,8 +21,10 @@ from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.core.workload import Workload
+from autotune.core.workload import ModelProfile, Workload
 from autotune.techniques.base import Technique, illegal
+from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import traced_micro_batches, without_sizes
 from autotune.trainers.entries import complete, entries_of, put
 from autotune.trainers.geometry import longest_of, micro_batches_of, number, padded, rows_of, widths
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # passes are enough for the present catalogue, and a test checks that a third changes nothing.
 _NORMAL_PASSES = 2
 
+_BALANCE = "router_aux_loss_coef"
 EVALUATED = "epoch"
 """``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
 
@@ -289,6 +292,22 @@ class Trainer(ABC):
         """Return why the result of training with a candidate is certainly unintended, in words, or None."""
         return None
 
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
+
+        By default, rows do not depend on those beside them, unless a mixture of experts balances these: that loss is
+        computed for each micro-batch, and its mean taken.
+
+        Args:
+            args: fields of the configuration; those that it lacks are at their defaults.
+            model: None: it has no experts.
+        """
+        weight = args.get(_BALANCE)
+        weight = weight if weight is not None or model is None else model.router_aux_loss_coef
+        if _BALANCE not in self.fields or not weight:
+            return {}
+        return dict.fromkeys((ROWS, PACKING), "the loss that balances experts is computed for each micro-batch")
+
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes.
 
@@ -332,8 +351,8 @@ class Trainer(ABC):
         reasons = (illegal(technique, candidate, setting) for technique in known)
         return next(filter(None, reasons), None) or self._illegal_together(candidate, setting)
 
-    def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
-        """Return the knobs that the rule reads by which a candidate is illegal; all, if it is legal."""
+    def knobs_of_violated_rule(self, candidate: Candidate, setting: Setting) -> Collection[str]:
+        """Return the knobs that the first violated rule reads; every knob if none is violated."""
         watched = Watched(candidate)
         for technique in self.techniques:
             watched.read.clear()

@@ -25,8 +25,8 @@ OLD_PASS = "old log-probabilities"
 CONFIG_FIELDS = ConfigFields(
     traced=frozenset({
         "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
-        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
-        "top_p",
+        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "sync_ref_model",
+        "temperature", "top_k", "top_p",
     }),
     # The class fills in steps_per_generation from generation_batch_size, and the other way round.
     without_effect=frozenset({
@@ -35,7 +35,6 @@ CONFIG_FIELDS = ConfigFields(
         "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
         "vllm_server_port", "vllm_server_timeout",
     }),
-    assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({
         "beta", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length", "num_generations",
@@ -66,7 +65,9 @@ class Groups(Generating):
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, which has groups of its own size."""
-        groups = {"num_generations": self.evaluated_copies(plan)}
+        # A micro-batch of evaluation has a generation of its own, and each row is in one of them.
+        training = dict.fromkeys(("steps_per_generation", "num_iterations"))
+        groups = {**training, "num_generations": self.evaluated_copies(plan)}
         return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
 
     def copies(self, plan: TrainingPlan) -> int:

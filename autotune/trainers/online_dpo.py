@@ -76,6 +76,14 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the completions of a micro-batch."""
         return COMPLETIONS * rows_of(plan)
 
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return the plan; TRL pads the completions of vLLM to the most tokens that they may have."""
+        plan = super().completed(plan, workload)
+        if not plan.args.get("use_vllm") or plan.completions is None:
+            return plan
+        widest = float(required(plan, self.most_field))
+        return replace(plan, completions=replace(plan.completions, widest=widest))
+
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)

@@ -60,7 +60,7 @@ class RecordedProblem(TrainerProblem):
         """Return why a candidate may not be tried."""
         return super().illegal(candidate) if candidate in self.recorded else "it was not recorded"
 
-    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+    def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Return all knobs: which of them to change for a recorded candidate is not known."""
         return candidate
 

@@ -56,3 +56,9 @@ def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_lengt
     found = reason(pictured(), pad_to_multiple_of=64)
     assert isinstance(found, Fails)
     assert "is no multiple of 64" in found
+
+
+def test_a_length_beyond_the_longest_row_is_rounded_up_with_it() -> None:
+    """The tokenizer cuts and pads in one call, and refuses a length that is no multiple."""
+    assert LONGEST % 64
+    assert reason(pictured(), pad_to_multiple_of=64, max_length=4096) is None

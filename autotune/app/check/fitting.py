@@ -109,7 +109,8 @@ class Fitting:
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
-        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
+        depends = trainer.loss_depends_on(plan.args, workload.model)
+        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
