@@ -170,7 +170,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
                 hint=f"Write {name}: {base.config.values[name]} instead.",
             )
     for technique in trainer.techniques:
-        sizes = technique.impact.of_sizes or any(map(of_groups, technique.writes))
+        sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
                 f"{base.name}: {_as_written(base, technique)} is not a choice of {technique.name} that autotune knows.",

@@ -7,7 +7,7 @@ from autotune.app.public import taking
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
-from autotune.space import default_file, load
+from autotune.inspection.space_file import default_file, load
 from autotune.techniques.base import Option, Technique, how_changes
 from autotune.trainers import Trainer, find_trainer
 

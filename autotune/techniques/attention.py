@@ -8,7 +8,7 @@ from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import ON, Fails, Option, Technique
+from autotune.techniques.base import ON, CrashReason, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.pad_to_multiple_of import multiple_of
@@ -96,7 +96,7 @@ class Attention(Technique):
         """
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
-            return Fails(
+            return CrashReason(
                 f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails where {_shared(setting)} heads share keys"
                 f" and values, at {failing} tokens, which a micro-batch may have"
             )

@@ -34,7 +34,7 @@ class Effect(StrEnum):
     CHANGES_TRAINING = "changes-training"
 
 
-class Fails(str):
+class CrashReason(str):
     """A conflict with which training fails, instead of silently training something else."""
 
     __slots__ = ()
@@ -181,7 +181,7 @@ class Technique:
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.
 
-        The reason is :class:`Fails` where training fails.
+        The reason is :class:`CrashReason` where training fails.
         """
         return None
 

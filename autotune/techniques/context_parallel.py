@@ -62,7 +62,7 @@ class ContextParallel(Equipped):
         "that share a row train on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
-    impact = TraceImpact(sizes=True)
+    impact = TraceImpact(also_sets_sizes=True)
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
         **{trainer: TrainerFacts(refused=dict.fromkeys(_SIZES, reason)) for trainer, reason in _REASONS.items()},
         "reward": TrainerFacts(ignored=dict.fromkeys(_SIZES, _SCORED)),

@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import ON, POSITIVE, Fails, Option, Technique, TrainerFacts, facts
+from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
 from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import GROWING_SIZES
@@ -130,7 +130,7 @@ class MaxLength(Technique):
         if _only_scores(setting):
             return None
         if setting.workload.has_images and int(choice) < setting.workload.longest:
-            return Fails(
+            return CrashReason(
                 f"max_length={choice} cuts rows of up to {setting.workload.longest} tokens, and training fails where a "
                 "token of an image is cut"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import SEVERAL, Fails, Option, Technique
+from autotune.techniques.base import SEVERAL, CrashReason, Option, Technique
 from autotune.techniques.trace_impact import SIZES
 
 NAME = "pad_to_multiple_of"
@@ -48,4 +48,4 @@ class PadToMultipleOf(Technique):
         if not int(candidate.get("max_length", 0)) % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
-        return Fails(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")
+        return CrashReason(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")

@@ -48,7 +48,7 @@ class Vllm(Equipped):
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
     impact = TraceImpact(
         # Online DPO pads its completions to the most that they may have.
-        sizes=True,
+        also_sets_sizes=True,
         patches_libraries=False,
         unplanned="how long vLLM takes to generate: candidates with it have no predicted speed",
     )

@@ -11,7 +11,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.workload import ModelProfile
 from autotune.techniques.per_device_train_batch_size import ROWS
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
 
 PRECOMPUTE = "precompute"

@@ -15,9 +15,16 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import Generating
-from autotune.trainers.geometry import micro_batches_of, number, required, rows_of, steps_per_generation, uses_of
+from autotune.trainers.geometry import (
+    int_argument,
+    micro_batches_of,
+    optional_int_argument,
+    rows_of,
+    steps_per_generation,
+    uses_of,
+)
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
 OLD_PASS = "old log-probabilities"
@@ -72,11 +79,11 @@ class Groups(Generating):
 
     def copies(self, plan: TrainingPlan) -> int:
         """Return the completions of a prompt."""
-        return required(plan, "num_generations")
+        return int_argument(plan, "num_generations")
 
     def evaluated_copies(self, plan: TrainingPlan) -> int:
         """Return the completions of a prompt that is evaluated on (``GRPOConfig.num_generations_eval``)."""
-        return number(plan, "num_generations_eval") or self.copies(plan)
+        return optional_int_argument(plan, "num_generations_eval") or self.copies(plan)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, two to a prompt."""
@@ -150,14 +157,14 @@ class Groups(Generating):
 
 def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
     """Return why so many processes would have a part of a group of completions, in words, or None."""
-    copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    copies, completions = int_argument(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
     if completions % copies:
         return (
             f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
             "completions of one prompt (num_generations)"
         )
-    evaluated = required(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
-    together = number(plan, "num_generations_eval") or copies
+    evaluated = int_argument(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
+    together = optional_int_argument(plan, "num_generations_eval") or copies
     if evaluated % together:
         return (
             f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "

@@ -19,10 +19,10 @@ from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import micro_batches_of, number, rows_of, share_of
+from autotune.trainers.geometry import micro_batches_of, multiple_of, optional_int_argument, rows_of, share_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -132,7 +132,9 @@ class UnpairedPreference(FusedHead):
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = found.widest - found.trainable
-        return replace(found, beside=mismatched(prompts, found.trainable, rows, number(plan, "max_length")))
+        return replace(
+            found, beside=mismatched(prompts, found.trainable, rows, optional_int_argument(plan, "max_length"))
+        )
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so that one of several is padded."""
@@ -224,7 +226,7 @@ class _Epoch:
 
 def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
     exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
-    length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+    length, multiple = optional_int_argument(plan, "max_length"), multiple_of(plan)
     return _epoch(documents, rows, length, multiple, exchanged)
 
 

@@ -59,7 +59,7 @@ class TrainerProblem:
     def longer(self) -> frozenset[str]:
         """Knobs whose larger choice never takes a probe less time: they make micro-batches larger and nothing else."""
         return frozenset(
-            item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.only_sizes
+            item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.sets_only_sizes
         )
 
     @property

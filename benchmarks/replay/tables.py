@@ -18,7 +18,7 @@ from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
-from autotune.space import load
+from autotune.inspection.space_file import load
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 

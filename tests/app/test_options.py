@@ -79,7 +79,7 @@ def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> N
         ({"allow": ["lorra"]}, "Did you mean 'lora'"),
         ({"exclude": ["ligr"]}, "Did you mean 'liger'"),
         ({"exclude": ["lora"], "fix": {"lora": "r8"}}, "both fixed and excluded"),
-        ({"space": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"space": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ({"prompt_coverage": 0.99}, "SFT generates no completions, so it takes no --prompt-coverage"),
         ({"reward_funcs": ["a.b"]}, "SFT has no reward functions, so it takes no --reward-funcs"),
         ({"teacher": "some/model"}, "SFT has no teacher, so it takes no --teacher"),

@@ -37,7 +37,7 @@ from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
-from autotune.trainers.geometry import number
+from autotune.trainers.geometry import optional_int_argument
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import AsCandidate, as_candidate
@@ -243,7 +243,8 @@ class Fitting:
         except UntraceableError as error:
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
-                cut = f"TRL fails on rows that max_length={number(sized.plan, 'max_length')} cuts: {_short(error)}"
+                length = optional_int_argument(sized.plan, "max_length")
+                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
                 return Answer(Outcome.CANNOT_RUN, None, cut)
             return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:
