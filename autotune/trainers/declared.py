@@ -1,4 +1,4 @@
-"""What a specification declares of TRL's class: the formats of datasets that it takes, and its configuration's fields."""
+"""What a specification declares of TRL's class: dataset formats that it takes, and the fields of its configuration."""
 
 from __future__ import annotations
 
