@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_speed, notes_on_workload
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
@@ -33,14 +33,14 @@ from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
-from autotune.planning.tracing.cache import Cache, user_cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
 
 
 @taking(PlanArguments)
 def plan(asked: PlanArguments) -> Plan:
-    """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
+    """Search the space by traces of TRL's own training step, with no GPU, and rank what was traced (about 100).
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
@@ -77,7 +77,7 @@ def plan(asked: PlanArguments) -> Plan:
         tracking.search(evaluator)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
         problem = evaluator.problem
-        evaluator.settle()
+        evaluator.confirm_best_at_full_depth()
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown
@@ -105,7 +105,7 @@ def plan(asked: PlanArguments) -> Plan:
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(
-            *_notes(evaluator, planned, cache, asked),
+            *_notes(evaluator, planned, asked),
             *_notes_on_host(best, planned),
             *_notes_on_server(split),
             *offered,
@@ -149,7 +149,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 
-def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
@@ -175,9 +175,11 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     if evaluator.assumptions:
         assumed = "; ".join(evaluator.assumptions)
         yield f"Traces have no data. Where a step reads it, they assumed: {assumed}."
-    if gpu is not None and gpu.speeds is None:
-        yield f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
-    yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), [gpu] if gpu is not None else [], cache)
+    if gpu is not None:
+        for text in notes_on_speed(gpu):
+            yield f"{text} Name a GPU, as with --gpu H100-80GB."
+    gpus = [gpu] if gpu is not None else []
+    yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), gpus, evaluator.traces)
     hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 

@@ -190,8 +190,7 @@ class _Survey:
         problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None or best.memory is None:
-            why = next(iter(evaluator.untraceable.values()), "nothing could be predicted")
-            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=why)
+            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.why_unknown)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
         if best.fits:
             return self._priced(offer, best, problem)
@@ -258,7 +257,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             " (--gpu NAME) names the fastest that has more to spare."
         )
     gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
-    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.cache)
+    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.traces)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

@@ -153,7 +153,7 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     kept: dict[tuple[object, ...], Estimate] = {}
     for estimate in estimates:
         memory = estimate.memory
-        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes)
+        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes, memory.device_bytes)
         kept.setdefault((figures, estimate.tokens_per_second, estimate.reason), estimate)
         if len(kept) == count:
             break

@@ -130,6 +130,7 @@ class ModelProfile:
         attention_heads: heads of queries in a layer; None if the configuration lacks it.
         grouped_heads: whether several of these share a head of keys and values.
         router_aux_loss_coef: weight that its configuration gives the loss that balances experts; 0 without one.
+        quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
     """
 
     name: str
@@ -149,6 +150,7 @@ class ModelProfile:
     attention_heads: int | None = None
     grouped_heads: bool = False
     router_aux_loss_coef: float = 0.0
+    quantizable: int = 0
 
 
 @dataclass(frozen=True)
