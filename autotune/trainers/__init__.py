@@ -38,7 +38,11 @@ def find_trainer(name: str) -> Trainer:
     if name in trainers():
         return trainers()[name]
     removed = REMOVED.get(name.lower().replace("-", "_"))
-    message = f"TRL has no trainer {name!r} since release {removed}." if removed else f"There is no trainer {name!r}."
+    message = (
+        f"TRL has no trainer {name!r} since release {removed}."
+        if removed
+        else f"autotune does not support the trainer {name!r}."
+    )
     raise InputError(message, hint=f"autotune knows {', '.join(trainers())}.")
 
 

@@ -10,9 +10,17 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import end_to_end, longest_of, micro_batches_of, number, packed, padded, rows_of
+from autotune.trainers.geometry import (
+    end_to_end,
+    longest_of,
+    micro_batches_of,
+    multiple_of,
+    packed,
+    padded,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,7 +88,7 @@ class SupervisedFineTuning(FusedHead):
     ) -> BatchGeometry:
         """Return the geometry of rows that are packed by a strategy, or not."""
         step = documents, rows, micro_batches, plan.data_ranks
-        length, multiple = longest_of(plan), number(plan, "pad_to_multiple_of") or 1
+        length, multiple = longest_of(plan), multiple_of(plan)
         flat = self.layout(plan, rows) is Layout.FLAT
         if strategy is not None:
             # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).

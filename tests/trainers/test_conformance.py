@@ -24,10 +24,10 @@ from autotune.emit.launch import launch_keys
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
 from autotune.errors import InputError
-from autotune.space import default_file, load
+from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.base import DatasetFormat
+from autotune.trainers.declared import DatasetFormat
 from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.reporting.examples import a_result
