@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.core.text import printable
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.errors import InputError
 from autotune.techniques import find
-from autotune.techniques.base import OFF, ON, Effect, Technique, how_changes, impossible
-
-# YAML 1.1 reads an unquoted on, off or null as something else than the word that was written.
-_SHOWN = 60  # letters
-_YAML_WORDS: dict[object, str] = {True: ON, False: OFF, None: "none"}
+from autotune.techniques.base import Effect, Technique, how_changes, impossible
 
 
 @dataclass(frozen=True)
@@ -63,95 +56,6 @@ class Wishes:
     excluded: frozenset[str] = frozenset()
 
 
-def default_file(trainer: str) -> Path:
-    """Return the path of the space that ships with autotune for a trainer."""
-    package = Path(__file__).parent
-    shipped = package / "search_spaces" / f"{trainer}.yaml"
-    return shipped if shipped.is_file() else package.parent / "search_spaces" / f"{trainer}.yaml"
-
-
-def load(path: Path, trainer: str, techniques: Sequence[Technique]) -> SpaceFile:
-    """Read a space file.
-
-    Args:
-        trainer: whose space it has to be.
-        techniques: of that trainer.
-
-    Raises:
-        InputError: it cannot be read, is no YAML, or names an unknown technique or choice; the message has the line.
-    """
-    import yaml
-
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The space file {path} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"The space file {path} is not YAML: {' '.join(str(error).split())}.") from error
-    except RecursionError as error:
-        raise InputError(
-            f"The space file {path} is nested too deeply.", hint="It maps techniques to choices."
-        ) from error
-    sections = dict(_entries(root, path, "a mapping with the key techniques"))
-    for key, node in sections.items():
-        if key.value not in ("trainer", "techniques", "recipes"):
-            raise _at(path, key, f"{key.value!r} is none of trainer, techniques, recipes")
-        if key.value == "trainer" and node.value != trainer:
-            raise _at(path, node, f"it is for the trainer {node.value!r}, and {trainer!r} was asked for")
-    by_name = {key.value: node for key, node in sections.items()}
-    if "techniques" not in by_name:
-        raise InputError(f"The space file {path} has no key 'techniques'.", hint="It maps techniques to choices.")
-    choices = {}
-    for key, node in _entries(by_name["techniques"], path, "a mapping from technique to choices"):
-        listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        choices[str(key.value)] = tuple(_choice(key, item, path, techniques) for item in listed)
-    recipes = []
-    for item in _items(by_name["recipes"], path) if "recipes" in by_name else []:
-        entries = _entries(item, path, "a recipe, a mapping from technique to choice")
-        recipes.append({str(key.value): _choice(key, node, path, techniques) for key, node in entries})
-    return SpaceFile(choices, tuple(recipes))
-
-
-def _entries(node: Any, path: Path, wanted: str) -> Iterator[tuple[Any, Any]]:
-    import yaml
-
-    if not isinstance(node, yaml.MappingNode):
-        raise InputError(f"The space file {path} needs {wanted}.") if node is None else _at(path, node, f"not {wanted}")
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise _at(path, key, "a key is a word")
-        yield key, value
-
-
-def _items(node: Any, path: Path) -> Sequence[Any]:
-    import yaml
-
-    if not isinstance(node, yaml.SequenceNode):
-        raise _at(path, node, "recipes are a list of mappings from technique to choice")
-    items: Sequence[Any] = node.value
-    return items
-
-
-def _at(path: Path, node: Any, what: str) -> InputError:
-    return InputError(f"{path}, line {node.start_mark.line + 1}: {what}.")
-
-
-def _choice(key: Any, node: Any, path: Path, techniques: Sequence[Technique]) -> Choice:
-    import yaml
-
-    if not isinstance(node, yaml.ScalarNode):
-        raise _at(path, node, f"a choice of {key.value} is a word or a number")
-    try:
-        loaded = yaml.safe_load(yaml.serialize(node))
-    except (yaml.YAMLError, ValueError, KeyError) as error:  # such as a date that is none
-        raise _at(path, node, f"{printable(node.value[:_SHOWN])!r} cannot be read") from error
-    text = _YAML_WORDS[loaded] if loaded is None or isinstance(loaded, bool) else node.value
-    try:
-        return find(key.value, techniques).parse(text)
-    except InputError as error:
-        raise InputError(f"{path}, line {node.start_mark.line + 1}: {error.message}", hint=error.hint) from error
-
-
 def resolve(
     file: SpaceFile,
     techniques: Iterable[Technique],
@@ -192,7 +96,8 @@ def resolve(
                 locked.append(choice)
         choices[knob] = tuple(dict.fromkeys(kept))
         if locked:
-            unlockable.append(Unlockable(knob, tuple(locked), how_changes(technique, setting.workload.trainer)))
+            how = how_changes(technique, setting.workload.trainer, setting.loss_depends_on)
+            unlockable.append(Unlockable(knob, tuple(locked), how))
     # A recipe's choice of a held knob is left out, and the rest of the recipe is tried.
     free = (
         {knob: find(knob, techniques).parse(spelling, setting) for knob, spelling in recipe.items() if knob not in held}

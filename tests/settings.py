@@ -20,7 +20,8 @@ from autotune.core.workload import (
     PackingCheck,
     Workload,
 )
-from autotune.space import Wishes, default_file, load, resolve
+from autotune.inspection.space_file import default_file, load
+from autotune.space import Wishes, resolve
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB

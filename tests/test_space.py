@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.space import Space, Wishes, default_file, load, resolve
+from autotune.inspection.space_file import default_file, load
+from autotune.space import Space, Wishes, resolve
 from autotune.trainers import trainers
 from autotune.trainers.problem import TrainerProblem, require_legal
 from tests.settings import CPU, GPU, contaminates, setting, workload
 
+TWO_GPUS = replace(GPU, hardware=replace(GPU.hardware, processes=2))
 SFT = trainers()["sft"]
 
 
@@ -102,7 +105,7 @@ def test_a_fixed_choice_that_the_machine_cannot_do_is_refused() -> None:
 def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> None:
     fixed = {"quantization": "4bit-nf4", "lora": "none"}
     here = setting(allowed=frozenset(fixed))
-    with pytest.raises(InputError, match="nothing to train without lora"):
+    with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
         require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
 
 
@@ -110,6 +113,15 @@ def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowe
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))
     require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+
+
+def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
+    fixed = {"context_parallel": 2}
+    of = workload(lengths={9000: 64})
+    here = replace(setting(machine=TWO_GPUS, of=of, global_batch_size=2), ranks_per_row=2)
+    # Without recipes, a legal candidate takes sharding, padding and a longer length.
+    alone = replace(space(here, fixed=fixed), recipes=())
+    require_legal(TrainerProblem(SFT, alone, here, Wishes(fixed)))
 
 
 def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:
@@ -142,15 +154,17 @@ def test_a_file_of_the_user_may_use_yaml_s_own_words(tmp_path: Path) -> None:
         ("technique: {}\n", r"line 1: 'technique' is none of"),
         ("trainer: dpo\ntechniques: {}\n", r"line 1: it is for the trainer 'dpo'"),
         ("trainer: sft\n", r"no key 'techniques'"),
-        ("a: [\n", r"is not YAML"),
-        ("techniques: " + "[" * 5000, r"nested too deeply"),
-        (f"techniques: {{packing: {'9' * 5000}}}", r"space.yaml, line 1: '9{60}' cannot be read"),
+        ("a: [\n", r"space.yaml, line 2: "),
+        ("techniques: " + "[" * 5000, r"line 1: more than 64 collections are inside one another"),
+        (f"techniques: {{packing: {'9' * 5000}}}", r"space.yaml, line 1: '9{40}…' cannot be read"),
         ("techniques: {packing: 2026-13-45}", r"'2026-13-45' cannot be read"),
         ("techniques: {packing: !!bool x}", r"'x' cannot be read"),
-        ("techniques: {packing: !own x}", r"'x' cannot be read"),
-        ("techniques: {? [packing] : bfd}", r"line 1: a key is a word"),
+        ("techniques: {packing: !own x}", r"line 1: the tag '!own' is not loaded"),
+        ("techniques: {? [packing] : bfd}", r"line 1: a key is a collection"),
         ("techniques: {}\nrecipes: fast", r"line 2: recipes are a list"),
-        ("", r"needs a mapping"),
+        ("", r"space.yaml is empty"),
+        ("techniques:\n  packing: none\n  packing: bfd\n", r"line 3: 'packing' is there twice; line 2 has it too"),
+        ("trainer: {a: b}\ntechniques: {}\n", r"line 1: it is for the trainer {'a': 'b'}, and 'sft'"),
         ("techniques: {}\nrecipes: [packing]\n", r"line 2: not a recipe"),
     ],
 )
@@ -160,5 +174,5 @@ def test_a_file_that_cannot_be_used_is_told_with_its_line(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere\.yaml cannot be read"):
+    with pytest.raises(InputError, match=r"nowhere\.yaml does not exist"):
         load(tmp_path / "nowhere.yaml", "sft", SFT.techniques)

@@ -60,6 +60,7 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
     shared = plan.launch.processes // plan.data_ranks
     offloads = "deepspeed" in plan.args
     setting = Setting(workload, machine, documents, 0.0, everything, ranks_per_row=shared, last_resorts=offloads)
+    setting = replace(setting, loss_depends_on=trainer.loss_depends_on(plan.args, workload.model))
     known = _with_defaults(base, as_candidate(plan, trainer, setting, options.file), trainer, setting)
     batch = options.global_batch_size or documents
     own = frozenset(_own(base, plan, known, trainer, setting)) - options.wishes.fixed.keys()
@@ -171,7 +172,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
                 hint=f"Write {name}: {base.config.values[name]} instead.",
             )
     for technique in trainer.techniques:
-        sizes = technique.impact.of_sizes or any(map(of_groups, technique.writes))
+        sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):
             raise InputError(
                 f"{base.name}: {_as_written(base, technique)} is not a choice of {technique.name} that autotune knows.",

@@ -7,9 +7,9 @@ from autotune.app.public import taking
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
-from autotune.space import default_file, load
+from autotune.inspection.space_file import default_file, load
 from autotune.techniques.base import Option, Technique, how_changes
-from autotune.trainers import find_trainer
+from autotune.trainers import Trainer, find_trainer
 
 
 @taking(CatalogueArguments)
@@ -22,15 +22,15 @@ def catalogue(asked: CatalogueArguments) -> tuple[CatalogueRow, ...]:
     known = find_trainer(asked.trainer)
     machine = inspect_machine(asked.device)
     searched = load(default_file(known.name), known.name, known.techniques).choices
-    return tuple(_row(technique, known.name, machine, technique.name in searched) for technique in known.techniques)
+    return tuple(_row(technique, known, machine, technique.name in searched) for technique in known.techniques)
 
 
-def _row(technique: Technique, trainer: str, machine: Machine, in_default_space: bool) -> CatalogueRow:
+def _row(technique: Technique, trainer: Trainer, machine: Machine, in_default_space: bool) -> CatalogueRow:
     return CatalogueRow(
         knob=technique.name,
         summary=technique.summary,
         needs=technique.needs,
-        changes=how_changes(technique, trainer),
+        changes=how_changes(technique, trainer.name, trainer.loss_depends_on({})),
         writes=tuple(sorted(technique.writes)),
         in_default_space=in_default_space,
         default=str(technique.trl_default),

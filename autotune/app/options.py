@@ -13,7 +13,8 @@ from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import user_path
-from autotune.space import SpaceFile, Wishes, default_file, load
+from autotune.inspection.space_file import default_file, load
+from autotune.space import SpaceFile, Wishes
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers

@@ -23,9 +23,9 @@ from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import histogram
+from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
-from autotune.emit.planned import server_text
+from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
@@ -36,6 +36,7 @@ from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers import limits_rows
 
 
 @taking(PlanArguments)
@@ -121,6 +122,7 @@ def plan(asked: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
+        limit=_limit(evaluator, best),
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
@@ -128,6 +130,15 @@ def plan(asked: PlanArguments) -> Plan:
     if failure is not None:
         raise UnwrittenError(failure, found)
     return found
+
+
+def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:
+    """Return what the maximum length of the best candidate keeps of rows that a shorter one may cut or drop."""
+    problem = evaluator.problem
+    workload = problem.setting.workload
+    if not best or not limits_rows(problem.trainer) or workload.has_images:
+        return None
+    return limit(workload.dataset.documents, int(best[0].candidate["max_length"]))
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:

@@ -73,7 +73,10 @@ def problem_of(
     # One process that the user's own configuration gives to DeepSpeed may keep it.
     offloads = base is not None and "args.deepspeed" in base.documents
     fixed = frozenset(options.wishes.fixed)
-    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, fixed)
+    entries = base.entries if base is not None else {}
+    args = {path.removeprefix("args."): value for path, value in entries.items() if path.startswith("args.")}
+    depends = options.trainer.loss_depends_on(args, workload.model)
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, fixed, depends)
     fixed_length = options.wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.

@@ -78,7 +78,8 @@ def blocks_of(lengths: Any, beside: Any, rows: int, multiple: int = 1, image_ele
 def worst_blocks(blocks: Blocks) -> list[int]:
     """Return the positions of the blocks of which each may need the most memory, the widest first.
 
-    Any other block needs at most as much as one of these. Which of these needs the most depends on the model: a block
+    Any other block needs at most as much as one of these, as far as it depends on widths, masks and images (tokens that
+    the loss counts: :func:`autotune.core.heaviest.heaviest_blocks`). Which needs the most depends on the model: a block
     with a wider second tensor holds less while it passes through the model if its first tensor is narrower, and one
     that is narrower in both holds more in the vision tower if it has more image data.
 

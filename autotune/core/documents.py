@@ -26,7 +26,7 @@ sequence is too long.
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """The number of documents of each length in a dataset. A document is one row of the dataset, as the user wrote it.
+    """The number of documents of each length in a dataset. A document is one row of it; KTO takes a pair for two.
 
     Instances compare by identity, so that they are cheap keys for caching what is computed from them. Millions of
     documents may all be distinct, so that there is no Python object for each.
@@ -152,9 +152,18 @@ class Documents:
 
         Its shape is (documents, numbers of a document). Without a known order, equal documents follow one another.
         """
-        groups = self.groups.rows(self.order)
-        found = groups[:, 1:] if self.order is not None else groups[:, 1:].repeat(groups[:, 0], axis=0)
-        return found if max_length is None or not dropping else found[found[:, 0] <= max_length]
+        return self._in_order(self.groups, max_length, dropping=dropping)[:, 1:]
+
+    def trained_in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers | None:
+        """Return the tokens that the loss counts in each of :meth:`in_order`; None where they are not known."""
+        return None if self.trained is None else self._in_order(self.trained, max_length, dropping=dropping)[:, 0]
+
+    def _in_order(self, of_groups: Table, max_length: int | None, *, dropping: bool) -> Numbers:
+        """Return the rows of a table with one for each group, for each document that is kept, in their order."""
+        groups, found = self.groups.rows(self.order), of_groups.rows(self.order)
+        if self.order is None:
+            groups, found = (rows.repeat(groups[:, 0], axis=0) for rows in (groups, found))
+        return found if max_length is None or not dropping else found[groups[:, 1] <= max_length]
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the tokens that are left at a maximum length."""

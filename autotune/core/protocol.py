@@ -14,7 +14,7 @@ from enum import StrEnum
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
@@ -106,7 +106,7 @@ class CheckPackingReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """Run training steps of one plan.
+    """Run training steps of one plan. Each rank replies with a :class:`autotune.core.measurement.Measurement`.
 
     Attributes:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
@@ -123,17 +123,6 @@ class ProbeRequest:
     limit_bytes: int | None = None
     seed: int = 42
     evaluation_directory: str | None = None
-
-
-@dataclass(frozen=True)
-class ProbeReply:
-    """The measurement of the probe, as far as the child can make it.
-
-    Attributes:
-        ranks: the measurement of each process of the training, in the order of their ranks.
-    """
-
-    ranks: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)
@@ -166,17 +155,19 @@ class RanksReply:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply to any job, or part of one: an error other than unusable input, such as an unsupported combination.
+    """A reply to any job: an error other than unusable input, such as an unsupported combination.
 
     Attributes:
         kind: name of the exception's class.
         message: its text.
         traceback: for ``--debug``.
+        transient: whether another try may succeed: the process lacked memory, or a file could not be used.
     """
 
     kind: str
     message: str
     traceback: str
+    transient: bool = False
 
 
 @dataclass(frozen=True)

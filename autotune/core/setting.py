@@ -43,8 +43,8 @@ class Setting:
     """The properties that all candidates of a search share.
 
     Attributes:
-        global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the user wrote it,
-            however many rows of the trainer they make.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset as the trainer takes
+            them apart (KTO takes a pair for two), before it packs them.
         token_coverage: the share of dataset tokens, 0 to 1, that a candidate has to keep.
         allowed: knobs whose training-changing choices the user allowed by name; :data:`GLOBAL_BATCH` among them allows
             other global batches.
@@ -52,6 +52,7 @@ class Setting:
         ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
         fixed: knobs whose only choice to consider the user named.
+        loss_depends_on: by knob that the loss of the training depends on, how; see ``Trainer.loss_depends_on``.
         impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
     """
 
@@ -64,6 +65,7 @@ class Setting:
     ranks_per_row: int = 1
     last_resorts: bool = False
     fixed: frozenset[str] = frozenset()
+    loss_depends_on: Mapping[str, str] = field(default_factory=dict)
     impossible: dict[tuple[object, Choice], str | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -76,3 +78,7 @@ class Setting:
     def users_own(self, knob: str, choice: Choice) -> bool:
         """Return whether a choice is the user's own, so that it does not change the user's training."""
         return self.base is not None and self.base.choices.get(knob) == choice
+
+    def users_entry(self, path: str) -> object:
+        """Return a plan entry of the user's own configuration that no technique writes, or None without one."""
+        return self.base.entries.get(path) if self.base is not None else None

@@ -129,6 +129,7 @@ class ModelProfile:
         cache: its key-value cache, as if every layer attended to all tokens; None if the configuration lacks it.
         attention_heads: heads of queries in a layer; None if the configuration lacks it.
         grouped_heads: whether several of these share a head of keys and values.
+        router_aux_loss_coef: weight that its configuration gives the loss that balances experts; 0 without one.
         quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
     """
 
@@ -148,6 +149,7 @@ class ModelProfile:
     cache: KeyValueCache | None = None
     attention_heads: int | None = None
     grouped_heads: bool = False
+    router_aux_loss_coef: float = 0.0
     quantizable: int = 0
 
 

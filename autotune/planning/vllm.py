@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import VLLM
+from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import number
+from autotune.trainers.geometry import optional_int_argument
 from autotune.trainers.prompts import Prompted
 from autotune.units import GIB, format_bytes
 
@@ -121,7 +121,7 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         on_server=on_server,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
-        parallel=number(plan, "vllm_tensor_parallel_size") or 1,
+        parallel=optional_int_argument(plan, "vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
         in_4_bits=bool(plan.model.get("load_in_4bit")) and not on_server,
     )
@@ -190,7 +190,7 @@ def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, tota
             breakdown={**training.breakdown, **({VLLM: asleep} if asleep else {})},
         )
     at_rest = (training.generation_bytes or 0) - training.context_bytes
-    parts = {"training at rest": at_rest, VLLM: awake, "context": training.context_bytes}
+    parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
     return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
 
 

@@ -51,7 +51,7 @@ def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) 
 
 def _neighbours(problem: Problem, candidate: Candidate, held: str) -> Iterator[Candidate]:
     """Yield the illegal candidate with one other choice of a knob in conflict; ``held`` keeps its choice."""
-    in_conflict = problem.in_conflict(candidate)
+    in_conflict = problem.knobs_of_violated_rule(candidate)
     for knob, choices in problem.choices.items():
         if knob != held and knob in in_conflict:
             for choice in choices:

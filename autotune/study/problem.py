@@ -51,7 +51,7 @@ class Problem(Protocol):
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, in words, or None when it may."""
 
-    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+    def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Return the knobs of which one has to change before that reason can go; called for illegal candidates."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
-from autotune.techniques.base import OFF, ON, Equipped, Fails, Option
+from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option
 from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
@@ -41,7 +41,7 @@ class ActivationOffloading(Equipped):
         several = (setting.workload.model.attention_heads or 1) > 1
         if candidate["attention"] == FLEX and checkpointing not in (ON, SELECTIVE) and several:
             # tests/contract/test_trl_rules.py, tests/nullgpu/test_training.py
-            return Fails(
+            return CrashReason(
                 f"it restores tensors without their strides, with which attention={FLEX} fails in the backward pass of"
                 f" layers without checkpointing; gradient_checkpointing={ON} trains"
             )

@@ -8,9 +8,10 @@ from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import ON, Fails, Option, Technique
+from autotune.techniques.base import ON, CrashReason, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
-from autotune.techniques.packing import NONE
+from autotune.techniques.packing import EVALUATION_PACKED, NONE
+from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import NO_PATCHES
 from autotune.techniques.versions import missing
 
@@ -22,15 +23,18 @@ _DECODED = 128
 """Queries from which on FlexAttention has its usual kernel; also the queries of a block of its mask."""
 
 
-# Compute capabilities: FlashAttention's own README (2: Ampere and later; 3: Hopper; 4: Hopper and Blackwell).
-_FLASH: Mapping[Choice, tuple[str | None, tuple[int, int]]] = {
-    "flash_attention_2": ("flash-attn", (8, 0)),
-    "flash_attention_3": ("flash-attn-3", (9, 0)),
-    "flash_attention_4": ("flash-attn-4", (9, 0)),
-    "kernels-community/flash-attn2": (None, (8, 0)),
-    "kernels-community/vllm-flash-attn3": (None, (9, 0)),
+# Compute capabilities: FlashAttention's own README (2: Ampere and later; 3: Hopper alone, see its issues 1785, 1853 and
+# 1889; 4: Hopper and Blackwell).
+_HOPPER = (9, 0), (9, 9)
+_FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | None]] = {
+    "flash_attention_2": ("flash-attn", (8, 0), None),
+    "flash_attention_3": ("flash-attn-3", *_HOPPER),
+    "flash_attention_4": ("flash-attn-4", (9, 0), None),
+    "kernels-community/flash-attn2": (None, (8, 0), None),
+    "kernels-community/vllm-flash-attn3": (None, *_HOPPER),
 }
-"""The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest CUDA compute capability."""
+"""The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
+capability, None without one."""
 
 
 class Attention(Technique):
@@ -70,9 +74,12 @@ class Attention(Technique):
             return None
         if hardware.kind == "cpu":
             return "FlashAttention needs a CUDA GPU"
-        package, (major, minor) = _FLASH[choice]
-        if (hardware.compute_capability or (0, 0)) < (major, minor):
-            return f"it needs a GPU of compute capability {major}.{minor} or later"
+        package, lowest, highest = _FLASH[choice]
+        capability = hardware.compute_capability or (0, 0)
+        if capability < lowest:
+            return f"it needs a GPU of compute capability {lowest[0]}.{lowest[1]} or later"
+        if highest is not None and capability > highest:
+            return f"it has no kernels for GPUs of compute capability {capability[0]}.{capability[1]}"
         return kernels_missing(machine) if package is None else missing(package, machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
@@ -89,7 +96,7 @@ class Attention(Technique):
         """
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
-            return Fails(
+            return CrashReason(
                 f"the kernel of {FLEX} for fewer than {_DECODED} tokens fails where {_shared(setting)} heads share keys"
                 f" and values, at {failing} tokens, which a micro-batch may have"
             )
@@ -116,15 +123,19 @@ def _failing_width(candidate: Candidate, setting: Setting) -> int | None:
     ``create_flex_decoding_kernel`` of ``torch/_inductor/kernel/flex/flex_decoding.py``).
     """
     shared = _shared(setting)
-    if shared == 1 or candidate.get("packing", NONE) != NONE or candidate.get("padding_free") == ON:
+    if shared == 1 or candidate.get("padding_free") == ON:
         return None
-    rounding = str(candidate.get("pad_to_multiple_of", NONE))
-    multiple = int(rounding) if rounding != NONE else 1
-    # Completions of one prompt are generated together.
-    together = max(1, int(candidate["per_device_train_batch_size"]) // int(candidate.get("num_generations", 1)))
-    seen = 0
-    for width, count in setting.workload.dataset.documents.widths.items():
-        seen, padded = seen + count, rounded_up(min(width, int(candidate.get("max_length", width))), multiple)
-        if seen >= together and padded * shared > _DECODED and padded < _DECODED:
-            return padded
+    trains_packed = candidate.get("packing", NONE) != NONE
+    evaluates_packed = setting.users_entry(EVALUATION_PACKED)
+    packed = trains_packed, trains_packed if evaluates_packed is None else evaluates_packed
+    sizes = "per_device_train_batch_size", "per_device_eval_batch_size"
+    for documents, size, in_packed_rows in zip(setting.workload.documents, sizes, packed, strict=False):
+        # Completions of one prompt are generated together.
+        together = min(documents.rows, max(1, int(candidate[size]) // int(candidate.get("num_generations", 1))))
+        seen = 0
+        for width, count in documents.widths.items() if not in_packed_rows else ():
+            cut = min(width, int(candidate.get("max_length", width)))
+            seen, padded = seen + count, rounded_up(cut, multiple_of(candidate))
+            if seen >= together and padded * shared > _DECODED and padded < _DECODED:
+                return padded
     return None

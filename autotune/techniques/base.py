@@ -21,9 +21,9 @@ OFF = "off"
 ON = "on"
 _VALUES: Mapping[Choice, object] = {OFF: False, ON: True, "none": None}
 """Values of fields, by choices that are spelled otherwise."""
-POSITIVE = re.compile(r"0*[1-9]\d*")
+POSITIVE = re.compile(r"0*[1-9][0-9]*")
 """Spellings of the whole numbers from 1 on."""
-SEVERAL = re.compile(r"0*([2-9]|[1-9]\d+)")
+SEVERAL = re.compile(r"0*([2-9]|[1-9][0-9]+)")
 """Spellings of the whole numbers from 2 on."""
 
 
@@ -34,7 +34,7 @@ class Effect(StrEnum):
     CHANGES_TRAINING = "changes-training"
 
 
-class Fails(str):
+class CrashReason(str):
     """A conflict with which training fails, instead of silently training something else."""
 
     __slots__ = ()
@@ -154,7 +154,7 @@ class Technique:
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""
-        if facts(self, setting.workload.trainer).changes:
+        if self.name in setting.loss_depends_on or facts(self, setting.workload.trainer).changes:
             default = self.normal(self.default(setting), candidate, setting)
             if self.normal(choice, candidate, setting) != default:
                 return Effect.CHANGES_TRAINING
@@ -181,7 +181,7 @@ class Technique:
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.
 
-        The reason is :class:`Fails` where training fails.
+        The reason is :class:`CrashReason` where training fails.
         """
         return None
 
@@ -247,9 +247,13 @@ def option_of(technique: Technique, choice: Choice) -> Option | None:
     return next(exact, None) or next((option for option in technique.options if option.has(choice)), None)
 
 
-def how_changes(technique: Technique, trainer: str) -> str:
-    """Return how choices change training with the trainer of that name, in words; empty when none does."""
-    return facts(technique, trainer).changes or technique.changes
+def how_changes(technique: Technique, trainer: str, loss_depends_on: Mapping[str, str]) -> str:
+    """Return how choices change training with the trainer of that name, in words; empty when none does.
+
+    Args:
+        loss_depends_on: by knob, as in :class:`~autotune.core.setting.Setting`.
+    """
+    return loss_depends_on.get(technique.name) or facts(technique, trainer).changes or technique.changes
 
 
 def refused_or_ignored(technique: Technique, choice: Choice, trainer: str) -> str | None:
@@ -281,10 +285,8 @@ def illegal(technique: Technique, candidate: Candidate, setting: Setting) -> str
         return conflict
     changes = technique.effect(choice, candidate, setting) is Effect.CHANGES_TRAINING
     if changes and technique.name not in setting.allowed and not setting.users_own(technique.name, choice):
-        return (
-            f"{technique.name}={choice} changes training here ({how_changes(technique, setting.workload.trainer)}) "
-            f"and was not allowed (--allow {technique.name})"
-        )
+        how = how_changes(technique, setting.workload.trainer, setting.loss_depends_on)
+        return f"{technique.name}={choice} changes training here ({how}) and was not allowed (--allow {technique.name})"
     return None
 
 

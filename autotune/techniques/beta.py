@@ -10,6 +10,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts
+from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
 _ALWAYS = "any value needs the same memory and time: the reference is part of the loss"
@@ -43,6 +44,12 @@ class Beta(NumberTechnique):
         if not isfinite(weight) or weight < 0:
             raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number from 0 on.")
         return str(weight)
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the user's configuration synchronises a reference, and there is none."""
+        if not float(choice) and setting.users_entry(SYNCHRONISED):
+            return f"TRL refuses beta={choice} with sync_ref_model: there is no reference to synchronise"
+        return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts
-from autotune.techniques.packing import NONE
+from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
 
@@ -62,7 +62,7 @@ class ContextParallel(Equipped):
         "that share a row train on the same documents"
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
-    impact = TraceImpact(sizes=True)
+    impact = TraceImpact(also_sets_sizes=True)
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
         **{trainer: TrainerFacts(refused=dict.fromkeys(_SIZES, reason)) for trainer, reason in _REASONS.items()},
         "reward": TrainerFacts(ignored=dict.fromkeys(_SIZES, _SCORED)),
@@ -95,6 +95,8 @@ class ContextParallel(Equipped):
             return f"{asked} needs attention={_SDPA}, whose kernels PyTorch can split"
         if candidate.get("packing", NONE) != NONE:
             return f"{asked} drops the mask that keeps packed documents apart (packing={candidate['packing']})"
+        if setting.users_entry(EVALUATION_PACKED):
+            return f"{asked} drops the mask that keeps packed documents apart, and TRL refuses eval_packing with it"
         if candidate.get("padding_free", OFF) == ON:
             return f"{asked} drops the mask that keeps documents apart (padding_free=on)"
         padded = candidate.get("pad_to_multiple_of", NONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Effect, Equipped, Fails, Option
+from autotune.techniques.base import OFF, ON, CrashReason, Effect, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 from autotune.techniques.vllm import NAME as VLLM
@@ -54,5 +54,7 @@ class ContinuousBatching(Equipped):
         if candidate.get(VLLM, OFF) != OFF:
             return f"vllm={candidate[VLLM]} generates the completions, and continuous batching does not run"
         if candidate["precision"] != "float32" and installed(setting.machine, "transformers", ">=5.24"):
-            return Fails(f"continuous batching fails with precision={candidate['precision']} from transformers 5.24 on")
+            return CrashReason(
+                f"continuous batching fails with precision={candidate['precision']} from transformers 5.24 on"
+            )
         return None

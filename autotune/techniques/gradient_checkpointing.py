@@ -20,12 +20,8 @@ SELECTIVE = "selective"
 OFFLOAD = "offload"
 _EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_([2-9]|[1-9]\d+)")
-# `every_n_layers` and `offload` of `PreTrainedModel.gradient_checkpointing_enable`.
-_TRANSFORMERS_WITH_KEYS = ">=5.16"
 # They skip the function in which TRL takes its key `selective`, on a model with adapters.
 _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
-# `selective` was added in TRL 1.15.
-_TRL_WITH_SELECTIVE = ">=1.15"
 
 _TO_PYTORCH = "leaves its key to PyTorch"
 
@@ -56,7 +52,7 @@ class GradientCheckpointing(Technique):
         Option(OFFLOAD, "as on, and moves what is kept to the host's memory"),
     )
     trl_default = ON
-    needs = "offload: an accelerator; every_N and offload: transformers 5.16 or later"
+    needs = "offload: an accelerator"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
         "dpo": _with_reference("DPOTrainer"),
@@ -78,22 +74,17 @@ class GradientCheckpointing(Technique):
     )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where a library is too old, or for offloading on a CPU, where memory cannot be pinned."""
+        """Return a reason for offloading on a CPU, where memory cannot be pinned."""
         if choice == OFFLOAD and machine.hardware.kind == "cpu":
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
-        late = choice == OFFLOAD or _EVERY.fullmatch(str(choice))
-        if late and not installed(machine, "transformers", _TRANSFORMERS_WITH_KEYS):
-            return f"{choice} needs transformers 5.16 or later"
-        if choice == SELECTIVE and not installed(machine, "trl", _TRL_WITH_SELECTIVE):
-            return "selective needs trl 1.15 or later"
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for ``every_N`` on a model with fewer than N layers."""
+        """Return a reason for ``every_N`` on a model with fewer than N layers, where it is one layer whatever N is."""
         every = _EVERY.fullmatch(str(choice))
         layers = setting.workload.model.layers
         if every and int(every.group(1)) > layers:
-            return f"{choice} checkpoints no layer of a model with {layers}"
+            return f"{choice} checkpoints only the first layer of a model with {layers}"
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -109,9 +100,12 @@ class GradientCheckpointing(Technique):
                 f"gradient_checkpointing={choice} needs reference={PRECOMPUTED}: after the reference's pass in a "
                 "micro-batch, TRL passes its key to PyTorch, which refuses it"
             )
-        fails = installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE)
-        if choice == SELECTIVE and lora.has_adapters(candidate) and fails:
+        if choice != SELECTIVE or not lora.has_adapters(candidate):
+            return None
+        if installed(setting.machine, "transformers", _TRANSFORMERS_WITHOUT_SELECTIVE):
             return "TRL does not take its key selective from a model with adapters, and PyTorch refuses it"
+        if candidate.get("sharding") == "zero3":
+            return "TRL refuses gradient_checkpointing=selective of adapters with sharding=zero3"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

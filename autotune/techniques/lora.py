@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
@@ -19,6 +20,8 @@ _ATTENTION_MODULES = frozenset(
         "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj",
     }
 )  # fmt: skip
+_WITH_NEW_HEAD = frozenset({"reward"})
+"""The trainers whose model gets a head for a score, which PEFT trains whole."""
 # TRL's default alpha is 32 for its default rank of 16 (trl.ModelConfig).
 _ALPHA_PER_RANK = 2
 
@@ -26,6 +29,15 @@ _ALPHA_PER_RANK = 2
 def has_adapters(candidate: Candidate) -> bool:
     """Return whether a candidate trains adapters on a frozen model, by ``lora`` or by ``peft_config``."""
     return candidate["lora"] != NONE or candidate.get("peft_config", NONE) != NONE
+
+
+def trains_whole_modules(setting: Setting) -> bool:
+    """Return whether modules of the model are trained whole, beside adapters: a new head, or those that a user names.
+
+    PEFT trains a copy of each (``ModulesToSaveWrapper``) in the type of the model's weights, while adapters are in
+    float32 (``cast_adapter_dtype``).
+    """
+    return setting.workload.trainer in _WITH_NEW_HEAD or bool(setting.users_entry("model.lora_modules_to_save"))
 
 
 class Lora(Technique):
@@ -66,6 +78,12 @@ class Lora(Technique):
         if found and found["attention"] and not _attention_modules(setting):
             names = ", ".join(setting.workload.model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
+        return None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the user's configuration synchronises the reference, which is no copy with adapters."""
+        if has_adapters(candidate) and setting.users_entry(SYNCHRONISED):
+            return "TRL refuses adapters with sync_ref_model: the reference is the model without its adapters"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
+from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import ON, Fails, Option, Technique, TrainerFacts, facts
+from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
+from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
@@ -21,7 +23,7 @@ _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is
 # not a multiple of 8 costs as much as the next one that is.
 _ROUND_TO = 8
-_COVERAGE = re.compile(r"coverage(?:\*(\d+))?")
+_COVERAGE = re.compile(r"coverage(?:\*(0*[1-9][0-9]*))?")
 _BATCH = re.compile(r"batch/([1-9]\d*)")
 # Number of corrections of a length by the documents that rows of it hold; it converges after one or two.
 _CORRECTIONS = 4
@@ -104,24 +106,31 @@ class MaxLength(Technique):
                 return workload.longest
             shortest = max(documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
             return -(-shortest * int(covering.group(1) or 1) // _ROUND_TO) * _ROUND_TO
-        if word.isdigit() and int(word) > 0:
+        if POSITIVE.fullmatch(word):
             return int(word)
         hint = "It takes a number of tokens, coverage, coverage*N, batch/N or longest."
         raise InputError(f"{word!r} is no choice of {self.name}.", hint=hint)
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
+        """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows.
+
+        Rows with images are padded up to no more than the length, so it has to be a multiple of what they are padded
+        to (:mod:`autotune.techniques.pad_to_multiple_of`).
+        """
         if candidate.get("packing", "none") != "none":
             return choice
         generated = int(candidate["max_new_tokens"]) if _only_scores(setting) else 0
-        return min(int(choice), setting.workload.longest + generated)
+        longest = setting.workload.longest + generated
+        if setting.workload.has_images:
+            longest = rounded_up(longest, multiple_of(candidate))
+        return min(int(choice), longest)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
         if _only_scores(setting):
             return None
         if setting.workload.has_images and int(choice) < setting.workload.longest:
-            return Fails(
+            return CrashReason(
                 f"max_length={choice} cuts rows of up to {setting.workload.longest} tokens, and training fails where a "
                 "token of an image is cut"
             )

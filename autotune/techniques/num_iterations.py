@@ -18,4 +18,4 @@ class NumIterations(NumberTechnique):
     trl_default = 1
     writes = frozenset({"args.num_iterations"})
     changes = "completions are trained on again after the model that generated them has changed"
-    impact = TraceImpact(sizes=True, patches_libraries=False)
+    impact = TraceImpact(also_sets_sizes=True, patches_libraries=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import Effect, Fails, Option, Technique
+from autotune.techniques.base import CrashReason, Effect, Option, Technique
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import NO_PATCHES
 from autotune.techniques.versions import missing
@@ -56,6 +56,6 @@ class Optimizer(Technique):
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES or candidate.get("sharding", DDP) != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
-        return Fails(
+        return CrashReason(
             f"{_BITSANDBYTES} cannot update the parameters that sharding={FSDP2} shares out, which are DTensors"
         )

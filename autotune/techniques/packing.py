@@ -17,6 +17,7 @@ from autotune.techniques.trace_impact import SIZES
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
+NAME = "packing"
 NONE = "none"
 CUTTING = "bfd"
 """The strategy that drops a row's overflow."""
@@ -24,6 +25,8 @@ SPLIT = "bfd_split"
 WRAPPED = "wrapped"
 SEPARATING = frozenset({CUTTING, SPLIT})
 """Strategies whose documents must not attend to each other; TRL makes them padding-free."""
+EVALUATION_PACKED = "args.eval_packing"
+"""The entry of a user's configuration that packs rows to evaluate on, whatever is trained on."""
 # Batch size of datasets.Dataset.map, which pack_dataset leaves at its default.
 _PACKED_AT_ONCE = 1000
 
@@ -148,7 +151,7 @@ def _best_fit(documents: Sequence[tuple[int, float]], length: int) -> list[float
 class Packing(Technique):
     """TRL's packing strategies."""
 
-    name = "packing"
+    name = NAME
     summary = "Fills rows with several documents, so that no time and memory go into padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import SEVERAL, Fails, Option, Technique
+from autotune.techniques.base import SEVERAL, CrashReason, Option, Technique
 from autotune.techniques.trace_impact import SIZES
 
+NAME = "pad_to_multiple_of"
+NONE = "none"
 _ROUNDED = ("messages", "prompt")
 """Formats of rows with images whose lengths TRL rounds up."""
+
+
+def multiple_of(candidate: Candidate) -> int:
+    """Return the number of tokens to a multiple of which a candidate pads its micro-batches; 1 without rounding."""
+    asked = candidate.get(NAME, NONE)
+    return 1 if asked == NONE else int(asked)
 
 
 class PadToMultipleOf(Technique):
     """Padding of the collated length beyond the longest row."""
 
-    name = "pad_to_multiple_of"
+    name = NAME
     summary = "Rounds the length of a micro-batch up, which suits the tiles of matrix units and repeats shapes."
     options = (
-        Option("none", "no rounding"),
+        Option(NONE, "no rounding"),
         Option(8, "any number of tokens above 1", family=SEVERAL),
         Option(64, "any number of tokens"),
     )
-    trl_default = "none"
+    trl_default = NONE
     writes = frozenset({"args.pad_to_multiple_of"})
     impact = SIZES
 
@@ -40,4 +48,4 @@ class PadToMultipleOf(Technique):
         if not int(candidate.get("max_length", 0)) % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
-        return Fails(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")
+        return CrashReason(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")

@@ -55,6 +55,8 @@ class PeftConfig(Technique):
             document = read_json(written)
         except OSError as error:
             raise self._refused(asked, f"the file cannot be read ({error.strerror})") from error
+        except RuntimeError as error:  # a home directory of no user
+            raise self._refused(asked, f"the file cannot be read ({error})") from error
         except ValueError as error:
             raise self._refused(asked, f"it is not JSON ({error})") from error
         if not isinstance(document, dict) or not isinstance(document.get("peft_type"), str):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.techniques.base import POSITIVE, Option, Technique, TrainerFacts
+from autotune.techniques.base import POSITIVE, Option, Technique
 from autotune.techniques.context_parallel import data_ranks
 from autotune.techniques.packing import NONE, documents_per_row
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
+ROWS = "per_device_train_batch_size"
+"""The name of the technique."""
 _NEAR = 0.10
 """Relative deviation allowed for the documents of a packed optimizer step: rows hold varying numbers of documents."""
 
@@ -23,29 +24,23 @@ def rows_per_step(candidate: Candidate, setting: Setting) -> int:
     With one document per row, it is the number of documents. With packed rows, it is the multiple of the micro-batch
     size that comes closest.
     """
-    rows = int(candidate["per_device_train_batch_size"])
+    rows = int(candidate[ROWS])
     documents = setting.global_batch_size / data_ranks(candidate, setting)
-    return rows * max(1, round(documents / (rows * _held(candidate, setting))))
+    return rows * max(1, round(documents / (rows * _documents_per_row(candidate, setting))))
 
 
 def documents_per_step(candidate: Candidate, setting: Setting) -> float:
     """Return the mean number of documents in an optimizer step, over all processes."""
-    return rows_per_step(candidate, setting) * data_ranks(candidate, setting) * _held(candidate, setting)
+    return rows_per_step(candidate, setting) * data_ranks(candidate, setting) * _documents_per_row(candidate, setting)
 
 
 class PerDeviceTrainBatchSize(Technique):
     """Rows per micro-batch; gradient accumulation provides the rest of the global batch, counted in documents."""
 
-    name = "per_device_train_batch_size"
+    name = ROWS
     summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
     options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
     trl_default = 8
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "kto": TrainerFacts(
-            changes="KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the "
-            "estimate"
-        )
-    }
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
     impact = GROWING_SIZES
 
@@ -90,7 +85,7 @@ class PerDeviceTrainBatchSize(Technique):
         }
 
 
-def _held(candidate: Candidate, setting: Setting) -> float:
+def _documents_per_row(candidate: Candidate, setting: Setting) -> float:
     """Return the mean number of documents in a row of the trainer."""
     packing = str(candidate.get("packing", NONE))
     if packing == NONE:

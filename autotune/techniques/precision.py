@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
+from autotune.techniques import lora
 from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 
-_BF16_WEIGHTS, _EXACT = "bfloat16", "float32"
+_BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
 # bf16 arithmetic is available since Ampere (CUDA C++ Programming Guide, compute capabilities).
 _BF16_CAPABILITY = (8, 0)
 
@@ -24,7 +25,7 @@ class Precision(Technique):
         Option("float32+bf16", "fp32 weights, bf16 products (autocast)"),
         # The others round its products.
         Option(_EXACT, "fp32 throughout", replaceable=False),
-        Option("float32+fp16", "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
+        Option(_SCALED, "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
     trl_default = "float32+bf16"
@@ -37,14 +38,20 @@ class Precision(Technique):
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == _BF16_WEIGHTS)
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32."""
-        if choice == _BF16_WEIGHTS and candidate["lora"] != "none":
+        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32.
+
+        PEFT keeps modules that are trained whole beside the adapters in the type of the weights.
+        """
+        if choice == _BF16_WEIGHTS and candidate["lora"] != lora.NONE and not lora.trains_whole_modules(setting):
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where the GPU lacks the type; a CPU computes in all of them."""
+        """Return a reason where the device does not compute in the type."""
         hardware = machine.hardware
+        if choice == _SCALED and hardware.kind == "cpu":
+            # Accelerator.__init__ sets neither autocast nor a scaler.
+            return "accelerate computes in float32 on a CPU where fp16 is asked for"
         too_old = hardware.compute_capability is not None and hardware.compute_capability < _BF16_CAPABILITY
         if "bf" in str(choice) and too_old:
             return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
@@ -55,5 +62,5 @@ class Precision(Technique):
         return {
             "model.dtype": _BF16_WEIGHTS if choice == _BF16_WEIGHTS else "float32",
             "args.bf16": choice in ("float32+bf16", _BF16_WEIGHTS),
-            "args.fp16": choice == "float32+fp16",
+            "args.fp16": choice == _SCALED,
         }

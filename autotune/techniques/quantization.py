@@ -33,7 +33,7 @@ class Quantization(Equipped):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason without adapters: quantised weights get no gradient (transformers refuses to train them)."""
         if choice != NONE and not lora.has_adapters(candidate):
-            return f"quantization={choice} freezes the model, so that there is nothing to train without lora"
+            return f"quantization={choice} freezes the model; it needs lora or peft_config"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

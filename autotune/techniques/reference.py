@@ -10,6 +10,8 @@ from autotune.techniques.base import Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 
 PRECOMPUTED = "precomputed"
+SYNCHRONISED = "args.sync_ref_model"
+"""The entry of a user's configuration whose reference follows the trained model."""
 
 
 class Reference(Technique):
@@ -32,6 +34,12 @@ class Reference(Technique):
         """Return a reason for rows with images."""
         refused = choice == PRECOMPUTED and setting.workload.has_images
         return "TRL refuses it for rows with images" if refused else None
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return a reason where the user's configuration synchronises the reference with the trained model."""
+        if choice == PRECOMPUTED and setting.users_entry(SYNCHRONISED):
+            return f"TRL refuses reference={PRECOMPUTED} with sync_ref_model, which changes it while training"
+        return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

@@ -30,7 +30,7 @@ class RefusedSize(Technique):
 
     trl_default = 1
     needs = "support by autotune, which it does not have yet: it is refused with the reason"
-    impact = TraceImpact(sizes=True)
+    impact = TraceImpact(also_sets_sizes=True)
 
     def matters(self, setting: Setting) -> bool:
         """It is never searched."""

@@ -12,6 +12,7 @@ from autotune.techniques.base import Option, Technique
 from autotune.techniques.per_device_train_batch_size import rows_per_step
 from autotune.techniques.trace_impact import SIZES
 
+NAME = "steps_per_generation"
 WHOLE = "step"
 _ONE_PART = "step/1"
 _FIELD = "args.steps_per_generation"
@@ -21,11 +22,11 @@ _PART = re.compile(r"step/([1-9]\d*)")
 class StepsPerGeneration(Technique):
     """Generating all completions of an optimizer step at once is fastest, and their key-value cache the largest."""
 
-    name = "steps_per_generation"
+    name = NAME
     summary = "Generates the completions of a whole optimizer step at once, or in parts, whose cache is smaller."
     options = (
         Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),
-        Option("step/2", "in 2 parts (any number): the loss takes its mean over tokens in each part"),
+        Option("step/2", "in 2 parts (any number)"),
     )
     trl_default = WHOLE
     writes = frozenset({_FIELD})

@@ -63,7 +63,7 @@ class TraceImpact:
 
     Attributes:
         scope: the part of a trace that depends on the choice.
-        sizes: whether the batch geometry depends on it, in addition to its scope.
+        also_sets_sizes: whether the batch geometry depends on it, in addition to its scope.
         phase: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
         monotonic: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
@@ -76,7 +76,7 @@ class TraceImpact:
     """
 
     scope: Scope = Scope.STEP
-    sizes: bool = False
+    also_sets_sizes: bool = False
     phase: str = ""
     monotonic: bool = False
     patches_libraries: bool = True
@@ -85,14 +85,14 @@ class TraceImpact:
     unplanned: str = ""
 
     @property
-    def only_sizes(self) -> bool:
+    def sets_only_sizes(self) -> bool:
         """Whether nothing but the sizes of micro-batches depends on the choice."""
         return self.scope is Scope.SIZES
 
     @property
-    def of_sizes(self) -> bool:
+    def sets_sizes(self) -> bool:
         """Whether the batch geometry depends on the choice."""
-        return self.only_sizes or self.sizes
+        return self.sets_only_sizes or self.also_sets_sizes
 
 
 SIZES = TraceImpact(Scope.SIZES)

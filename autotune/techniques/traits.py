@@ -76,7 +76,7 @@ def between_layers(plan: TrainingPlan) -> TrainingPlan:
 @cache
 def geometry_knobs() -> frozenset[str]:
     """Return the names of the techniques on which the batch geometry of a plan depends."""
-    return frozenset(technique.name for technique in catalogue() if technique.impact.of_sizes)
+    return frozenset(technique.name for technique in catalogue() if technique.impact.sets_sizes)
 
 
 @cache

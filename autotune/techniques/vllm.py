@@ -47,6 +47,8 @@ class Vllm(Equipped):
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"
     writes = frozenset({"args.use_vllm", "args.vllm_mode", "args.vllm_enable_sleep_mode"})
     impact = TraceImpact(
+        # Online DPO pads its completions to the most that they may have.
+        also_sets_sizes=True,
         patches_libraries=False,
         unplanned="how long vLLM takes to generate: candidates with it have no predicted speed",
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Option
+from autotune.techniques.base import POSITIVE, Option
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 DATA = "data"
@@ -35,7 +35,7 @@ class VllmMaxModelLength(SizeOfVllm):
         """Return the word, or the number of tokens."""
         if text in (DATA, MODEL):
             return text
-        if str(text).isdigit() and int(text) > 0:
+        if POSITIVE.fullmatch(str(text)):
             return int(text)
         raise InputError(
             f"{text!r} is no choice of {self.name}.", hint=f"It takes {DATA}, {MODEL}, or a number of tokens."
@@ -64,4 +64,4 @@ class VllmMaxModelLength(SizeOfVllm):
 
 def _of_data(candidate: Candidate, setting: Setting) -> int:
     """Return the tokens of the longest prompt with the longest completion."""
-    return setting.workload.dataset.documents.longest + int(candidate["max_completion_length"])
+    return setting.workload.longest + int(candidate["max_completion_length"])

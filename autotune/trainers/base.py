@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -21,11 +21,22 @@ from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
-from autotune.core.workload import Workload
+from autotune.core.workload import ModelProfile, Workload
 from autotune.techniques.base import Technique, illegal
+from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.traits import traced_micro_batches, without_sizes
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.entries import complete, entries_of, put
-from autotune.trainers.geometry import longest_of, micro_batches_of, number, padded, rows_of, widths
+from autotune.trainers.geometry import (
+    longest_of,
+    micro_batches_of,
+    multiple_of,
+    optional_int_argument,
+    padded,
+    rows_of,
+    widths,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,59 +45,9 @@ if TYPE_CHECKING:
 # passes are enough for the present catalogue, and a test checks that a third changes nothing.
 _NORMAL_PASSES = 2
 
+_BALANCE = "router_aux_loss_coef"
 EVALUATED = "epoch"
 """``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
-
-
-@dataclass(frozen=True)
-class DatasetFormat:
-    """A format of datasets that a trainer takes.
-
-    Attributes:
-        columns: columns that the format consists of.
-        tokenized: whether the rows are tokens already.
-        text: whether the columns may hold text; else they hold messages.
-        flags: those of the columns that hold true or false.
-        documents: number of documents that the trainer creates from each row.
-        with_images: whether TRL's trainer takes rows of it with images.
-        named_by: the field of the trainer's configuration that may give its only column another name.
-    """
-
-    name: str
-    columns: tuple[str, ...]
-    tokenized: bool = False
-    text: bool = True
-    flags: tuple[str, ...] = ()
-    documents: int = 1
-    with_images: bool = False
-    named_by: str = ""
-
-
-@dataclass(frozen=True)
-class ConfigFields:
-    """A trainer's own configuration fields, which ``transformers.TrainingArguments`` lacks, by their effect on a trace.
-
-    A contract test compares them with the installed TRL. Each is in one of these, apart from ``reading``.
-
-    Attributes:
-        traced: fields that are passed to the traced trainer unchanged.
-        without_effect: fields without effect on memory and time of a step.
-        others: fields that techniques write, and fields that have to be at their defaults if a user's configuration is
-            traced.
-        assumed: by field, what is assumed if it is set, as a sentence.
-        reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
-    """
-
-    traced: frozenset[str]
-    without_effect: frozenset[str]
-    others: frozenset[str]
-    assumed: Mapping[str, str] = field(default_factory=dict)
-    reading: frozenset[str] = frozenset()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """All of them."""
-        return self.traced | self.without_effect | self.others | self.assumed.keys()
 
 
 class Trainer(ABC):
@@ -112,6 +73,7 @@ class Trainer(ABC):
         has_teacher: whether it trains the model to imitate another one, which the user names.
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
+        ignores_bias_buffers: whether TRL's script heeds ``ignore_bias_buffers``, on which no step depends.
         takes_images: whether it is probed and traced on rows with images.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
@@ -137,6 +99,7 @@ class Trainer(ABC):
     has_teacher: ClassVar[bool] = False
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
+    ignores_bias_buffers: ClassVar[bool] = False
     takes_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True
@@ -193,7 +156,7 @@ class Trainer(ABC):
         By default, rows are padded to the longest sequence of their micro-batch.
         """
         step = documents, rows_of(plan), micro_batches_of(plan), plan.data_ranks
-        return padded(*step, number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1)
+        return padded(*step, optional_int_argument(plan, "max_length"), multiple_of(plan))
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the micro-batches of ``rows`` rows of a plan's evaluation on a dataset.
@@ -207,13 +170,18 @@ class Trainer(ABC):
         """Return the number of micro-batch rows for each row of the dataset."""
         return 1
 
-    def drawn(self, plan: TrainingPlan) -> int:
+    def rows_per_draw(self, plan: TrainingPlan) -> int:
         """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
         return rows_of(plan)
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
-        return widths(documents, longest_of(plan), number(plan, "pad_to_multiple_of") or 1, self.drawn(plan))
+        return widths(
+            documents,
+            longest_of(plan),
+            multiple_of(plan),
+            self.rows_per_draw(plan),
+        )
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""
@@ -289,6 +257,22 @@ class Trainer(ABC):
         """Return why the result of training with a candidate is certainly unintended, in words, or None."""
         return None
 
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
+
+        By default, rows do not depend on those beside them, unless a mixture of experts balances these: that loss is
+        computed for each micro-batch, and its mean taken.
+
+        Args:
+            args: fields of the configuration; those that it lacks are at their defaults.
+            model: None: it has no experts.
+        """
+        weight = args.get(_BALANCE)
+        weight = weight if weight is not None or model is None else model.router_aux_loss_coef
+        if _BALANCE not in self.fields or not weight:
+            return {}
+        return dict.fromkeys((ROWS, PACKING), "the loss that balances experts is computed for each micro-batch")
+
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes.
 
@@ -332,8 +316,8 @@ class Trainer(ABC):
         reasons = (illegal(technique, candidate, setting) for technique in known)
         return next(filter(None, reasons), None) or self._illegal_together(candidate, setting)
 
-    def in_conflict(self, candidate: Candidate, setting: Setting) -> Collection[str]:
-        """Return the knobs that the rule reads by which a candidate is illegal; all, if it is legal."""
+    def knobs_of_violated_rule(self, candidate: Candidate, setting: Setting) -> Collection[str]:
+        """Return the knobs that the first violated rule reads; every knob if none is violated."""
         watched = Watched(candidate)
         for technique in self.techniques:
             watched.read.clear()

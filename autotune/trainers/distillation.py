@@ -9,7 +9,7 @@ from typing import ClassVar
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.workload import Workload
-from autotune.trainers.base import ConfigFields
+from autotune.trainers.declared import ConfigFields
 from autotune.trainers.generating import Generating
 from autotune.trainers.prompts import GENERATION
 

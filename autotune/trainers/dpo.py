@@ -9,13 +9,23 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.core.workload import ModelProfile
+from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
 
 PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
 REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
+
+_SORTED = "this loss sorts the rows of each micro-batch, and compares those of the same place"
+_ACROSS_ROWS = {
+    "aot": _SORTED,
+    "aot_unpaired": _SORTED,
+    "sft": "loss_type=sft is a mean over the tokens of each micro-batch, which have more or fewer of them",
+}
+"""By loss of ``DPOTrainer._compute_loss`` that is no mean over rows, why."""
 
 
 class PreferenceOptimization(FusedHead):
@@ -29,19 +39,19 @@ class PreferenceOptimization(FusedHead):
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
+    ignores_bias_buffers = True
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type",
             "label_smoothing", "ld_alpha", "loss_type", "loss_weights", "precompute_ref_batch_size",
-            "router_aux_loss_coef", "use_weighting",
+            "router_aux_loss_coef", "sync_ref_model", "use_weighting",
         }),
         without_effect=frozenset({
             "dataset_num_proc", "model_init_kwargs", "pad_token", "padding_free", "ref_model_mixup_alpha",
             "ref_model_sync_steps", "trust_remote_code",
         }),
-        assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
         others=frozenset({
             "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs", "truncation_mode",
         }),
@@ -58,6 +68,14 @@ class PreferenceOptimization(FusedHead):
         """Return a prompt and two equally long answers, of half the tokens each."""
         answer = max(1, tokens // 2)
         return (tokens - answer, answer, answer), 2 * answer
+
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return that the rows of a micro-batch are compared with one another, or averaged token by token."""
+        losses = args.get("loss_type")
+        named = losses if isinstance(losses, list | tuple) else [losses]
+        across = next((how for loss, how in _ACROSS_ROWS.items() if loss in named), None)
+        found = super().loss_depends_on(args, model)
+        return found if across is None else {**found, ROWS: across}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs whose sequences are as long as the micro-batch; one is a token shorter where rows are padded."""

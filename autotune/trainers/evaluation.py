@@ -11,7 +11,7 @@ from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
-from autotune.trainers.geometry import number, required
+from autotune.trainers.geometry import int_argument, multiple_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -25,19 +25,19 @@ _STRATA = 3
 def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> BatchGeometry:
     """Return the micro-batches and steps of a plan on a workload, those of evaluation included."""
     geometry = trainer.geometry(plan, workload.dataset.documents)
-    geometry = _with_images(geometry, trainer, plan, workload.dataset, trainer.drawn(plan))
+    geometry = _with_images(geometry, trainer, plan, workload.dataset, trainer.rows_per_draw(plan))
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
     copies = trainer.evaluated_copies(plan)
-    rows = min(required(plan, "per_device_eval_batch_size"), documents.rows * copies)
+    rows = min(int_argument(plan, "per_device_eval_batch_size"), documents.rows * copies)
     evaluation = trainer.evaluated(plan, documents, rows)
     evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)
 
 
 @dataclass(frozen=True)
-class _Pictured:
+class _RowsWithImages:
     """The rows of a dataset with images, and how a trainer draws them.
 
     Attributes:
@@ -77,7 +77,7 @@ def _with_images(
     plan: TrainingPlan,
     profile: DatasetProfile,
     drawn: int,
-    evaluated: int = 0,
+    copies_in_evaluation: int = 0,
 ) -> BatchGeometry:
     """Return a geometry whose micro-batches are rows of the dataset, since tokens do not determine their images.
 
@@ -88,20 +88,21 @@ def _with_images(
     Args:
         geometry: of the same rows by their tokens, padded; returned as it is if they have no images.
         drawn: rows of the dataset that are drawn at once, for a micro-batch or several.
-        evaluated: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to train on.
+        copies_in_evaluation: of rows to evaluate on, how many rows of a micro-batch each of them makes; 0: they are to
+            train on.
     """
     if profile.images is None:
         return geometry
-    loads, multiple = trainer.loads(plan, profile.images, drawn), number(plan, "pad_to_multiple_of") or 1
-    rows = _Pictured(loads, profile.images.alike, drawn, multiple, trainer.ordered)
+    loads, multiple = trainer.loads(plan, profile.images, drawn), multiple_of(plan)
+    rows = _RowsWithImages(loads, profile.images.alike, drawn, multiple, trainer.ordered)
     count, elements = geometry.worst.rows, rows.elements
 
     def shape_of(chosen: Numbers, like: Shape) -> Shape:
         width, beside = rows.width(loads.widest, chosen), rows.width(loads.beside, chosen)
         # The loss counts completions alone, where some are generated.
         filled = 1.0 if like.generated else float(loads.widest[chosen].sum()) / (count * width)
-        order = tuple(chosen.repeat(evaluated or 1).tolist())
-        return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(evaluated))
+        order = tuple(chosen.repeat(copies_in_evaluation or 1).tolist())
+        return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(copies_in_evaluation))
 
     several = geometry.sequences > 1
     found = (
@@ -120,11 +121,11 @@ def _with_images(
     return replace(geometry, worst=worst, rivals=tuple(rivals), sizes=sizes, apart=apart)
 
 
-def _representatives(rows: _Pictured) -> list[Numbers]:
+def _representatives(rows: _RowsWithImages) -> list[Numbers]:
     """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean."""
     import numpy as np
 
-    loads, drawn = rows.loads, _drawn(rows)
+    loads, drawn = rows.loads, _random_micro_batches(rows)
     tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
     widths = [-(-width // rows.multiple) * rows.multiple for width in tensors]
     sizes = np.stack([*widths, rows.elements[drawn].sum(axis=1)], axis=1, dtype=float)
@@ -135,7 +136,7 @@ def _representatives(rows: _Pictured) -> list[Numbers]:
     return chosen if rows.blocks else [np.sort(each) for each in chosen]
 
 
-def _drawn(rows: _Pictured) -> Numbers:
+def _random_micro_batches(rows: _RowsWithImages) -> Numbers:
     """Return random micro-batches, or whole blocks in random order; shape (micro-batches, rows)."""
     import numpy as np
 

@@ -12,7 +12,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.geometry import number, rows_of, steps_per_generation
+from autotune.trainers.geometry import optional_int_argument, rows_of, steps_per_generation
 from autotune.trainers.prompts import TRACED_GENERATION, Prompted
 
 
@@ -28,7 +28,7 @@ class Generating(Prompted):
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return the plan's value."""
-        return number(plan, "vllm_max_model_length")
+        return optional_int_argument(plan, "vllm_max_model_length")
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt, which is kept at any length."""
@@ -38,7 +38,7 @@ class Generating(Prompted):
         """Return that of the prompts of a generation batch."""
         return super().layout(plan, rows * steps_per_generation(plan) // self.copies(plan))
 
-    def drawn(self, plan: TrainingPlan) -> int:
+    def rows_per_draw(self, plan: TrainingPlan) -> int:
         """Return the prompts of a generation batch."""
         return max(1, self.padded_together(plan) // self.copies(plan))
 

@@ -26,19 +26,19 @@ from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_docum
 _REMEMBERED = 4096
 
 
-def required(plan: TrainingPlan, field: str) -> int:
+def int_argument(plan: TrainingPlan, field: str) -> int:
     """Return an argument that every plan of the trainer sets to a number."""
     return int(str(plan.args[field]))
 
 
 def rows_of(plan: TrainingPlan) -> int:
     """Return the rows of a micro-batch."""
-    return required(plan, "per_device_train_batch_size")
+    return int_argument(plan, "per_device_train_batch_size")
 
 
 def micro_batches_of(plan: TrainingPlan) -> int:
     """Return the micro-batches of an optimizer step in one process."""
-    return required(plan, "gradient_accumulation_steps")
+    return int_argument(plan, "gradient_accumulation_steps")
 
 
 def steps_of_epoch(plan: TrainingPlan, rows: int, *, drops_last: bool = False) -> int:
@@ -54,20 +54,25 @@ def steps_of_epoch(plan: TrainingPlan, rows: int, *, drops_last: bool = False) -
     return max(1, ceil(micro_batches / micro_batches_of(plan)))
 
 
-def number(plan: TrainingPlan, field: str) -> int | None:
+def optional_int_argument(plan: TrainingPlan, field: str) -> int | None:
     """Return an argument of a plan if it is a number, else None."""
     value = plan.args.get(field)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def multiple_of(plan: TrainingPlan) -> int:
+    """Return the number of tokens to a multiple of which a micro-batch is padded; 1 without rounding."""
+    return optional_int_argument(plan, "pad_to_multiple_of") or 1
+
+
 def steps_per_generation(plan: TrainingPlan) -> int:
     """Return the micro-batches of a generation batch; TRL's default is those of an optimizer step."""
-    return number(plan, "steps_per_generation") or micro_batches_of(plan)
+    return optional_int_argument(plan, "steps_per_generation") or micro_batches_of(plan)
 
 
 def uses_of(plan: TrainingPlan) -> int:
     """Return how many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
-    return steps_per_generation(plan) * (number(plan, "num_iterations") or 1)
+    return steps_per_generation(plan) * (optional_int_argument(plan, "num_iterations") or 1)
 
 
 @lru_cache(_REMEMBERED)
@@ -224,7 +229,7 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
 
 def longest_of(plan: TrainingPlan) -> int | None:
     """Return the tokens to which sequences are cut, or None."""
-    return plan.truncate_to or number(plan, "max_length")
+    return plan.truncate_to or optional_int_argument(plan, "max_length")
 
 
 def widths(

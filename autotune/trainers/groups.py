@@ -15,9 +15,16 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import Generating
-from autotune.trainers.geometry import micro_batches_of, number, required, rows_of, steps_per_generation, uses_of
+from autotune.trainers.geometry import (
+    int_argument,
+    micro_batches_of,
+    optional_int_argument,
+    rows_of,
+    steps_per_generation,
+    uses_of,
+)
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
 OLD_PASS = "old log-probabilities"
@@ -25,8 +32,8 @@ OLD_PASS = "old log-probabilities"
 CONFIG_FIELDS = ConfigFields(
     traced=frozenset({
         "cache_implementation", "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
-        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "temperature", "top_k",
-        "top_p",
+        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "sync_ref_model",
+        "temperature", "top_k", "top_p",
     }),
     # The class fills in steps_per_generation from generation_batch_size, and the other way round.
     without_effect=frozenset({
@@ -35,7 +42,6 @@ CONFIG_FIELDS = ConfigFields(
         "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
         "vllm_server_port", "vllm_server_timeout",
     }),
-    assumed={"sync_ref_model": "the reference model is not synchronised in the traced steps"},
     reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({
         "beta", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length", "num_generations",
@@ -66,16 +72,18 @@ class Groups(Generating):
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, which has groups of its own size."""
-        groups = {"num_generations": self.evaluated_copies(plan)}
+        # A micro-batch of evaluation has a generation of its own, and each row is in one of them.
+        training = dict.fromkeys(("steps_per_generation", "num_iterations"))
+        groups = {**training, "num_generations": self.evaluated_copies(plan)}
         return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
 
     def copies(self, plan: TrainingPlan) -> int:
         """Return the completions of a prompt."""
-        return required(plan, "num_generations")
+        return int_argument(plan, "num_generations")
 
     def evaluated_copies(self, plan: TrainingPlan) -> int:
         """Return the completions of a prompt that is evaluated on (``GRPOConfig.num_generations_eval``)."""
-        return number(plan, "num_generations_eval") or self.copies(plan)
+        return optional_int_argument(plan, "num_generations_eval") or self.copies(plan)
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, two to a prompt."""
@@ -149,14 +157,14 @@ class Groups(Generating):
 
 def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
     """Return why so many processes would have a part of a group of completions, in words, or None."""
-    copies, completions = required(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    copies, completions = int_argument(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
     if completions % copies:
         return (
             f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
             "completions of one prompt (num_generations)"
         )
-    evaluated = required(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
-    together = number(plan, "num_generations_eval") or copies
+    evaluated = int_argument(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
+    together = optional_int_argument(plan, "num_generations_eval") or copies
     if evaluated % together:
         return (
             f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "

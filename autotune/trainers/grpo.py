@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import ModelProfile
+from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.groups import CONFIG_FIELDS, Groups
+
+_OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
+"""Losses that are divided by ``num_items_in_batch``, which is of a generation batch (``GRPOTrainer._compute_loss``)."""
 
 
 class GroupRelativePolicyOptimization(Groups):
@@ -30,6 +37,21 @@ class GroupRelativePolicyOptimization(Groups):
         },
         others=CONFIG_FIELDS.others | {"max_tool_calling_iterations", "vllm_importance_sampling_cap"},
     )  # fmt: skip
+
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return on which of the rows that are generated together, and in a micro-batch together, the loss depends."""
+        found, loss = dict(super().loss_depends_on(args, model)), args.get("loss_type", "dapo")
+        if loss in _OVER_TOKENS:
+            found[GENERATED_TOGETHER] = f"loss_type={loss} is a mean over the tokens that are generated at once"
+        elif args.get("scale_rewards") == "batch" or args.get("multi_objective_aggregation") == "normalize_then_sum":
+            found[GENERATED_TOGETHER] = "rewards are scaled by those of the completions that are generated at once"
+        if loss == "bnpo":
+            found[ROWS] = "loss_type=bnpo is a mean over the tokens of each micro-batch"
+        elif args.get("entropy_coef") or args.get("use_adaptive_entropy"):
+            found[ROWS] = "the entropy is a mean over the tokens of each micro-batch"
+        elif args.get("top_entropy_quantile", 1.0) != 1.0:
+            found[ROWS] = "the tokens with the highest entropy are those of each micro-batch"
+        return found
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """GRPO needs them for completions of an earlier model, and for those of vLLM, whose numerics differ."""

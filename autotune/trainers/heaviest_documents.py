@@ -56,7 +56,7 @@ def heaviest_documents(documents: Documents, rows: int, length: int | None) -> l
         largest = np.argsort(-figures, kind="stable")[:rows]
         return np.resize(largest.repeat(counts[largest].clip(max=rows)), rows)
 
-    by_width, by_count, by_both = _figures(width, tokens, counted)
+    by_width, by_count, by_both = _sort_keys(width, tokens, counted)
     widest, heaviest = most(by_width), most(by_count)
     others = np.delete(heaviest, np.append(np.flatnonzero(heaviest == widest[0]), rows - 1)[0])
     return [
@@ -88,12 +88,12 @@ def _largest_groups(documents: Documents, length: int | None, most: int) -> tupl
     if documents.trained is not None:
         counted *= documents.trained.rows()[kept, 0] / groups[:, 2:].sum(axis=1).clip(min=1)
     some = min(most, len(groups))
-    largest = [np.argpartition(figures, -some)[-some:] for figures in _figures(width, tokens, counted)]
+    largest = [np.argpartition(figures, -some)[-some:] for figures in _sort_keys(width, tokens, counted)]
     chosen = np.unique(np.concatenate(largest))
     return groups[chosen, 0], width[chosen], tokens[chosen], counted[chosen]
 
 
-def _figures(width: Numbers, tokens: Numbers, counted: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _sort_keys(width: Numbers, tokens: Numbers, counted: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Return by what documents are ordered: their width, their counted tokens, and both."""
     wide, heavy = width / max(1, width.max()), counted / max(1, counted.max())
     # Widths and counts are whole numbers, so that so small a share decides only between equal ones.

@@ -8,20 +8,21 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
-from autotune.core.blocks import Block, blocks_of, worst_blocks
+from autotune.core.blocks import blocks_of
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document, Documents
-from autotune.core.heaviest import Loads
+from autotune.core.heaviest import Loads, heaviest_blocks
 from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
-from autotune.core.workload import Workload
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.core.workload import ModelProfile, Workload
+from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import micro_batches_of, number, rows_of, share_of
+from autotune.trainers.geometry import micro_batches_of, multiple_of, optional_int_argument, rows_of, share_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -33,6 +34,7 @@ REFERENCE_KL = "reference KL pass"
 WITHOUT_KL = frozenset({"apo_zero_unpaired"})
 """Losses that do not estimate the KL divergence (``KTOTrainer.calculate_KL``)."""
 
+_EXCHANGED = "KTO exchanges answers within a micro-batch to estimate a KL divergence, so its rows set the estimate"
 _REMEMBERED = 4096
 # KTOTrainer.__init__ refuses fewer: a row's mismatched answer would be its own.
 _FEWEST_ROWS = 2
@@ -66,14 +68,13 @@ class UnpairedPreference(FusedHead):
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "desirable_weight", "disable_dropout", "loss_type", "precompute_ref_batch_size",
-            "router_aux_loss_coef", "undesirable_weight",
+            "router_aux_loss_coef", "sync_ref_model", "undesirable_weight",
         }),
         without_effect=frozenset({
             "model_init_kwargs", "ref_model_mixup_alpha", "ref_model_sync_steps", "trust_remote_code",
         }),
         assumed={
             "dataset_num_proc": "mismatched pairs are as with one process, whatever dataset_num_proc is",
-            "sync_ref_model": "the reference model is not synchronised in the traced steps",
         },
         others=frozenset({"activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs"}),
     )  # fmt: skip
@@ -112,20 +113,17 @@ class UnpairedPreference(FusedHead):
 
     def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
         epoch = _epoch_of(plan, documents, rows)
-        shapes = [
-            Shape(rows, block.tokens, beside=block.beside, filled=share_of(epoch.most_held, rows * block.tokens))
-            for block in epoch.worst
-        ]
+        worst, *rivals = epoch.worst
         return BatchGeometry(
-            layout=Layout.PADDED if any(block.padded or block.beside_padded for block in epoch.worst) else Layout.EQUAL,
-            worst=shapes[0],
+            layout=Layout.PADDED if epoch.padded else Layout.EQUAL,
+            worst=worst,
             sizes=epoch.sizes,
             tokens=rows * epoch.tokens / epoch.rows,
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
             ranks=plan.data_ranks,
             rows=epoch.rows,
-            rivals=tuple(dict.fromkeys(shape for shape in shapes if shape != shapes[0])),
+            rivals=tuple(rivals),
         )
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
@@ -134,7 +132,9 @@ class UnpairedPreference(FusedHead):
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = found.widest - found.trainable
-        return replace(found, beside=mismatched(prompts, found.trainable, rows, number(plan, "max_length")))
+        return replace(
+            found, beside=mismatched(prompts, found.trainable, rows, optional_int_argument(plan, "max_length"))
+        )
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so that one of several is padded."""
@@ -143,6 +143,11 @@ class UnpairedPreference(FusedHead):
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments that cut nothing."""
         return {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
+
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return that the rows of a micro-batch set the estimate of the KL divergence, if the loss has one."""
+        found = super().loss_depends_on(args, model)
+        return {**found, ROWS: _EXCHANGED} if estimates_kl(args.get("loss_type")) else found
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return a block whose rows, and whose mismatched pairs, are as wide as in the shape.
@@ -203,8 +208,8 @@ class _Epoch:
 
     Attributes:
         rows, tokens: of all of them, without padding.
-        worst: those of which each may need the most memory.
-        most_held: tokens of the fullest block, without padding, which need not be one of the worst.
+        worst: shapes of those of which each may need the most memory.
+        padded: whether one of these has padding.
         sizes: those that stand for whole blocks.
         widths: of whole blocks, ascending.
         unpadded: those of blocks without padding.
@@ -212,8 +217,8 @@ class _Epoch:
 
     rows: int
     tokens: int
-    worst: tuple[Block, ...]
-    most_held: int
+    worst: tuple[Shape, ...]
+    padded: bool
     sizes: tuple[Typical, ...]
     widths: tuple[int, ...]
     unpadded: tuple[int, ...]
@@ -221,7 +226,7 @@ class _Epoch:
 
 def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
     exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
-    length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+    length, multiple = optional_int_argument(plan, "max_length"), multiple_of(plan)
     return _epoch(documents, rows, length, multiple, exchanged)
 
 
@@ -234,21 +239,36 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     """
     import numpy as np
 
-    kept = documents.in_order(length, dropping=length is None or documents.first_kept <= length)
+    dropping = length is None or documents.first_kept <= length
+    kept, counted = documents.in_order(length, dropping=dropping), documents.trained_in_order(length, dropping=dropping)
     # A document has the length of its prompt: it is dropped up to that length.
     prompts = kept[:, 0] - 1
     own, answers = kept[:, 1] if length is None else kept[:, 1].clip(max=length), kept[:, 1] - prompts
     beside = None if exchanged is None else mismatched(prompts, answers, exchanged, length)
+    # Rows are cut at the end of their answers.
+    trained = own - prompts if counted is None else np.minimum(counted, own - prompts)
     found = blocks_of(own, beside, rows, multiple)
+    starts = np.arange(0, len(own), rows)
+    in_block, counted_in_block = np.add.reduceat(own, starts), np.add.reduceat(trained, starts)
+    loads = Loads(own, own, trained, beside=beside)
+    worst = [int(chosen[0]) // rows for chosen in heaviest_blocks(loads, rows, multiple)]
+    shapes: dict[tuple[int, int], Shape] = {}
+    for place in worst:
+        width, second, tokens = (int(numbers[place]) for numbers in (found["tokens"], found["beside"], in_block))
+        filled, share = share_of(tokens, rows * width), float(counted_in_block[place]) / tokens
+        shape = Shape(rows, width, beside=second, filled=filled, trained=share)
+        known = shapes.get((width, second), shape)
+        # Of blocks of the same widths, the one with the most counted tokens is traced.
+        shapes[width, second] = max(known, shape, key=lambda shape: shape.filled * shape.trained)
     whole = found["rows"] == rows if len(own) >= rows else found["rows"] > 0
-    held = np.add.reduceat(own, np.arange(0, len(own), rows))[whole]
+    held = in_block[whole]
     widths, besides = found["tokens"][whole], found["beside"][whole]
     typical = representatives(widths, beside=[besides, held])
     return _Epoch(
         rows=len(own),
         tokens=int(own.sum()),
-        worst=tuple(Block(*found[place].item()) for place in worst_blocks(found)),
-        most_held=int(held.max()),
+        worst=tuple(shapes.values()),
+        padded=bool((found["padded"] | found["beside_padded"])[worst].any()),
         sizes=tuple(
             Typical(
                 Shape(rows, each.tokens, beside=round(beside), filled=min(1.0, held / (rows * each.tokens))), each.share

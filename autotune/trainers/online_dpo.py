@@ -15,8 +15,8 @@ from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, is_colocated
-from autotune.trainers.base import ConfigFields
-from autotune.trainers.geometry import micro_batches_of, required, rows_of
+from autotune.trainers.declared import ConfigFields
+from autotune.trainers.geometry import int_argument, micro_batches_of, rows_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted
 
 COMPLETIONS = 2
@@ -65,7 +65,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return TRL's sum: ``max_length`` plus a completion."""
-        return required(plan, "max_length") + required(plan, self.most_field)
+        return int_argument(plan, "max_length") + int_argument(plan, self.most_field)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace; without vLLM, TRL calls the method in whose place completions are given."""
@@ -76,13 +76,21 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the completions of a micro-batch."""
         return COMPLETIONS * rows_of(plan)
 
+    def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
+        """Return the plan; TRL pads the completions of vLLM to the most tokens that they may have."""
+        plan = super().completed(plan, workload)
+        if not plan.args.get("use_vllm") or plan.completions is None:
+            return plan
+        widest = float(int_argument(plan, self.most_field))
+        return replace(plan, completions=replace(plan.completions, widest=widest))
+
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""
-        return max(completion, min(prompt + completion, required(plan, "max_length")))
+        return max(completion, min(prompt + completion, int_argument(plan, "max_length")))
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, and nothing is cut."""
@@ -98,7 +106,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         refused = self.refused(plan, setting.workload)
         if refused is not None:
             return refused
-        most, cut = required(plan, self.most_field), required(plan, "max_length")
+        most, cut = int_argument(plan, self.most_field), int_argument(plan, "max_length")
         if is_colocated(candidate):
             return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
         return None
@@ -116,7 +124,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         one token by which the model predicts: TRL 1.16 trains so, with no more than a warning of the configuration.
         """
         plan = self.plan(candidate, setting)
-        most, cut = required(plan, self.most_field), required(plan, "max_length")
+        most, cut = int_argument(plan, self.most_field), int_argument(plan, "max_length")
         if most < cut:
             return None
         return (

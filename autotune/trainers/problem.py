@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,9 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.space import Space, Wishes, starting_point
 from autotune.trainers.base import Trainer
+
+_MOST_CHECKED = 10_000
+"""Most candidates of which one has to be legal."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class TrainerProblem:
     def longer(self) -> frozenset[str]:
         """Knobs whose larger choice never takes a probe less time: they make micro-batches larger and nothing else."""
         return frozenset(
-            item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.only_sizes
+            item.name for item in self.trainer.techniques if item.impact.monotonic and item.impact.sets_only_sizes
         )
 
     @property
@@ -83,29 +85,32 @@ class TrainerProblem:
             self._reasons[candidate] = self.trainer.illegal(candidate, self.setting)
         return self._reasons[candidate]
 
-    def in_conflict(self, candidate: Candidate) -> Collection[str]:
-        """Return the knobs that the rule reads by which a candidate is illegal."""
+    def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
+        """Return the knobs that the first violated rule reads; every knob if none is violated."""
         if candidate not in self._conflicts:
-            self._conflicts[candidate] = self.trainer.in_conflict(candidate, self.setting)
+            self._conflicts[candidate] = self.trainer.knobs_of_violated_rule(candidate, self.setting)
         return self._conflicts[candidate]
 
 
 def require_legal(problem: TrainerProblem) -> None:
     """Check that some candidate is legal: fixed choices can exclude each other.
 
-    Candidates with one or two changes of the baseline are checked, since no technique's rule involves more than three
-    knobs.
+    A legal candidate differs from an illegal one in a knob that the violated rule reads, so only these are changed,
+    one after another.
 
     Raises:
         InputError: no candidate is legal; the message states the rule.
     """
-    near = [problem.baseline]
-    singles = [(knob, choice) for knob, choices in problem.choices.items() for choice in choices]
-    near += [problem.baseline.but(**{knob: choice}) for knob, choice in singles]
-    pairs = itertools.combinations(singles, 2)
-    doubles = (problem.baseline.but(**dict(pair)) for pair in pairs)
-    if any(problem.illegal(problem.normal(item)) is None for item in itertools.chain(near, problem.recipes, doubles)):
-        return
+    near = list(dict.fromkeys((problem.baseline, *problem.recipes)))
+    seen = set(near)
+    for candidate in near:
+        if problem.illegal(candidate) is None:
+            return
+        for knob in problem.choices.keys() & problem.knobs_of_violated_rule(candidate):
+            others = {problem.normal(candidate.but(**{knob: choice})) for choice in problem.choices[knob]} - seen
+            # The list grows while it is read.
+            near.extend(others if len(near) < _MOST_CHECKED else ())
+            seen |= others
     # The baseline may keep too few tokens, which is not caused by a fixed choice.
     covering = next((item for item in problem.recipes), problem.baseline)
     raise InputError(f"No candidate is legal: {problem.illegal(covering)}.", hint="Change what is fixed.")

@@ -13,8 +13,17 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
-from autotune.trainers.base import DatasetFormat, Trainer
-from autotune.trainers.geometry import micro_batches_of, number, required, rows_of, steps_per_generation, widest_of
+from autotune.trainers.base import Trainer
+from autotune.trainers.declared import DatasetFormat
+from autotune.trainers.geometry import (
+    int_argument,
+    micro_batches_of,
+    multiple_of,
+    optional_int_argument,
+    rows_of,
+    steps_per_generation,
+    widest_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,14 +86,14 @@ class Prompted(Trainer):
     def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
         """Return the geometry of prompts and completions, each padded to the longest of their generation batch."""
         rows, micro_batches = rows_of(plan), micro_batches_of(plan)
-        steps, iterations = steps_per_generation(plan), number(plan, "num_iterations") or 1
+        steps, iterations = steps_per_generation(plan), optional_int_argument(plan, "num_iterations") or 1
         generations = micro_batches / (steps * iterations)
-        multiple, assumed = number(plan, "pad_to_multiple_of") or 1, plan.completions
+        multiple, assumed = multiple_of(plan), plan.completions
         assert assumed is not None
-        most = rounded_up(required(plan, self.most_field), multiple)
+        most = rounded_up(int_argument(plan, self.most_field), multiple)
         completion = rounded_up(round(assumed.widest), multiple)
         longest, counts = rounded_up(documents.longest, multiple), documents.widths
-        widths, shares = zip(*widest_of(counts, self.drawn(plan)), strict=True)
+        widths, shares = zip(*widest_of(counts, self.rows_per_draw(plan)), strict=True)
         prompts = [rounded_up(width, multiple) for width in widths]
         whole = [prompt + completion for prompt in prompts]
         traced = -(-self.padded_together(plan) // TRACED_GENERATION)
@@ -152,7 +161,7 @@ class Prompted(Trainer):
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan with the reward functions, if any score, and with what is assumed of completions."""
-        most, drawn = required(plan, self.most_field), self.padded_together(plan)
+        most, drawn = int_argument(plan, self.most_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
         return replace(plan, rewards=rewards, completions=assumed)

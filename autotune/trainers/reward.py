@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
 from autotune.core.workload import CHAT_TEMPLATE
-from autotune.trainers.base import ConfigFields, DatasetFormat, Trainer
+from autotune.trainers.base import Trainer
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 
 
 class RewardModelling(Trainer):

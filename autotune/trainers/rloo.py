@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
+from autotune.core.workload import ModelProfile
+from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
 from autotune.trainers.groups import CONFIG_FIELDS, Groups
 
 
@@ -15,6 +18,13 @@ class LeaveOneOut(Groups):
     label = "RLOO"
     title = "REINFORCE leave-one-out"
     config_fields = replace(CONFIG_FIELDS, traced=CONFIG_FIELDS.traced | {"normalize_advantages", "reward_clip_range"})
+
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return that advantages may be normalised by those of the completions that are generated at once."""
+        found = dict(super().loss_depends_on(args, model))
+        if args.get("normalize_advantages"):
+            found[GENERATED_TOGETHER] = "advantages are normalised over the completions that are generated at once"
+        return found
 
     def compares_with_old(self, plan: TrainingPlan, *, aligned: bool) -> bool:
         """RLOO always does."""

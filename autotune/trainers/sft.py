@@ -10,9 +10,17 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
-from autotune.trainers.base import ConfigFields, DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import end_to_end, longest_of, micro_batches_of, number, packed, padded, rows_of
+from autotune.trainers.geometry import (
+    end_to_end,
+    longest_of,
+    micro_batches_of,
+    multiple_of,
+    packed,
+    padded,
+    rows_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +49,7 @@ class SupervisedFineTuning(FusedHead):
         traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef"}),
         without_effect=frozenset({
             "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
-            "model_init_kwargs", "pad_token", "shuffle_dataset", "truncation_mode", "trust_remote_code",
+            "model_init_kwargs", "pad_token", "shuffle_dataset", "trust_remote_code",
         }),
         assumed={
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
@@ -50,6 +58,7 @@ class SupervisedFineTuning(FusedHead):
         reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
+            "truncation_mode",
         }),
     )  # fmt: skip
 
@@ -79,7 +88,7 @@ class SupervisedFineTuning(FusedHead):
     ) -> BatchGeometry:
         """Return the geometry of rows that are packed by a strategy, or not."""
         step = documents, rows, micro_batches, plan.data_ranks
-        length, multiple = longest_of(plan), number(plan, "pad_to_multiple_of") or 1
+        length, multiple = longest_of(plan), multiple_of(plan)
         flat = self.layout(plan, rows) is Layout.FLAT
         if strategy is not None:
             # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).

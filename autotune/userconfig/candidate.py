@@ -83,7 +83,7 @@ def _identifying(technique: Technique, entries: Mapping[str, object]) -> Mapping
     if technique.identified_by:
         return {path: value for path, value in entries.items() if path in technique.identified_by}
     named = f"args.{technique.name}"
-    return {named: entries[named]} if named in entries and technique.impact.only_sizes else entries
+    return {named: entries[named]} if named in entries and technique.impact.sets_only_sizes else entries
 
 
 def _agrees(value: object, actual: object, default: object) -> bool:

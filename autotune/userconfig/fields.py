@@ -175,7 +175,10 @@ def configuration_of(config: object) -> Configuration:
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
     """Return the fields that techniques write as a whole, and not a key of them."""
     paths = [
-        path.split(".") for item in trainer.techniques if item.impact.only_sizes is only_sizes for path in item.writes
+        path.split(".")
+        for item in trainer.techniques
+        if item.impact.sets_only_sizes is only_sizes
+        for path in item.writes
     ]
     return frozenset(path[1] for path in paths if path[0] == "args" and len(path) == 2)
 

@@ -18,7 +18,7 @@ from autotune.core.estimate import Estimate, Origin, rank
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
 from autotune.core.workload import Workload
-from autotune.space import load
+from autotune.inspection.space_file import load
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 
@@ -60,7 +60,7 @@ class RecordedProblem(TrainerProblem):
         """Return why a candidate may not be tried."""
         return super().illegal(candidate) if candidate in self.recorded else "it was not recorded"
 
-    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+    def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Return all knobs: which of them to change for a recorded candidate is not known."""
         return candidate
 

@@ -131,7 +131,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     result = replace(result, base=file, recommended=chosen, settings=settings, notes=(file.withheld_text,))
     write_bundle(result, out)
     for form in ("html", "markdown"):
-        write_page(result, out / f"report.{form}", form)
+        write_page(probe_report(result), out / f"report.{form}", form)
     console = Console(record=True, width=120, file=io.StringIO())
     show(probe_report(result), console)
     files = [file for file in out.rglob("*") if file.is_file()]

@@ -14,11 +14,12 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
+from autotune.inspection.space_file import default_file, load
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
-from autotune.space import Wishes, default_file, load
+from autotune.space import Wishes
 from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
 from autotune.techniques import find
 from autotune.techniques.sharding import zero_of

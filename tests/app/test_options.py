@@ -128,7 +128,7 @@ def test_a_word_that_an_argument_does_not_have_is_refused_with_those_it_has(
         ({"allow": ["lorra"]}, "Did you mean 'lora'"),
         ({"exclude": ["ligr"]}, "Did you mean 'liger'"),
         ({"exclude": ["lora"], "fix": {"lora": "r8"}}, "both fixed and excluded"),
-        ({"space": "nowhere.yaml"}, "nowhere.yaml cannot be read"),
+        ({"space": "nowhere.yaml"}, "nowhere.yaml does not exist"),
         ({"prompt_coverage": 0.99}, "SFT generates no completions, so it takes no --prompt-coverage"),
         ({"reward_funcs": ["a.b"]}, "SFT has no reward functions, so it takes no --reward-funcs"),
         ({"teacher": "some/model"}, "SFT has no teacher, so it takes no --teacher"),

@@ -24,8 +24,8 @@ from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
-from autotune.reporting.page import html
 from tests.planning.stand_in import AnalyticTracer
+from tests.reporting.pages import html
 from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model
 

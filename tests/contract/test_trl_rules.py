@@ -214,8 +214,9 @@ def illegal(trainer: str, **choices: Choice) -> str | None:
 
 def of(trainer: str, *allowed: str) -> Setting:
     """Return a setting of a trainer."""
-    here = setting(machine=GPU)
-    return replace(here, workload=replace(here.workload, trainer=trainer), allowed=frozenset(allowed))
+    here, depends = setting(machine=GPU), find_trainer(trainer).loss_depends_on({})
+    of_trainer = replace(here.workload, trainer=trainer)
+    return replace(here, workload=of_trainer, allowed=frozenset(allowed), loss_depends_on=depends)
 
 
 @TRAINERS

@@ -20,7 +20,7 @@ from autotune.core.protocol import PrepareReply, ProbeRequest
 from autotune.core.setting import Base
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
-from autotune.techniques.base import Fails
+from autotune.techniques.base import CrashReason
 from tests.settings import workload
 
 
@@ -59,7 +59,7 @@ def test_enumerations_become_their_values() -> None:
 
 
 def test_a_reason_of_a_class_of_its_own_becomes_text() -> None:
-    document = encode(Measurement(ProbeStatus.VETOED, Fails("training fails")))
+    document = encode(Measurement(ProbeStatus.VETOED, CrashReason("training fails")))
     assert (document["reason"], type(document["reason"])) == ("training fails", str)
 
 

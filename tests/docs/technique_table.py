@@ -16,7 +16,7 @@ from tests.docs.guides import ELSEWHERE, GUIDES
 
 # Devices that lack nothing, and as many as any choice takes: what is unavailable on them is so on every machine.
 _NEWEST = dict.fromkeys(OPTIONAL, "99") | {"trl": "99", "transformers": "99", "kernels": "0.18.2", "vllm": "0.31.0"}
-EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(10, 0), processes=8), _NEWEST)
+EIGHT_GPUS = Machine(Hardware("cuda", "a GPU", 1, compute_capability=(9, 0), processes=8), _NEWEST)
 
 HEAD = """\
 # Techniques
@@ -37,6 +37,12 @@ and the installed TRL, and a test compares them.
 
 The table is for eight GPUs with every package installed. A choice that needs several GPUs, a GPU or a package is
 refused without it; `autotune techniques` shows this for the machine that it runs on.
+
+A choice is exact with a trainer's default loss, unless its section says otherwise. Losses that put rows of a
+micro-batch together (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, and the balance of a mixture
+of experts) depend on `per_device_train_batch_size`, and the last one on `packing`. Those that put together what is
+generated at once (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. Other
+choices of these are searched only with `--allow`.
 
 """
 
@@ -125,6 +131,9 @@ def _exceptions(technique: Technique) -> Iterator[str]:
         if reason is not None:
             yield f"- everywhere: `{option.choice}` refused: {reason}."
     known: dict[tuple[str, str, str], list[str]] = {}
+    for name, specification in trainers().items():
+        if technique.name in (depends := specification.loss_depends_on({})):
+            yield f"- {name}: any other choice than the default changes training: {depends[technique.name]}."
     for trainer, own in technique.by_trainer.items():
         if own.without_effect:
             yield f"- {trainer}: ignored: {own.without_effect}."

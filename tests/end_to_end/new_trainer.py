@@ -7,8 +7,9 @@ SPECIFICATION = '''
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.program import program
-from autotune.trainers.base import DatasetFormat, Trainer
-from autotune.trainers.geometry import micro_batches_of, number, padded, rows_of
+from autotune.trainers.base import Trainer
+from autotune.trainers.declared import DatasetFormat
+from autotune.trainers.geometry import micro_batches_of, multiple_of, optional_int_argument, padded, rows_of
 from autotune.trainers.sft import TRAINER as SFT
 
 
@@ -36,7 +37,7 @@ class Toy(Trainer):
 
     def geometry(self, plan, documents):
         """Return the geometry of padded rows."""
-        length, multiple = number(plan, "max_length"), number(plan, "pad_to_multiple_of") or 1
+        length, multiple = optional_int_argument(plan, "max_length"), multiple_of(plan)
         step = rows_of(plan), micro_batches_of(plan), plan.launch.processes
         return padded(documents, *step, length, multiple)
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from trl import KTOConfig, KTOTrainer
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.blocks import block_rows, blocks_of, worst_blocks
+from autotune.core.blocks import block_rows, blocks_of
+from autotune.core.heaviest import heaviest_blocks
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest, ProbeRequest
@@ -83,7 +84,7 @@ def test_blocks_and_their_mismatched_pairs_are_those_of_trl_on_the_user_s_rows(
     # Some are dropped, and the last block of an epoch has fewer rows.
     assert sum(rows for rows, _, _ in seen) < found.reply.dataset.documents.rows or length == 64
     geometry = KTO.geometry(request.plan, found.reply.dataset.documents)
-    chosen = [seen[place] for place in worst_blocks(blocks)]
+    chosen = [seen[rows[0] // 5] for rows in heaviest_blocks(sizes.loads, 5, 1)]
     assert {(shape.tokens, shape.beside) for shape in geometry.shapes} == {(own, kl) for _, own, kl in chosen}
     for rows, own, kl in seen:
         assert any(5 * shape.tokens >= rows * own and 5 * shape.beside >= rows * kl for shape in geometry.shapes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,14 @@ def test_trl_does_not_evaluate(found: Prepared, tmp_path: Path) -> None:
     reason = TRAINER.illegal(found.baseline, replace(found.setting, workload=evaluated))
     assert reason is not None
     assert "has no evaluation" in reason
+
+
+def test_completions_of_vllm_are_padded_as_trl_pads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.ones((2, 3), dtype=torch.long)
+    monkeypatch.setattr(OnlineDPOTrainer, "_generate_vllm", lambda *_: (ids, ids, ids, ids))
+    trainer: Any = object.__new__(online_dpo._OnTokenizedPrompts)
+    trainer.generation_config, trainer.args = SimpleNamespace(), SimpleNamespace(max_new_tokens=8)
+    trainer._tokenizer, trainer._wanted = SimpleNamespace(pad_token_id=0), np.array([3, 2])
+    *_, completions, mask = trainer._from_vllm([], None, 3)
+    assert completions.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]] * 2
+    assert mask.sum(dim=1).tolist() == [3, 2]

@@ -81,7 +81,7 @@ class TableProblem:
         ]
         return wrong[0] if wrong else None
 
-    def in_conflict(self, candidate: Candidate) -> Collection[str]:
+    def knobs_of_violated_rule(self, candidate: Candidate) -> Collection[str]:
         """Any knob."""
         return candidate
 

@@ -204,7 +204,7 @@ def test_only_the_knobs_that_the_forbidding_rule_reads_are_in_conflict() -> None
     legal = next(recipe for recipe in here.recipes if here.illegal(recipe) is None)
     illegal = here.normal(legal.but(quantization="4bit-nf4"))
     assert here.illegal(illegal)
-    conflict = here.in_conflict(illegal)
+    conflict = here.knobs_of_violated_rule(illegal)
     assert set(conflict) == {"quantization", "lora", "peft_config"}
     singles = ((knob, choice) for knob, choices in here.choices.items() for choice in choices if knob not in conflict)
     others = [here.normal(illegal.but(**{knob: choice})) for knob, choice in singles]

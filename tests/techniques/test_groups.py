@@ -10,7 +10,7 @@ from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import global_batch_of
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
+from autotune.core.setting import Base, Setting
 from autotune.errors import InputError
 from autotune.space import Wishes
 from autotune.techniques import find
@@ -175,3 +175,8 @@ def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise()
     assert technique.unavailable(1, CPU) is None
     refusing = {name for name in trainers() if refused_or_ignored(technique, 2, name)}
     assert refusing == trainers().keys() - {"sft"}
+
+
+def test_rows_to_evaluate_on_are_not_packed_where_rows_are_split() -> None:
+    here = replace(ASKED, base=Base("mine.yaml", {}, entries={"args.eval_packing": True}))
+    assert "TRL refuses eval_packing" in why(here, per_device_train_batch_size=1, **SPLIT)

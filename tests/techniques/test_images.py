@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
-from autotune.techniques.base import Fails, impossible
+from autotune.techniques.base import CrashReason, impossible
 from autotune.trainers import trainers
 from tests.settings import GPU, LENGTHS, pictured_workload, setting
 
@@ -28,7 +28,7 @@ def reason(here: Setting, **choices: Choice) -> str | None:
 def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
     assert reason(pictured()) is None
     found = reason(pictured(), max_length=LONGEST - 1)
-    assert isinstance(found, Fails)
+    assert isinstance(found, CrashReason)
     assert "training fails where a token of an image is cut" in found
 
 
@@ -54,5 +54,11 @@ def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_lengt
     assert reason(pictured(), pad_to_multiple_of=16) is None
     assert "does not round lengths up" in str(reason(pictured("prompt+completion"), pad_to_multiple_of=16))
     found = reason(pictured(), pad_to_multiple_of=64)
-    assert isinstance(found, Fails)
+    assert isinstance(found, CrashReason)
     assert "is no multiple of 64" in found
+
+
+def test_a_length_beyond_the_longest_row_is_rounded_up_with_it() -> None:
+    """The tokenizer cuts and pads in one call, and refuses a length that is no multiple."""
+    assert LONGEST % 64
+    assert reason(pictured(), pad_to_multiple_of=64, max_length=4096) is None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.errors import InputError
@@ -161,3 +162,28 @@ def test_with_vllm_grpo_always_computes_old_log_probabilities() -> None:
     assert GENERATION in GRPO.program(with_vllm).names
     uncorrected = replace(with_vllm, args={**with_vllm.args, "vllm_importance_sampling_correction": False})
     assert OLD_PASS not in GRPO.program(uncorrected).names
+
+
+def test_the_longest_prompt_may_be_one_to_evaluate_on() -> None:
+    at = here()
+    longer = replace(at.workload.dataset, lengths=LengthDistribution({3000: 8}))
+    at = replace(at, workload=replace(at.workload, evaluation=longer))
+    assert GRPO.plan(candidate(at, vllm="colocate"), at).args["vllm_max_model_length"] == 3000 + 512
+
+
+def test_a_length_is_written_in_digits() -> None:
+    with pytest.raises(InputError, match="is no choice of vllm_max_model_length"):
+        find("vllm_max_model_length", catalogue()).parse("²")
+
+
+@pytest.mark.parametrize(("vllm", "tokens"), [("off", 132), ("colocate", 164)])
+def test_online_dpo_pads_completions_of_vllm_to_the_most_that_they_may_have(vllm: str, tokens: int) -> None:
+    trainer, of = find_trainer("online_dpo"), workload(lengths={100: 64})
+    rows = replace(of, trainer="online_dpo")
+    at = setting(machine=PLANNED, of=rows, allowed=ALLOWED, global_batch_size=8)
+    start = Candidate({item.name: item.default(at) for item in trainer.techniques})
+    plan = trainer.plan(trainer.normal(start.but(vllm=vllm, per_device_train_batch_size=8), at), at)
+    # A completion has up to 64 tokens, and half of that on average.
+    found = trainer.geometry(plan, of.dataset.documents)
+    assert found.typical.tokens == tokens
+    assert found.tokens == 8 * (100 + 32)

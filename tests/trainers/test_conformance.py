@@ -19,15 +19,15 @@ from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.bundle import write_bundle
 from autotune.emit.config import config_text
+from autotune.emit.figures import measured
 from autotune.emit.launch import launch_keys
-from autotune.emit.measured import measured
 from autotune.emit.rows import training_rows
 from autotune.emit.script import script_text
 from autotune.errors import InputError
-from autotune.space import default_file, load
+from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.base import DatasetFormat
+from autotune.trainers.declared import DatasetFormat
 from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.reporting.examples import a_result

@@ -19,7 +19,7 @@ from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.trainers.geometry import micro_batches_of, multiple_of, rows_of
 from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, richest
 
 Choices = Mapping[str, Choice]
@@ -165,7 +165,7 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
         mean, doubt = fmean(drawn), stdev(drawn) / math.sqrt(len(drawn))
         typical = said.typical.rows * said.typical.tokens * said.sequences
         # How full packed rows are is known in the mean only, and so not what rounding each up adds.
-        rounding = (number(plan, "pad_to_multiple_of") or 1) / 2 if said.layout is Layout.FLAT else 0
+        rounding = (multiple_of(plan)) / 2 if said.layout is Layout.FLAT else 0
         assert typical == pytest.approx(mean, rel=SHARE, abs=STANDARD_ERRORS * doubt + rounding)
         assert typical <= per_row
 

@@ -11,7 +11,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shap
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import end_to_end, padded
 from autotune.trainers.recompiled import compiled_again
@@ -176,3 +176,44 @@ def test_blocks_have_the_widths_that_their_order_gives_them(lengths: list[int], 
     plan = TrainingPlan("kto", args={"per_device_train_batch_size": 2}, model=FLEX)
     found = compiled_again(find_trainer("kto"), plan, PADDED, documents)
     assert (found.narrower, found.unpadded) == pytest.approx(shares)
+
+
+def blocks(rows: list[tuple[int, int]], trained: list[int] | None = None, **args: int) -> BatchGeometry:
+    """Return the geometry of KTO's blocks of two rows, of which prompts and answers are given in tokens."""
+    of = [(prompt + 1, prompt + answer) for prompt, answer in rows]
+    documents = Documents.of_rows(of, ordered=True, trained=trained)
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, **args}
+    plan = TrainingPlan("kto", args={**sizes, "loss_type": "apo_zero_unpaired"})
+    return find_trainer("kto").geometry(plan, documents)
+
+
+@pytest.mark.parametrize("trained", [None, [100, 100, 890, 890]])
+def test_the_block_with_the_most_counted_tokens_is_traced_beside_the_widest(trained: list[int] | None) -> None:
+    found = blocks([(900, 100), (900, 100), (10, 890), (10, 890)], trained)
+    assert [shape.tokens for shape in found.shapes] == [1000, 900]
+    assert [shape.trained for shape in found.shapes] == pytest.approx([0.1, 890 / 900])
+    # Cut to 950 tokens, half of the first answers is left.
+    cut = blocks([(900, 100), (900, 100), (10, 890), (10, 890)], trained, max_length=950)
+    assert cut.worst.trained == pytest.approx(50 / 950)
+
+
+def test_of_blocks_of_one_width_the_one_with_the_most_counted_tokens_is_traced() -> None:
+    found = blocks([(900, 100), (900, 100), (10, 990), (10, 990)])
+    assert (found.worst.tokens, found.worst.trained, found.rivals) == (1000, pytest.approx(0.99), ())
+
+
+def test_evaluation_has_a_generation_for_each_micro_batch() -> None:
+    documents = Documents.of_lengths(LengthDistribution({100: 8, 300: 2}))
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4, "num_iterations": 2}
+    plan = TrainingPlan(
+        "grpo", {**sizes, "num_generations": 8, "max_completion_length": 32}, completions=Completions(16, 16)
+    )
+    trainer = find_trainer("grpo")
+    found = [
+        trainer.evaluated(replace(plan, args={**plan.args, **steps}), documents, 8)
+        for steps in ({}, {"steps_per_generation": 4})
+    ]
+    assert found[0] == found[1]
+    # A micro-batch has the completions of one prompt.
+    assert (found[0].layout, found[0].rows) == (Layout.EQUAL, 80)
+    assert found[0].typical.tokens == pytest.approx(156)

@@ -38,7 +38,7 @@ from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
-from autotune.trainers.geometry import number
+from autotune.trainers.geometry import optional_int_argument
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
@@ -110,7 +110,8 @@ class Fitting:
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
-        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks)
+        depends = trainer.loss_depends_on(plan.args, workload.model)
+        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
@@ -244,7 +245,8 @@ class Fitting:
         except UntraceableError as error:
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
-                cut = f"TRL fails on rows that max_length={number(sized.plan, 'max_length')} cuts: {_short(error)}"
+                length = optional_int_argument(sized.plan, "max_length")
+                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
                 return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:

@@ -109,7 +109,8 @@ class Remedies:
         name, setting = technique.name, self.setting
         effects = {technique.effect(item[name], item, setting) for item in (candidate, other)}
         from_default = candidate[name] == technique.default(setting)
-        return effects == {Effect.EXACT} and (from_default or not how_changes(technique, self.trainer.name))
+        how = how_changes(technique, self.trainer.name, setting.loss_depends_on)
+        return effects == {Effect.EXACT} and (from_default or not how)
 
     def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
         """Return the entries of one plan that another has otherwise; not those of techniques that do not matter."""

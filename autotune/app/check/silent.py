@@ -10,11 +10,11 @@ from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
-from autotune.techniques.base import Fails, facts, refused_or_ignored
+from autotune.techniques.base import CrashReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
-from autotune.trainers.geometry import micro_batches_of, number, rows_of, steps_of_epoch
+from autotune.trainers.geometry import micro_batches_of, optional_int_argument, rows_of, steps_of_epoch
 from autotune.units import format_share
 from autotune.userconfig.candidate import NearestCandidate
 
@@ -104,7 +104,7 @@ def _served(plan: TrainingPlan) -> Iterator[Finding]:
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
-    documents, length = profile.documents, number(plan, "max_length")
+    documents, length = profile.documents, optional_int_argument(plan, "max_length")
     if length is None or length >= documents.longest:
         return
     strategy = strategy_of(plan)
@@ -184,7 +184,7 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: Neares
             continue
         choice = known.candidate[technique.name]
         conflict = technique.conflict(choice, known.candidate, setting)
-        fails = isinstance(conflict, Fails)
+        fails = isinstance(conflict, CrashReason)
         reason = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
         if reason and technique.name not in ("packing", "padding_free", "max_length"):
             severity = Severity.ERROR if fails else Severity.SILENT

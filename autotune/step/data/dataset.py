@@ -24,7 +24,8 @@ from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.models.loading import tokenizer_of
-from autotune.trainers.base import DatasetFormat, Trainer
+from autotune.trainers.base import Trainer
+from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"

@@ -14,7 +14,8 @@ from transformers import ProcessorMixin
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.step.images.sizes import image_column, image_feature
-from autotune.trainers.base import DatasetFormat, Trainer
+from autotune.trainers.base import Trainer
+from autotune.trainers.declared import DatasetFormat
 
 _KIND = "type"
 _IMAGES = ("image", "image_url")

@@ -58,6 +58,8 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         cache=key_value_cache(text),
         attention_heads=attention_heads(text),
         grouped_heads=grouped_heads(text),
+        # Without the first key, TRL's trainers add no such loss.
+        router_aux_loss_coef=getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0,
         quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
     )
 

@@ -13,7 +13,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
-from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.trainers.geometry import micro_batches_of, optional_int_argument, rows_of
 from autotune.trainers.prompts import GENERATION
 
 _PARALLEL = "vllm_tensor_parallel_size"
@@ -27,7 +27,9 @@ class _WithTeacher(OnTokenizedPrompts):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL limits vLLM's sequences to a generation batch.
-        sequences = rows_of(self.plan) * micro_batches_of(self.plan) * (number(self.plan, _PARALLEL) or 1)
+        sequences = (
+            rows_of(self.plan) * micro_batches_of(self.plan) * (optional_int_argument(self.plan, _PARALLEL) or 1)
+        )
         make = self.module.VLLMGeneration
 
         def limited(**given: Any) -> Any:
@@ -63,14 +65,14 @@ class OnPolicyDistillation(Generating):
     on_prompts = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
-    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
         return {} if plan is None else {"teacher_model": plan.args[TEACHER]}
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the teacher's name, and what builds it where TRL would load it."""
         made = {} if plan is None else {"make_beside": partial(make_model, teacher=True)}
-        return {**self.beside_name(plan), **made}
+        return {**self.arguments_by_name(plan), **made}
 
 
 ADAPTER = OnPolicyDistillation()

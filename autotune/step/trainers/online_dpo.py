@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 from trl.data_utils import maybe_apply_chat_template
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, online_dpo_trainer
 from trl.experimental.utils import truncate_right
@@ -65,7 +66,10 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         self.generation_config.ignore_eos = True
         *prompt, ids, mask = super()._generate_vllm(prompts, images)
         ended = np.arange(ids.shape[1]) < self._wanted[:, None]
-        return *prompt, ids, mask * torch.as_tensor(ended, device=ids.device)
+        mask = mask * torch.as_tensor(ended, device=ids.device)
+        # TRL pads to the most tokens that a completion may have.
+        missing = (0, self.args.max_new_tokens - ids.shape[1])
+        return *prompt, pad(ids, missing, value=self._tokenizer.pad_token_id), pad(mask, missing)
 
     def _as_vllm_returns(self, longest: int) -> tuple[Any, ...]:
         """Return prompts and completions with their masks, as TRL makes tensors of what vLLM returns."""
@@ -125,12 +129,12 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the most tokens of a completion."""
         return int(trainer.args.max_new_tokens)
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and a reference unless that is the model without its adapters.
 
         TRL would copy the trained model, which needs as much; a trace cannot copy every architecture (Gemma 3).
         """
-        rewards = super().beside_model(plan, make_model)
+        rewards = super().arguments_for_built_model(plan, make_model)
         return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
@@ -145,7 +149,8 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return rows and tokens of the prompts and completions that the loss is computed of."""
         assumed = [min(assumed_tokens(trainer.plan), self.most_tokens(trainer))]
         prompt = max(map(len, batch[PROMPT]))
-        completion = max(map(max, batch.get(WANTED, [assumed])))
+        drawn = max(map(max, batch.get(WANTED, [assumed])))
+        completion = self.most_tokens(trainer) if trainer.use_vllm else drawn
         rows = COMPLETIONS * len(batch[PROMPT])
         return rows, rows * int(self.collation(trainer).joined(np.array(prompt), np.array(completion)))
 

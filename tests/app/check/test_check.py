@@ -23,6 +23,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.verdict import Outcome, Severity, Source, Verdict
 from autotune.errors import InputError, WillNotFit
 from tests.app.check.conftest import Checked, Write
+from tests.small import write_small_model
 
 GPU = "H100-80GB"
 
@@ -189,6 +190,18 @@ def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, ch
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "reward model" in verdict.reason
     assert f"`autotune dry-run --gpu {verdict.device} -- trl grpo --config {file}` runs" in told(verdict)
+
+
+def test_a_checkpoint_of_quantised_weights_leaves_the_answer_open(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    directory = write_small_model(tmp_path / "quantised", weights=False)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    verdict = checked(config=str(write("sft", "max_length: 64\n")), trainer="sft", gpu=GPU, model=str(directory))
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "quantised in its checkpoint (bitsandbytes)" in verdict.reason
 
 
 def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, checked: Checked) -> None:

@@ -16,10 +16,10 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome
+from autotune.inspection.space_file import default_file, load
 from autotune.inspection.yaml_edit import Edit, edited
 from autotune.inspection.yaml_file import read_yaml
 from autotune.planning.single import PlanTracer, Sized
-from autotune.space import default_file, load
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import find_trainer
 from autotune.units import GIB

@@ -1,0 +1,122 @@
+"""Which choices change training: it depends on the adapters, and on the rows that the user's loss puts together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Base, Setting
+from autotune.trainers import find_trainer
+from tests.app.bases import a_base, started
+from tests.settings import setting, workload
+
+ROWS, PARTS = "per_device_train_batch_size", "steps_per_generation"
+
+
+def of(trainer: str, entries: dict[str, object] | None = None, **choices: Choice) -> tuple[str | None, Setting]:
+    """Return why a candidate is illegal where adapters alone are allowed."""
+    known = find_trainer(trainer)
+    base = Base("mine.yaml", {}, entries=entries or {})
+    plain = replace(workload(lengths={100: 100}), trainer=trainer)
+    here = replace(setting(of=plain, allowed=frozenset({"lora"})), base=base)
+    start = Candidate({item.name: item.default(here) for item in known.techniques})
+    return known.illegal(known.normal(start.but(**choices), here), here), here
+
+
+def test_bf16_weights_under_adapters_change_training_where_a_module_is_trained_whole() -> None:
+    choices: dict[str, Choice] = {"lora": "r16", "precision": "bfloat16"}
+    assert of("sft", None, **choices)[0] is None
+    # PEFT trains a reward model's head, and modules that the user names, in the type of the weights.
+    assert "--allow precision" in str(of("reward", None, **choices)[0])
+    assert "--allow precision" in str(of("sft", {"model.lora_modules_to_save": ["lm_head"]}, **choices)[0])
+
+
+@pytest.mark.parametrize(
+    ("trainer", "args", "knobs"),
+    [
+        ("sft", {}, set()),
+        ("dpo", {}, set()),
+        ("dpo", {"loss_type": ["ipo"]}, set()),
+        ("dpo", {"loss_type": ["sigmoid", "sft"]}, {ROWS}),
+        ("dpo", {"loss_type": "aot"}, {ROWS}),
+        ("dpo", {"loss_type": ["aot_unpaired"]}, {ROWS}),
+        ("kto", {}, {ROWS}),
+        ("kto", {"loss_type": "apo_zero_unpaired"}, set()),
+        ("grpo", {}, {PARTS}),
+        ("grpo", {"loss_type": "vespo"}, {PARTS}),
+        ("grpo", {"loss_type": "grpo"}, set()),
+        ("grpo", {"loss_type": "grpo", "scale_rewards": "batch"}, {PARTS}),
+        ("grpo", {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"}, {PARTS}),
+        ("grpo", {"loss_type": "bnpo"}, {ROWS}),
+        ("grpo", {"entropy_coef": 0.01}, {PARTS, ROWS}),
+        ("grpo", {"loss_type": "dr_grpo", "use_adaptive_entropy": True}, {ROWS}),
+        ("grpo", {"loss_type": "dr_grpo", "top_entropy_quantile": 0.2}, {ROWS}),
+        ("rloo", {}, set()),
+        ("rloo", {"normalize_advantages": True}, {PARTS}),
+        ("distillation", {}, set()),
+        ("reward", {}, set()),
+    ],
+)
+def test_a_loss_over_several_rows_depends_on_which_share_a_micro_batch_or_a_generation(
+    trainer: str, args: dict[str, Any], knobs: set[str]
+) -> None:
+    assert find_trainer(trainer).loss_depends_on(args).keys() == knobs
+
+
+@pytest.mark.parametrize(
+    ("trainer", "args", "weight", "depends"),
+    [
+        ("sft", {}, 0.001, True),
+        ("sft", {}, 0.0, False),
+        ("sft", {"router_aux_loss_coef": 0.0}, 0.001, False),
+        ("grpo", {"loss_type": "grpo"}, 0.001, True),
+        ("reward", {}, 0.001, False),
+    ],
+)
+def test_the_balance_of_experts_depends_on_the_micro_batch(
+    trainer: str, args: dict[str, Any], weight: float, depends: bool
+) -> None:
+    model = replace(workload().model, experts=8, router_aux_loss_coef=weight)
+    assert find_trainer(trainer).loss_depends_on(args, model).keys() == ({ROWS, "packing"} if depends else set())
+
+
+@pytest.mark.parametrize(("loss", "searched"), [("sigmoid", True), ("aot", False)])
+def test_the_loss_of_a_user_s_configuration_decides_which_micro_batches_are_searched(
+    loss: str, searched: bool, tmp_path: Path
+) -> None:
+    text = f"loss_type: {loss}\nper_device_train_batch_size: 4\nmax_length: 2000\n"
+    problem = started(a_base(tmp_path, text, "dpo"), replace(workload(), trainer="dpo")).problem
+    assert (len(problem.choices[ROWS]) > 1) is searched
+
+
+def test_parts_of_a_generation_have_to_be_allowed_with_grpo_s_own_loss(tmp_path: Path) -> None:
+    of_grpo = replace(workload(lengths={100: 100}), trainer="grpo")
+    base = a_base(tmp_path, "per_device_train_batch_size: 8\ngradient_accumulation_steps: 4\n", "grpo")
+    assert started(base, of_grpo).problem.choices[PARTS] == ("step",)
+    assert len(started(base, of_grpo, allow=("steps_per_generation",)).problem.choices[PARTS]) > 1
+
+
+@pytest.mark.parametrize(
+    ("trainer", "choices", "reason"),
+    [
+        ("dpo", {"reference": "precomputed"}, "reference=precomputed with sync_ref_model"),
+        ("kto", {"reference": "precomputed"}, "reference=precomputed with sync_ref_model"),
+        ("dpo", {"lora": "r16"}, "adapters with sync_ref_model"),
+        ("grpo", {"beta": "0.0"}, "beta=0.0 with sync_ref_model"),
+        ("dpo", {}, None),
+    ],
+)
+def test_a_reference_that_follows_the_model_is_neither_computed_before_nor_absent(
+    trainer: str, choices: dict[str, Choice], reason: str | None
+) -> None:
+    found, _ = of(trainer, {"args.sync_ref_model": True}, **choices)
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_probes_see_a_reference_that_follows_the_model(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "sync_ref_model: true\nmax_length: 2000\n", "dpo")
+    assert started(base, replace(workload(), trainer="dpo")).plan.args["sync_ref_model"] is True
