@@ -20,14 +20,36 @@ _FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 _FEW_INDICES = 3072
+# Kernels whose workspaces depend on the GPU.
+_BY_CAPABILITY = reductions.KERNELS | {_CUDNN_BACKWARD.overloadpacket}
 
 
-def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
-    """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
+def scratch(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    *,
+    capability: tuple[int, int] = (8, 0),
+    alike: set[tuple[int, int]] | None = None,
+) -> tuple[int, ...]:
+    """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns.
+
+    Args:
+        capability: CUDA compute capability of the GPU.
+        alike: other compute capabilities; those with which it would allocate others are removed.
+    """
+    taken = _scratch(func, args, kwargs, result, capability)
+    if alike and func.overloadpacket in _BY_CAPABILITY:
+        alike -= {other for other in alike if _scratch(func, args, kwargs, result, other) != taken}
+    return taken
+
+
+def _scratch(func: Any, args: Any, kwargs: Any, result: Any, capability: tuple[int, int]) -> tuple[int, ...]:
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
     if func is _CUDNN_BACKWARD:
-        return _cudnn_backward(args[1])
+        return _cudnn_backward(args[1], capability)
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
     if func is _EMBEDDING_BACKWARD:
@@ -76,15 +98,17 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
 
 
-def _cudnn_backward(query: torch.Tensor) -> tuple[int, ...]:
+def _cudnn_backward(query: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
     # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
     # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode: the frontend's part
     # is softmax_sum and dQ_accum in float32. With grouped heads, dK_fullhead and dV_fullhead are virtual tensors unless
     # sizes are ragged; whether the engine stores them is not published, and they are not counted.
+    # For heads of 256 elements on Blackwell, it is softmax_sum alone (on a null GPU, with PyTorch 2.14.1).
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
-    return (4 * batch * heads * tokens * (1 + head),)
+    accumulated = 0 if capability[0] == 10 and head == 256 else head
+    return (4 * batch * heads * tokens * (1 + accumulated),)
 
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:

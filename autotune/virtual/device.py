@@ -99,7 +99,7 @@ def standing_in_for_cuda(
     Args:
         ledger: the ledger of a trace on the device named :data:`NAME`.
         capability: CUDA compute capability of that GPU.
-        alike: other compute capabilities; those with which PyTorch chooses other kernels are removed.
+        alike: other compute capabilities; those with which PyTorch chooses other kernels or workspaces are removed.
     """
     device = _registered()
     with ExitStack() as stack:
@@ -122,7 +122,7 @@ def standing_in_for_cuda(
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        yield device, partial(scratch, capability=capability)
+        yield device, partial(scratch, capability=capability, alike=alike)
 
 
 @contextmanager

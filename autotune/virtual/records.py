@@ -20,8 +20,8 @@ class Place(StrEnum):
 class Category(StrEnum):
     """The category of a storage, in the terms of PyTorch's memory profiler.
 
-    ``ACTIVATION`` is what the forward pass (or its recomputation) saves for the backward pass, ``TEMPORARY`` what no
-    later part of the step needs, ``OTHER`` anything else that outlives a phase, such as the batch.
+    ``ACTIVATION`` is what else is held when a backward pass begins or a recomputation ends: what they saved, and the
+    batch. ``TEMPORARY`` is what no later part of the step needs.
     """
 
     PARAMETER = "parameter"
@@ -30,7 +30,6 @@ class Category(StrEnum):
     OPTIMIZER_STATE = "optimizer state"
     ACTIVATION = "activation"
     TEMPORARY = "temporary"
-    OTHER = "other"
 
 
 THE_CACHE, A_WORKSPACE = -1, -2
@@ -142,7 +141,8 @@ class Trace:
             parameters passed to :func:`autotune.virtual.tracing.settled`.
         kept: by the number of a storage that stays allocated without a tensor, the number of events when its last
             tensor was destroyed, or None where one is left. In a repetition of the step, its like is freed then.
-        alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
+        alike: of the further compute capabilities that were asked about, those with which every kernel and workspace is
+            the same.
         streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
 

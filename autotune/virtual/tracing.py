@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from autotune.core.batch_geometry import Recompiled
 from autotune.virtual import apart, replay
 from autotune.virtual.dispatch import VirtualMode
-from autotune.virtual.known import listed, made_of
+from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
@@ -79,12 +79,12 @@ def trace(
         fake.cache_enabled = False
         stack.enter_context(fake_tensors_accepted())
         stack.enter_context(movable_modules())
-        stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
         collectives = stack.enter_context(as_one_rank(world, ledger)) if world is not None else None
         mode = VirtualMode(ledger, fake, scratch, collectives)
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)
