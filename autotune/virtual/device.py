@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -33,23 +33,6 @@ _RNG_STATE_BYTES = 16
 
 def _rng_state(device: Any = None) -> torch.Tensor:
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
-
-
-_real_address = torch.UntypedStorage.data_ptr
-
-
-def _addressed(ledger: Ledger) -> Callable[[torch.UntypedStorage], int]:
-    """Return a function that gives storages without memory addresses.
-
-    Activation offloading identifies a tensor by the address of its storage plus the offset of the view
-    (trl/models/activation_offloading.py, _get_unique_tensor_key), for a while after the tensor is gone. No address is
-    used again.
-    """
-
-    def address(storage: torch.UntypedStorage) -> int:
-        return int(_real_address(storage)) or ledger.address(storage)
-
-    return address
 
 
 MODULE = ModuleType(f"torch.{NAME}")
@@ -112,7 +95,6 @@ def standing_in_for_cuda(
         # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
-        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _addressed(ledger)))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
         # FSDP2 waits by this name for weights that it has gathered ahead and not used.
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current_stream))

@@ -120,12 +120,12 @@ class Ledger:
         return self._live[storage._cdata].number
 
     def address(self, storage: torch.UntypedStorage) -> int:
-        """Return an address for a live storage, so far from any other that no two views have the same.
+        """Return an address for a storage, which is not used again and so far from others that no two views share one.
 
-        Raises:
-            KeyError: as :meth:`number`.
+        That of a storage that is not live, such as one of a tensor on the meta device, is 0.
         """
-        return (self.number(storage) + 1) << _ADDRESS_BITS
+        known = self._live.get(storage._cdata)
+        return 0 if known is None else (known.number + 1) << _ADDRESS_BITS
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""

@@ -82,6 +82,7 @@ def trace(
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
+        stack.enter_context(_addressed(ledger))
         collectives = stack.enter_context(as_one_rank(world, ledger)) if world is not None else None
         mode = VirtualMode(ledger, fake, scratch, collectives)
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
@@ -187,6 +188,30 @@ def _sizes_followed(ledger: Ledger) -> Iterator[None]:
         return result
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextmanager
+def _addressed(ledger: Ledger) -> Iterator[None]:
+    """Give fake tensors and their storages addresses, by which libraries identify them; they point to no memory.
+
+    Activation offloading identifies a tensor by the address of its storage and the offset of the view, for a while
+    after the tensor is gone (trl/models/activation_offloading.py, _get_unique_tensor_key); accelerate finds the shard
+    of a parameter by the parameter's address (accelerator.py, _prepare_fsdp2); safetensors finds shared memory.
+    """
+    real = torch.UntypedStorage.data_ptr
+
+    def of_storage(storage: torch.UntypedStorage) -> int:
+        return int(real(storage)) or ledger.address(storage)
+
+    def of_tensor(tensor: FakeTensor) -> int:
+        ledger.note(tensor)
+        return ledger.address(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.itemsize)
+
+    with (
+        mock.patch.object(torch.UntypedStorage, "data_ptr", of_storage),
+        mock.patch.object(FakeTensor, "data_ptr", of_tensor, create=True),
+    ):
         yield
 
 
