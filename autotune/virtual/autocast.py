@@ -52,7 +52,7 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
 
 
 @contextmanager
-def forgetting_casts() -> Iterator[None]:
+def autocast_cache_cleared() -> Iterator[None]:
     """Clear the cache of cast parameters at the end of the outermost autocast region."""
     original = torch.clear_autocast_cache
 

@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autotune.virtual.attention import attention_as_on_cuda
-from autotune.virtual.autocast import forgetting_casts, register_autocast
+from autotune.virtual.autocast import autocast_cache_cleared, register_autocast
 from autotune.virtual.cuda import scratch
 from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
-from autotune.virtual.kernels import noting_launches
+from autotune.virtual.kernels import triton_launches_recorded
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.streams import Event, Stream, current_stream, default_stream
 
@@ -89,8 +89,8 @@ def standing_in_for_cuda(
         stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(ledger))
-        stack.enter_context(noting_launches(ledger))
-        stack.enter_context(forgetting_casts())
+        stack.enter_context(triton_launches_recorded(ledger))
+        stack.enter_context(autocast_cache_cleared())
         stack.enter_context(scaling_as_on_cuda(NAME))
         # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))

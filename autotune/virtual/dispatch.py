@@ -16,12 +16,11 @@ from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
-from autotune.virtual.composites import composite
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import SAMPLED, Knowledge, Later, known, listed, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
-from autotune.virtual.stand_ins import STAND_INS
+from autotune.virtual.stand_ins import STAND_INS, composite
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
 from autotune.virtual.work import operator_work

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.units import MIB
 from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
 from autotune.virtual.blocks import Block
-from autotune.virtual.records import A_WORKSPACE, THE_CACHE, MemoryEvent, Place, Trace
+from autotune.virtual.records import CUBLAS_WORKSPACE, EMPTY_CACHE, MemoryEvent, Place, Trace
 
 # cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
 # and Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
@@ -69,9 +69,9 @@ def replay(
             before, in_backward = in_backward, traced.operators[event.operator].in_backward
             if in_backward and not before:
                 allocator.empty_cache()
-        if event.storage == THE_CACHE:
+        if event.storage == EMPTY_CACHE:
             allocator.empty_cache()
-        elif event.storage == A_WORKSPACE:
+        elif event.storage == CUBLAS_WORKSPACE:
             # Once in each pass, also where the steps of the trace are repeated.
             product = traced.operators[event.operator]
             if product.in_backward not in multiplied:

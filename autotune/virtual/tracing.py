@@ -26,9 +26,8 @@ from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
-from autotune.virtual.peaks import with_peaks
 from autotune.virtual.ranks import World, as_one_rank
-from autotune.virtual.records import Category, Trace
+from autotune.virtual.records import Category, Trace, with_peaks
 from autotune.virtual.tensors import replaced
 
 Target = Literal["cpu", "cuda"]
@@ -63,8 +62,10 @@ def trace(
         HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
     """
     alike = set(others)
-    if target == "cuda" and apart.needed():
-        return apart.traced(fn, {"target": target, "capability": capability, "others": alike, "world": world})
+    if target == "cuda" and apart.must_trace_in_subprocess():
+        return apart.trace_in_subprocess(
+            fn, {"target": target, "capability": capability, "others": alike, "world": world}
+        )
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
