@@ -26,12 +26,10 @@ class Replay:
     Attributes:
         peak_allocated_bytes: as ``torch.cuda.max_memory_allocated`` would return.
         peak_reserved_bytes: as ``torch.cuda.max_memory_reserved`` would return.
-        retries: number of times that it had to release its cache to meet a request.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    retries: int
 
 
 def replay(
@@ -78,7 +76,7 @@ def replay(
                 multiplied.add(product.in_backward)
                 allocator.allocate(workspace_bytes(capability))
         _take(event, allocator, blocks, traced.streams)
-    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
+    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
 def unused_bytes(events: Iterable[MemoryEvent], streams: Mapping[int, int]) -> int:
