@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, unquote
 
-SHOWN = "(secret, not shown)"
+PLACEHOLDER = "(secret, not shown)"
 """What stands for the value of a secret key."""
 MASK = "***"
 """What stands for the secret part of a text, such as a URL or a command."""
@@ -27,8 +27,8 @@ _TAILS = (
     "_shared_key", "_webhook_url",
 )  # fmt: skip
 _TOKEN = "token"
-# Words before "token" that make it one of a text, and not one that lets somebody in.
-_OF_TEXTS = frozenset({
+# Words before `token` that mark a token of text, not a credential.
+_TEXT_TOKEN_PREFIXES = frozenset({
     "assistant", "audio", "begin", "boi", "bos", "cls", "decoder", "end", "eoi", "eom", "eos", "eot", "first", "image",
     "input", "last", "mask", "middle", "new", "next", "output", "pad", "padding", "per", "prefix", "prompt", "response",
     "score", "sep", "separator", "special", "start", "stop", "suffix", "think", "unk", "video",
@@ -44,7 +44,11 @@ _WEB = re.compile(r"(?P<start>\bhttps?://)(?P<value>[^\s/\"]+)@")
 _DATABASE = re.compile(r"(?P<start>\b(?!https?:)[A-Za-z][\w+.-]*://[^\s/:@?\"]*:)(?P<value>[^\s\"]*)@")
 _QUERY = re.compile(r"(?P<start>[?&;](?P<name>[\w%.+-]+)=)(?P<value>[^&\s\"]*[^&\s\"'])")
 _VALUE = r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|(?:Bearer|Basic)[ \t]+[^\s\"']+|[^\s,;)}\]\"']+)"
-_ASSIGNED = re.compile(r"(?P<start>(?<![\w?&;%])(?<!\w-)(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE)
+# Parsers complain of an "unexpected token: 'x'", which is one of a text.
+_OF_PARSERS = r"(?!(?<=[Uu]nexpected )token\b)"
+_ASSIGNED = re.compile(
+    r"(?P<start>(?<![\w?&;%])(?<!\w-)" + _OF_PARSERS + r"(?P<name>[A-Za-z_][\w.-]*)[\"']?\]?[ \t]*[:=][ \t]*)" + _VALUE
+)
 _OPTION = re.compile(r"(?P<start>(?<![\w-])--(?P<name>[A-Za-z][\w-]*)[ \t]+)(?!--)" + _VALUE)
 _PATTERNS = (_WEB, _DATABASE, _QUERY, _ASSIGNED, _OPTION)
 _NO_VALUES = frozenset({"", MASK, "None", "null", "True", "true", "False", "false", "(secret"})
@@ -59,7 +63,7 @@ def is_secret(name: str) -> bool:
         return False
     last = words[-1]
     if last.endswith(_TOKEN):
-        return (last.removesuffix(_TOKEN) or "".join(words[-2:-1])) not in _OF_TEXTS
+        return (last.removesuffix(_TOKEN) or "".join(words[-2:-1])) not in _TEXT_TOKEN_PREFIXES
     if last.endswith(_ENDINGS) or last in _LAST or (last == "pass" and name.isupper()):
         return True
     return f"_{'_'.join(words)}".endswith(_TAILS)
@@ -106,7 +110,7 @@ def hidden_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def hidden_values(document: Any, known: Collection[str] = (), *, secret: bool = False) -> Any:
-    """Return a document of mappings and lists with :data:`SHOWN` for the values of secret keys.
+    """Return a document of mappings and lists with :data:`PLACEHOLDER` for the values of secret keys.
 
     Args:
         known: secrets that its texts may have anywhere (:func:`secrets_in`).
@@ -119,7 +123,7 @@ def hidden_values(document: Any, known: Collection[str] = (), *, secret: bool = 
     if isinstance(document, (list, tuple)):
         return type(document)(hidden_values(each, known, secret=secret) for each in document)
     if secret:
-        return SHOWN if is_value(document) else document
+        return PLACEHOLDER if is_value(document) else document
     return hidden(document, known) if isinstance(document, str) else document
 
 

@@ -13,6 +13,7 @@ GIB = KIB**3
 # Binary prefixes are IEC 80000-13; the decimal ones are SI. GPU vendors' "80 GB" cards are sold in either sense, so
 # both are understood as written and everything that autotune shows is in GiB.
 _SIZE_UNITS = {
+    "": 1,
     "b": 1,
     "kib": KIB,
     "mib": MIB,
@@ -24,15 +25,16 @@ _SIZE_UNITS = {
     "tb": 1000**4,
 }
 _DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)([smh])")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a size such as ``24GiB`` or ``80 GB`` names.
+    """Return the bytes that a size such as ``24GiB`` or ``80 GB`` names; a number alone is one of bytes.
 
     Raises:
-        InputError: the text is not a positive number followed by a unit.
+        InputError: the text is not a positive number, followed by a unit or alone.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
     unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
@@ -42,12 +44,15 @@ def parse_size(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds that a duration such as ``10m``, ``90s`` or ``1h30m`` names.
+    """Return the seconds that a duration such as ``10m``, ``90s`` or ``1h30m`` names; a number alone is one of seconds.
 
     Raises:
-        InputError: the text is not a sequence of numbers with the units ``h``, ``m`` or ``s``, or is zero.
+        InputError: the text is neither a number nor a sequence of numbers with the units ``h``, ``m`` or ``s``, or is
+            zero.
     """
     compact = text.strip().lower()
+    if _NUMBER.fullmatch(compact):
+        compact += "s"
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
@@ -86,8 +91,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time of a step in three digits, such as ``1.25 s`` or ``84.3 ms``."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+    """Return a time of a step in three digits, such as ``1.25 s`` or ``84.3 ms``; from 100 s on as a duration."""
+    # Rounded before the unit is chosen: 0.9999 s is 1 s.
+    milliseconds = float(f"{1000 * seconds:.3g}")
+    if milliseconds >= 100_000:
+        return format_duration(seconds)
+    return f"{milliseconds / 1000:g} s" if milliseconds >= 1000 else f"{milliseconds:g} ms"
 
 
 def format_rate(tokens_per_second: float) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.confidential import (
     MASK,
-    SHOWN,
+    PLACEHOLDER,
     hidden,
     hidden_url,
     hidden_values,
@@ -64,6 +64,8 @@ def test_a_name_that_only_looks_like_it_is_not(name: str) -> None:
         ("# ours; before: hub_token=pw", "# ours; before: hub_token=***"),
         ("os.environ['HF_TOKEN'] = 'pw'", "os.environ['HF_TOKEN'] = '***'"),
         ('{"token": "pw", "a": 1}', '{"token": "***", "a": 1}'),
+        ("unexpected hub_token: pw", "unexpected hub_token: ***"),
+        ("the new token: pw", "the new token: ***"),
         ("Authorization: Bearer pw", "Authorization: ***"),
         ("401 for hf_abcdefghijklmnop", "401 for ***"),
     ],
@@ -78,9 +80,10 @@ def test_a_text_is_shown_without_what_is_secret_in_it(text: str, shown: str) -> 
     "text",
     [
         "sqlite:///a:b@c.db", "journal:///a/b.log", "postgresql://me@host/name", "grpc://host:13000", "eos_token: </s>",
-        "http://host:8000/a", "no end-of-sequence token, which TRL adds", f"hub_token: {SHOWN}", "--hub_token --seed 1",
+        "http://host:8000/a", "no end-of-sequence token, which TRL adds", f"hub_token: {PLACEHOLDER}",
+        "--hub_token --seed 1",
         "hub_token: null", "use_auth_token=True", "hf_model", "per_device_train_batch_size: 4", "pad_token='<pad>'",
-        "git@github.com:a/b.git", "hub_token",
+        "git@github.com:a/b.git", "hub_token", "Unexpected token: 'x'", "unexpected token: Token('NAME', 'x')",
     ],
 )  # fmt: skip
 def test_a_text_without_secrets_stays_as_it_is(text: str) -> None:
@@ -121,8 +124,8 @@ def test_documents_show_that_something_is_there_and_not_what() -> None:
         "token": None, "use_auth_token": True, "credentials": {"user": "me", "key": ["pw"]},
     }  # fmt: skip
     assert hidden_values(document) == {
-        "hub_token": SHOWN, "eos_token": "x", "env": {"HF_TOKEN": SHOWN, "A": "1"}, "places": ["https://***@h"],
-        "token": None, "use_auth_token": True, "credentials": {"user": SHOWN, "key": [SHOWN]},
+        "hub_token": PLACEHOLDER, "eos_token": "x", "env": {"HF_TOKEN": PLACEHOLDER, "A": "1"}, "places": ["https://***@h"],
+        "token": None, "use_auth_token": True, "credentials": {"user": PLACEHOLDER, "key": [PLACEHOLDER]},
     }  # fmt: skip
     assert list(secret_keys(document)) == [("hub_token",), ("env", "HF_TOKEN"), ("credentials",)]
     assert secrets_in(document) == {"pw", "123", "me", "a:pw"}

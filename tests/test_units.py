@@ -5,29 +5,46 @@ from __future__ import annotations
 import pytest
 
 from autotune.errors import InputError
-from autotune.units import format_bytes, format_count, format_duration, format_share, parse_duration, parse_size
+from autotune.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    format_seconds,
+    format_share,
+    parse_duration,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5gib", 3 * 2**29), ("800MiB", 800 * 2**20), ("7b", 7)],
+    [
+        ("24GiB", 24 * 2**30),
+        ("80 GB", 80 * 10**9),
+        ("1.5gib", 3 * 2**29),
+        ("800MiB", 800 * 2**20),
+        ("7b", 7),
+        ("24", 24),
+    ],
 )
 def test_sizes_are_read_in_both_systems(text: str, expected: int) -> None:
     assert parse_size(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "24", "GiB", "-1GiB", "0GiB", "24 GiBs", "1e3GiB"])
+@pytest.mark.parametrize("text", ["", "2.5.1GiB", "GiB", "0", "-24", "-1GiB", "0GiB", "24 GiBs", "1e3GiB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a size"):
         parse_size(text)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("10m", 600), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800), ("600", 600), ("1.5", 1.5)]
+)
 def test_durations_are_read(text: str, expected: float) -> None:
     assert parse_duration(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "10", "m", "10 minutes", "-5m", "0s", "5mm"])
+@pytest.mark.parametrize("text", ["", "10x", "0", "1h30", "m", "10 minutes", "-5m", "0s", "5mm"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="is not a duration"):
         parse_duration(text)
@@ -60,3 +77,11 @@ def test_figures_read_in_the_unit_that_suits_them() -> None:
         "3 min 05 s",
         "7 h 12 min",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0843, "84.3 ms"), (0.9999, "1 s"), (1.25, "1.25 s"), (99.96, "1 min 40 s"), (1234, "20 min 34 s")],
+)
+def test_the_time_of_a_step_reads_in_three_digits_or_as_a_duration(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -57,6 +57,9 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             and KTO, which are tokens by then, are decoded, so that a row may count a token more than it has.
         memory_budget: memory that the training may need; None: what is free of its device, and what it holds already.
         when_unsure: ``pass`` or ``fail``.
+
+    Raises:
+        InputError: ``when_unsure`` is neither.
     """
 
     def __init__(
@@ -66,9 +69,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         memory_budget: str | int | None = None,
         when_unsure: Literal["pass", "fail"] = "pass",
     ) -> None:
-        self._dataset = dataset
-        self._budget = memory_budget
-        self._when_unsure = when_unsure
+        self._asked = CheckArguments(None, dataset=dataset, memory_budget=memory_budget, when_unsure=when_unsure)
 
     def on_train_begin(
         self,
@@ -90,7 +91,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             found = error
         logs = args.process_index == 0
         if isinstance(found, AutotuneError):
-            if self._when_unsure == "fail":
+            if self._asked.passes is False:
                 raise found
             if logs:
                 _LOG.warning("autotune cannot check this training: %s", found)
@@ -109,18 +110,20 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._budget or _free(args)
+        own = self._asked.memory_budget or _free(args)
         if ranks.rank > 0:
             ranks.gathered(own)
-            return ranks.broadcast(_Answer()).result()
-        answer = _Answer(ended="it was ended")
+            return ranks.broadcast(_FirstRankReply()).result()
+        answer = _FirstRankReply(ended="it was ended")
         try:
             budgets = ranks.gathered(own)
-            answer = _Answer(verdict=self._checked(args, kwargs, _least(budgets)))
+            answer = _FirstRankReply(verdict=self._checked(args, kwargs, _least(budgets)))
         except AutotuneError as error:
-            answer = _Answer(message=error.message, hint=error.hint)
+            answer = _FirstRankReply(message=error.message, hint=error.hint)
+        except OSError as error:
+            answer = _FirstRankReply(message=f"Files of the check cannot be written: {error}.")
         except Exception as error:
-            answer = _Answer(ended=f"{type(error).__name__}: {error}")
+            answer = _FirstRankReply(ended=f"{type(error).__name__}: {error}")
             raise
         finally:
             # The others wait for this, whatever happened here.
@@ -133,22 +136,23 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
         peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
         with ScratchFolder() as folder:
-            base = model.get_base_model() if peft_config is not None else model
+            # An adapter that transformers has added has no model of its own around the base.
+            base = model.get_base_model() if hasattr(model, "get_base_model") else model
             quantization = _saved(base, processor, folder / "model")
-            asked = CheckArguments(
-                _arguments(args, base, quantization),
+            asked = replace(
+                self._asked,
+                config=_arguments(args, base, quantization),
                 model=str(folder / "model"),
-                dataset=self._dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
+                dataset=self._asked.dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
                 peft_config=peft_config,
                 gpu="cpu" if args.device.type == "cpu" else None,
                 memory_budget=budget,
-                when_unsure=self._when_unsure,
             )
             return check_object(asked, launching_of(args) if args.world_size > 1 else ALONE)
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _FirstRankReply:
     """The answer of the first process to the others.
 
     Attributes:
@@ -210,12 +214,16 @@ def _arguments(args: Any, model: Any, quantization: Any) -> Any:
 
 def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     """Write the rows that a loader draws from, in a format of the trainer."""
+    import datasets
+
     rows = loader.dataset
-    if not hasattr(rows, "column_names") or not hasattr(rows, "to_parquet"):
+    # A stream may have no end.
+    if not isinstance(rows, datasets.Dataset):
         raise InputError("The trainer's rows are no datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
     names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
-    if names is None:
+    # Rows with images are as the user has them: TRL tokenises them in the collator.
+    if names is None or not set(names.values()) <= set(rows.column_names):
         file = folder / "rows.parquet"
         rows.to_parquet(str(file))
         return file

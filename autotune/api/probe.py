@@ -21,6 +21,7 @@ from autotune.emit.files import write_text
 from autotune.emit.measured import measured
 from autotune.emit.rows import TrainingRows, training_rows
 from autotune.errors import AutotuneError
+from autotune.inspection.paths import user_path
 from autotune.trainers import find_trainer
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class ProbeResult:
 
     @property
     def status(self) -> RunStatus:
-        """``found``, ``nothing_fits`` or ``interrupted``."""
+        """``found``, ``nothing_fits``, ``undecided`` or ``interrupted``."""
         return self.document.status
 
     @property
@@ -143,7 +144,7 @@ class ProbeResult:
                 "TRL's command line cannot train this recommendation.", hint="Run the bundle's train.py."
             )
         directory = Path(self.document.output_directory)
-        write_text(Path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
+        write_text(user_path(path), config_text(measured(self.document, self._found()), self._rows(), directory))
 
     def to_json(self) -> str:
         """Return the document of ``result.json``."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.app.public import Arguments, as_json
+from autotune.app.public import Arguments, Checked, as_json
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
+from autotune.core.effort import EffortName
 from autotune.core.workload import Init
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
@@ -20,6 +21,12 @@ ALL = "all"
 AUTO: Literal["auto"] = "auto"
 """The word for as many GPUs as a plan finds worth it."""
 Auto = Literal["auto"]
+
+
+def names(lists: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names in comma-separated lists, or in one."""
+    texts = [lists] if isinstance(lists, str) else lists
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
 
 
 def time_limit(timeout: str | float | None) -> float | None:
@@ -50,7 +57,7 @@ class LengthsArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class CatalogueArguments:
+class CatalogueArguments(Checked):
     """Arguments of :func:`autotune.catalogue`.
 
     Args:
@@ -115,9 +122,10 @@ class SearchArguments(Arguments):
     space: str | Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("reward_funcs", "allow", "exclude"):
             # A generator can be read only once.
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, names(getattr(self, name)))
         object.__setattr__(self, "fix", dict(self.fix or {}) or None)
 
     @property
@@ -163,7 +171,7 @@ class ProbeArguments(SearchArguments):
     num_processes: int | None = None
     workers: int | Auto | None = None
     margin: float = 0.05
-    effort: str = "normal"
+    effort: EffortName = "normal"
     trials: int | None = None
     timeout: str | float | None = None
     init: Init = "random"
@@ -234,7 +242,7 @@ class RentArguments(PlannedArguments):
     """
 
     gpu: str | None = ALL
-    num_processes: int | Auto = 1
+    num_processes: int | Auto | None = 1
     prices: str | Path | Mapping[str, float] | None = None
 
 
@@ -305,7 +313,7 @@ class DryRunArguments(Arguments):
     """Arguments of :func:`autotune.dry_run`.
 
     Args:
-        command: its words, such as ``["accelerate", "launch", "train.py"]``.
+        command: its words, such as ``["accelerate", "launch", "train.py"]``, or one text of them.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
         num_processes: number of null GPUs. None: one for each process that the command starts.
         steps: number of optimizer steps to run.

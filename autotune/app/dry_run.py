@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context
 
 
 @dataclass(frozen=True)
-class Answer:
+class DryRunAnswer:
     """The outcome of a dry run, with its reason and the request for memory that ended it."""
 
     outcome: DryOutcome
@@ -61,7 +62,8 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         InputError: something that was given cannot be used, or an environment lacks what null GPUs need.
         AutotuneError: the library of the null GPUs could not be built.
     """
-    began, command, steps = time.monotonic(), tuple(asked.command), asked.steps
+    began, steps = time.monotonic(), asked.steps
+    command = tuple(shlex.split(asked.command) if isinstance(asked.command, str) else asked.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     if steps < 1:
@@ -101,7 +103,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     )
 
 
-def answer(ran: Ran, count: int, steps: int) -> Answer:
+def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
     """Return the result of a command that has ended.
 
     Args:
@@ -111,32 +113,32 @@ def answer(ran: Ran, count: int, steps: int) -> Answer:
     using = [each for each in ran.processes if each.uses_cuda]
     ranks = max((each.local_ranks for each in ran.processes), default=1)
     if ranks > count:
-        return Answer(
+        return DryRunAnswer(
             DryOutcome.CANNOT_RUN, f"it starts {ranks} processes on {_gpus(count)}; give --num-processes {ranks}"
         )
     if ran.refused:
-        return Answer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
     failed = _failed(ran)
     if failed is not None:
-        return Answer(DryOutcome.DOES_NOT_FIT, failed=failed)
+        return DryRunAnswer(DryOutcome.DOES_NOT_FIT, failed=failed)
     taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
     if ran.ending.timed_out:
-        return Answer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
     error = next((each.error for each in ran.processes if each.error is not None), None)
     all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks
     if ran.ending.code != 0 and not all_stopped:
         what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)
         if not any(each.spans for each in using):
-            return Answer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
-        return Answer(DryOutcome.UNKNOWN, f"the script failed after {taken} of {steps} steps: {what}")
+            return DryRunAnswer(DryOutcome.CANNOT_RUN, f"the command failed before it used memory of a GPU: {what}")
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"the script failed after {taken} of {steps} steps: {what}")
     if not using:
-        return Answer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
+        return DryRunAnswer(DryOutcome.UNKNOWN, "the command used no GPU through PyTorch")
     if not taken:
-        return Answer(DryOutcome.UNKNOWN, "the script ended without a step of an optimizer of PyTorch")
+        return DryRunAnswer(DryOutcome.UNKNOWN, "the script ended without a step of an optimizer of PyTorch")
     return _of_batches(using)
 
 
-def headline(found: Answer, held: int | None, spare: int | None) -> str:
+def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
     """Return the answer in one line."""
     if found.failed is not None:
         place = found.failed.place
@@ -149,24 +151,28 @@ def headline(found: Answer, held: int | None, spare: int | None) -> str:
     return f"{found.outcome.value}: {found.reason}"
 
 
-def _of_batches(using: Sequence[Followed]) -> Answer:
+def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
     """Return whether the batches of steps that were all taken stand for all that may come."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
-        return Answer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")
+        return DryRunAnswer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")
     other = next((loader for loader in loaders if not loader.ordered), None)
     if other is None:
-        return Answer(DryOutcome.FITS)
+        return DryRunAnswer(DryOutcome.FITS)
     if other.order == "as shuffled":
-        return Answer(DryOutcome.BATCHES_FIT, "rows came as the script shuffles them, so a larger batch may come")
-    return Answer(DryOutcome.BATCHES_FIT, f"a larger batch may come from a loader that stayed as it is: {other.reason}")
+        return DryRunAnswer(DryOutcome.BATCHES_FIT, "rows came as the script shuffles them, so a larger batch may come")
+    return DryRunAnswer(
+        DryOutcome.BATCHES_FIT, f"a larger batch may come from a loader that stayed as it is: {other.reason}"
+    )
 
 
 def _failed(ran: Ran) -> FailedAllocation | None:
     """Return the refused request for memory that ended the command; None if there was none, or the script went on."""
+    # What the limit or the kernel ended had gone on without the memory. A library that has none aborts: signal 6.
+    ended_from_outside = ran.ending.timed_out or ran.ending.signal == signal.SIGKILL
     for each in ran.processes:
         of_memory = each.error is not None and each.error.out_of_memory
-        died = not each.ended and ran.ending.code != 0
+        died = not each.ended and ran.ending.code != 0 and not ended_from_outside
         if each.failed_allocations and (of_memory or died or (each.ended == "finished" and ran.ending.code)):
             return each.failed_allocations[-1]
         if of_memory and each.error is not None:
@@ -187,7 +193,7 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
     return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
 
 
-def _notes(ran: Ran, found: Answer, steps: int) -> Iterator[str]:
+def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
     if caught and found.failed is None:

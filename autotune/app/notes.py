@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
+from autotune.core.candidate import Choice
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch
 from autotune.core.workload import Workload
+from autotune.planning.tracing.cache import Cache
 from autotune.planning.vllm import assumed_beside
 from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
-from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -22,12 +24,20 @@ _NAMED = 5
 """Most rows that are named in a note."""
 
 
+def notes_on_workload(workload: Workload) -> Iterator[str]:
+    """Yield the notes on trainer, model and rows, which hold for every run and plan."""
+    yield from notes_on_prompts(workload)
+    yield from find_trainer(workload.trainer).peculiarities
+    positions, longest = workload.model.max_positions, workload.dataset.documents.longest
+    if positions is not None and longest > positions:
+        yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."
+
+
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
     """Yield the notes on a run, the most important first."""
     setting = problem.setting
     model, documents = setting.workload.model, setting.workload.dataset.documents
-    yield from notes_on_prompts(setting.workload)
-    yield from problem.trainer.peculiarities
+    yield from notes_on_workload(setting.workload)
     not_separated = never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing and padding-free were not tried: {not_separated}."
@@ -35,11 +45,6 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
         yield (
             f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
             "to config.json, or name a model that has them in config.yaml."
-        )
-    if model.max_positions is not None and documents.longest > model.max_positions:
-        yield (
-            f"The longest row has {documents.longest} tokens, and the model was made for {model.max_positions} "
-            "positions."
         )
     if documents.rows < setting.global_batch_size:
         yield (
@@ -146,15 +151,23 @@ def notes_on_processes(
         )
 
 
-def notes_on_vllm(problem: TrainerProblem) -> Iterator[str]:
-    """Yield the assumptions and gaps of a plan with vLLM."""
-    choices = problem.choices.get(VLLM, ())
-    if any(choice != OFF for choice in choices):
+def notes_on_plans(workload: Workload, vllm: Collection[Choice], gpus: Iterable[Gpu], cache: Cache) -> Iterator[str]:
+    """Yield the assumptions and gaps of plans.
+
+    Args:
+        vllm: the planned choices of vLLM; empty for a trainer without it.
+        gpus: those planned for; none for a CPU.
+    """
+    if any(choice != OFF for choice in vllm):
         yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."
-    if SERVER in choices:
+    if SERVER in vllm:
         yield "With vllm=server, the server has GPUs of its own; memory is planned for the GPUs that train."
-    if COLOCATED & set(choices):
-        yield f"Assumed of vLLM: {'; '.join(assumed_beside(problem.setting.workload.model))}."
+    if not COLOCATED.isdisjoint(vllm):
+        yield f"Assumed of vLLM: {'; '.join(assumed_beside(workload.model))}."
+    for gpu in gpus:
+        yield from notes_on_gpu(gpu)
+    if cache.failure:
+        yield f"Traces are not cached: {cache.failure}."
 
 
 def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:

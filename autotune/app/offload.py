@@ -29,7 +29,7 @@ _EACH = 2
 """Most candidates that each combination of further choices is tried with: the next one if the former does not fit."""
 
 
-def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool = True) -> Evaluator:
+def with_last_resorts_if_nothing_fits(evaluator: Evaluator, file: SpaceFile, *, decided: bool = True) -> Evaluator:
     """Return the evaluator, of a problem with last resorts if nothing of its own is predicted to fit.
 
     Those that are predicted to fit become recipes, so that a search tries them first.
@@ -55,7 +55,7 @@ def with_what_offloads(evaluator: Evaluator, file: SpaceFile, *, decided: bool =
         return evaluator.of(left)
     found = evaluator.of(wide)
     budget_bytes = evaluator.budget_bytes
-    fitting = sorted(_fitting(found, [_roomy(each, budget_bytes) for each in further]), key=rank)
+    fitting = sorted(_fitting(found, [_may_fit_when_offloaded(each, budget_bytes) for each in further]), key=rank)
     space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
     return found.of(replace(wide, space=space))
 
@@ -74,7 +74,7 @@ def _last_resorts(ranked: Sequence[Estimate], narrow: TrainerProblem, wide: Trai
     return [resorts for resorts in found if resorts]
 
 
-def _roomy(resorts: _Resorts, budget_bytes: int) -> list[Candidate]:
+def _may_fit_when_offloaded(resorts: _Resorts, budget_bytes: int) -> list[Candidate]:
     """Return the candidates for which what stays on the device in any case leaves room.
 
     One process shares nothing out: weights and the optimizer's state stay whole on the device unless they are

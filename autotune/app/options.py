@@ -12,6 +12,7 @@ from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
+from autotune.inspection.paths import user_path
 from autotune.space import SpaceFile, Wishes, default_file, load
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
@@ -91,7 +92,7 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     both = sorted(fixed.keys() & asked.exclude)
     if both:
         raise InputError(f"{both[0]} is both fixed and excluded.", hint="Give one of --fix and --exclude.")
-    file = Path(asked.space) if asked.space is not None else default_file(trainer.name)
+    file = user_path(asked.space) if asked.space is not None else default_file(trainer.name)
     return Options(
         trainer=trainer,
         global_batch_size=asked.global_batch_size,
@@ -112,10 +113,6 @@ def probe_options(asked: ProbeArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`.
     """
-    if asked.device not in ("auto", "cuda", "cpu"):
-        raise InputError(f"There is no device {asked.device!r}.", hint="It is auto, cuda or cpu.")
-    if asked.effort not in EFFORTS:
-        raise InputError(f"There is no effort {asked.effort!r}.", hint=f"It is {', '.join(EFFORTS)}.")
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
     _check_number("number of trials", asked.trials)
     _check_number("number of workers", asked.workers)
@@ -196,7 +193,7 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     if coverage is not None and not 0 < coverage <= 1:
         raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")
     found = Rollouts(rewards, prompt_coverage=1.0 if coverage is None else coverage)
-    if isinstance(length, str) and not length.lstrip("-").isdigit():
+    if isinstance(length, str) and not length.lstrip("-").isdecimal():
         return replace(found, column=length)
     tokens = None if length is None else int(length)
     if tokens is not None and tokens < 1:

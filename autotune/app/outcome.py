@@ -18,7 +18,7 @@ from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
 from autotune.techniques.max_length import row_coverage, token_coverage
-from autotune.trainers.geometry import micro_batches_of, rows_of
+from autotune.trainers.geometry import micro_batches_of, rows_of, steps_of_epoch
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -49,8 +49,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     """Return the document of a search that ended, however it ended."""
     setting = problem.setting
     recommended, baseline = (
-        _choosable(record, outcome, problem, facts.timelines.get(record.candidate)) if record else None
-        for record in (outcome.winner, outcome.baseline)
+        _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
     )
     speed = speed_up(outcome.winner, outcome.baseline)
     trials = tuple(_trial(record, problem, outcome.records) for record in outcome.records)
@@ -122,9 +121,8 @@ def _status(outcome: SearchOutcome) -> RunStatus:
         return RunStatus.INTERRUPTED
     if outcome.winner:
         return RunStatus.FOUND
-    # If the time limit ends a search before any probe decides anything, that does not show that nothing fits.
     decided = any(record.probed and record.measurement.status is not ProbeStatus.TIMEOUT for record in outcome.records)
-    return RunStatus.NOTHING_FITS if decided else RunStatus.INTERRUPTED
+    return RunStatus.NOTHING_FITS if decided else RunStatus.UNDECIDED
 
 
 def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
@@ -132,7 +130,7 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
     for record in outcome.contradicted:
         predicted, shown = record.prediction, record.measurement
         if predicted is not None:
-            measured = format_bytes(shown.reserved_bytes or shown.peak_bytes or 0)
+            measured = format_bytes(shown.need_bytes or 0)
             yield (
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
                 f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
@@ -140,12 +138,8 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
-    """Return the peak of a successful probe, or of an out-of-memory run with the failed request."""
-    shown = next((run for run in runs_after(record, records) if not run.ok), record.measurement)
-    lacked = shown.out_of_memory
-    if lacked is None or lacked.held_bytes is None:
-        return shown.peak_bytes
-    return lacked.held_bytes + (lacked.requested_bytes or 0)
+    """Return the need of a candidate's probe, or of the later run that failed."""
+    return next((run for run in runs_after(record, records) if not run.ok), record.measurement).need_bytes
 
 
 def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:
@@ -172,9 +166,7 @@ def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | 
     return LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None
 
 
-def _choosable(
-    record: Record, outcome: SearchOutcome, problem: TrainerProblem, timeline: MemoryTimeline | None
-) -> Choosable:
+def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
     candidate, setting = record.candidate, problem.setting
     plan = problem.trainer.plan(candidate, setting)
     # A promise of memory must hold in all of them.
@@ -186,7 +178,7 @@ def _choosable(
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
     tokens = geometry.tokens / rows_of(plan) * geometry.rows
     rate, length = mean_rate(rates) if rates else None, plan.args.get("max_length")
-    rows_per_step = rows_of(plan) * micro_batches_of(plan) * plan.data_ranks
+    drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -205,7 +197,7 @@ def _choosable(
         per_device_train_batch_size=rows_of(plan),
         gradient_accumulation_steps=micro_batches_of(plan),
         documents_per_step=shown.documents_per_step,
-        steps_per_epoch=-(-shown.rows // rows_per_step) if shown.rows else None,
+        steps_per_epoch=steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),
@@ -213,7 +205,7 @@ def _choosable(
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
         seconds=_seconds(shown, micro_batches_of(plan)),
         evaluation_seconds=shown.evaluation_seconds,
-        timeline=timeline,
+        timeline=facts.timelines.get(candidate),
     )
 
 

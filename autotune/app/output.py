@@ -16,11 +16,13 @@ from autotune.core.json_text import read_json
 from autotune.core.text import decodable, printable
 from autotune.emit.files import write_text
 from autotune.errors import InputError
+from autotune.inspection.paths import user_path
 from autotune.study import ProbeRun, Purpose
 
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
-_OWN_NAMES = frozenset({"workload", "probes", _RUN_FILE, _LOCK_FILE})
+_EARLY_NAMES = frozenset({"workload", "probes", _LOCK_FILE})
+"""What may lie in a run's directory without its ``run.json``."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def open_output(directory: str | Path) -> Output:
     Raises:
         InputError: it cannot be made or written to, or holds something else.
     """
-    path = Path(directory).expanduser().absolute()
+    path = user_path(directory).absolute()
     hint = "Choose another --output."
     # SQLAlchemy takes them for parts of a URL (2.1, ``engine/url.py``), and would write the study somewhere else.
     for mark in "?%":
@@ -122,9 +124,11 @@ def open_output(directory: str | Path) -> Output:
         raise InputError(f"The output directory {path} cannot be used: {error.strerror}.", hint=hint) from error
     if not os.access(path, os.W_OK | os.X_OK):
         raise InputError(f"The output directory {path} is not writable.", hint=hint)
-    if found - _OWN_NAMES and _RUN_FILE not in found:
+    output = Output(path)
+    # A file of that name may be another program's.
+    if found - _EARLY_NAMES and output.remembered_budget() is None:
         raise InputError(f"The output directory {path} holds other files and no run of autotune.", hint=hint)
-    return Output(path)
+    return output
 
 
 def _opened(lock: Path) -> int:

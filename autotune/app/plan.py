@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_gpu, notes_on_processes, notes_on_prompts, notes_on_vllm
+from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offers import offers
-from autotune.app.offload import notes_on_offloading, with_what_offloads
+from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_workload, rows_of_length
 from autotune.app.planned_bundle import PlanWriter, bundle_folder
@@ -35,6 +35,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.vllm import NAME as VLLM
 
 
 @taking(PlanArguments)
@@ -74,7 +75,7 @@ def plan(asked: PlanArguments) -> Plan:
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         tracking.search(evaluator)
-        evaluator = with_what_offloads(evaluator, options.file)
+        evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
         problem = evaluator.problem
         evaluator.settle()
         estimates = tuple(each.shown for each in evaluator.ranked())
@@ -150,10 +151,9 @@ def _not_measured(gpu: Gpu | None) -> str:
 
 def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
-    model, lengths = problem.setting.workload.model, problem.setting.workload.dataset.lengths
-    gpu = planned.gpu
-    yield from notes_on_prompts(problem.setting.workload)
-    yield from problem.trainer.peculiarities
+    workload, gpu = problem.setting.workload, planned.gpu
+    lengths = workload.dataset.lengths
+    yield from notes_on_workload(workload)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)
     traced = len(evaluator.candidates)
@@ -175,19 +175,9 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     if evaluator.assumptions:
         assumed = "; ".join(evaluator.assumptions)
         yield f"Traces have no data. Where a step reads it, they assumed: {assumed}."
-    if model.max_positions is not None and lengths.longest > model.max_positions:
-        yield (
-            f"The longest row has {lengths.longest:,} tokens; the model was made for {model.max_positions:,} positions."
-        )
-    yield from notes_on_vllm(problem)
-    if gpu is not None:
-        if gpu.speeds is None:
-            yield (
-                f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
-            )
-        yield from notes_on_gpu(gpu)
-    if cache.failure:
-        yield f"Traces are not cached: {cache.failure}."
+    if gpu is not None and gpu.speeds is None:
+        yield f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
+    yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), [gpu] if gpu is not None else [], cache)
     hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 

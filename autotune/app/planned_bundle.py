@@ -12,7 +12,7 @@ from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate, MemoryEstimate
 from autotune.core.workload import DatasetSource, Workload
-from autotune.emit.bundle import PLAN, remove_planned_bundle, write_planned_bundle
+from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.files import check_writable
 from autotune.emit.planned import planned as handover_of
 from autotune.emit.rows import copies_rows
@@ -20,7 +20,9 @@ from autotune.emit.serving import asking
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
+from autotune.inspection.paths import user_path
 from autotune.planning.evaluator import Evaluator
+from autotune.userconfig.bundle import holds_planned_bundle
 
 _CHOOSE = "Choose another --output."
 
@@ -32,7 +34,7 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
         InputError: there are no rows that ``trl`` could load, or the folder holds something else than such a bundle or
             cannot be written.
     """
-    folder = Path(output).expanduser().absolute()
+    folder = user_path(output).absolute()
     if rows is None:
         raise InputError(
             "A bundle names the rows to train on, and --seq-len names none.", hint="Give a DATASET, or no --output."
@@ -40,10 +42,10 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
     if evaluation is not None:
         check_one_load(rows, evaluation)
     try:
-        found = {entry.name for entry in folder.iterdir()} if folder.exists() else set()
+        found = folder.exists() and any(folder.iterdir())
     except OSError as error:
         raise InputError(f"The output directory {folder} cannot be used: {error.strerror}.", hint=_CHOOSE) from error
-    if found and PLAN not in found:
+    if found and not holds_planned_bundle(folder):
         raise InputError(f"The output directory {folder} holds other files and no plan of autotune.", hint=_CHOOSE)
     check_writable(folder)
     return folder

@@ -6,9 +6,9 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from autotune.app.ahead import Ahead, predicted
 from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
+from autotune.app.forecast import Forecast, forecast_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
@@ -77,27 +77,33 @@ def probe(asked: ProbeArguments) -> Result:
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        known = (options.rollouts, options.peft, options.teacher)
-        workload = reader.read(options.trainer.name, named.model, named.dataset, named.evaluation, *known)
+        workload = reader.read(
+            options.trainer.name,
+            named.model,
+            named.dataset,
+            named.evaluation,
+            rollouts=options.rollouts,
+            peft=options.peft,
+            teacher=options.teacher,
+        )
         wanted = attentions(options, machine, attention or None)
         workload = reader.check_attention(workload, machine, wanted, user_cache())
         start = start_of(base, options, workload, machine) if base is not None else None
-        held = (batch, None, None) if start is None else (start.batch, start.base, start.token_coverage)
-        problem = problem_of(options, workload, machine, *held)
+        problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        ahead = predicted(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Ahead()
-        problem = ahead.evaluator.problem if ahead.evaluator is not None else problem
+        forecast = forecast_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Forecast()
+        problem = forecast.evaluator.problem if forecast.evaluator is not None else problem
         # A further worker is sent the run, and a listener is of this process.
         quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
-        run = Run(quiet, left, problem, server, out, limit_bytes, ahead.predictor)
+        run = Run(quiet, left, problem, server, out, limit_bytes, forecast.predictor)
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome, options.file)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         limit = options.timeout_seconds
         in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
-        timelines = ahead.timelines(compared, traces=in_time)
-        offered = _offers(problem, ahead, outcome) if in_time else ()
+        timelines = forecast.timelines(compared, traces=in_time)
+        offered = _offers(problem, forecast, outcome) if in_time else ()
         untried = notes_on_untried(problem, outcome, options.file)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
@@ -107,7 +113,7 @@ def probe(asked: ProbeArguments) -> Result:
             *file_notes,
             *notes_on(problem),
             *notes_on_workers(hardware, len(further)),
-            *ahead.notes(),
+            *forecast.notes(),
             *offered,
             *untried,
         ),
@@ -213,10 +219,10 @@ def _handed_over(
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 
-def _offers(problem: TrainerProblem, ahead: Ahead, outcome: SearchOutcome) -> tuple[str, ...]:
-    if ahead.evaluator is None or outcome.winner is None:
+def _offers(problem: TrainerProblem, forecast: Forecast, outcome: SearchOutcome) -> tuple[str, ...]:
+    if forecast.evaluator is None or outcome.winner is None:
         return ()
-    evaluator, winner = ahead.evaluator, outcome.winner.candidate
+    evaluator, winner = forecast.evaluator, outcome.winner.candidate
     with suppress(AutotuneError):
         (found,) = evaluator.run([winner])
         if found.memory is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autotune.app.base import Start
 from autotune.app.options import Options
 from autotune.core.machine import Machine
-from autotune.core.setting import Base, Setting
+from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.space import SpaceFile, resolve
@@ -54,18 +55,18 @@ def problem_of(
     workload: Workload,
     machine: Machine,
     batch: int,
-    base: Base | None = None,
-    token_coverage: float | None = None,
+    start: Start | None = None,
 ) -> TrainerProblem:
     """Return the problem of a run.
 
     Args:
-        token_coverage: in place of that of the options.
+        batch: documents of an optimizer step.
+        start: the start of a search with a base; its token coverage takes the place of that of the options.
 
     Raises:
         InputError: what was fixed is not possible here.
     """
-    coverage = options.token_coverage if token_coverage is None else token_coverage
+    base, coverage = (start.base, start.token_coverage) if start is not None else (None, options.token_coverage)
     shared = options.ranks_per_row
     if base is not None and CONTEXT_PARALLEL not in options.wishes.fixed:
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))

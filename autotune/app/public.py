@@ -8,10 +8,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from types import UnionType
+from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from autotune.confidential import hidden_url, hidden_values
 from autotune.core.events import Listener, ignore
+from autotune.errors import InputError
 
 _Parameters = ParamSpec("_Parameters")
 _Arguments = TypeVar("_Arguments")
@@ -19,8 +21,20 @@ _Result = TypeVar("_Result")
 _DESCRIPTION = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
+class Checked:
+    """Arguments whose words are checked: those of a field with a ``Literal``, such as ``auto``, ``cuda`` or ``cpu``."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in get_type_hints(type(self)).items():
+            value, words = getattr(self, name), words_of(annotation)
+            types = tuple(kind for kind in kinds_of(annotation) if isinstance(kind, type))
+            if words and value not in words and not isinstance(value, types):
+                *others, last = (*(["a number"] if int in types else []), *words)
+                raise InputError(f"{name} cannot be {value!r}.", hint=f"It is {', '.join(others)} or {last}.")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class Arguments(Checked):
     """Arguments of a public function.
 
     A field of a subclass with its description is a parameter in Python and an option on the command line. There, a word
@@ -45,6 +59,16 @@ class Arguments:
         defaults = {each.name: each.default for each in fields(self)}
         values = hidden_values(values)
         return {name: value for name, value in values.items() if value not in (None, [], {}, defaults[name])}
+
+
+def kinds_of(annotation: object) -> frozenset[object]:
+    """Return the types of a union, or the only one."""
+    return frozenset(get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,))
+
+
+def words_of(annotation: object) -> tuple[str, ...]:
+    """Return the words of a type that has a ``Literal``; none for another."""
+    return next((get_args(kind) for kind in kinds_of(annotation) if get_origin(kind) is Literal), ())
 
 
 def taking(

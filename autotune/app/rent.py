@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
-from autotune.app.notes import notes_on_gpu, notes_on_processes
-from autotune.app.numbers import NUMBERS, possible, should_try_more_gpus, shown
-from autotune.app.offload import OFFLOADED, with_what_offloads
+from autotune.app.gpu_counts import NUMBERS, divisible_counts, offers_to_show, should_try_more_gpus
+from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
     CPU,
@@ -24,7 +24,7 @@ from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.requests import traces_of
 from autotune.app.tracking import Tracking
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
 from autotune.core.events import Ranked, StageStarted, without
 from autotune.core.machine import Machine
@@ -38,9 +38,10 @@ from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.inspection.prices import checked_prices, read_prices
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.tracing.cache import user_cache
+from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.geometry import rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, parse_size
@@ -71,9 +72,11 @@ def rent(asked: RentArguments) -> Rent:
     rows = dataset_source(asked.dataset) if asked.dataset is not None else None
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
-    first = 1 if asked.num_processes == AUTO else asked.num_processes
-    batch = global_batch_of(options, planned_machine(words[0], first))
-    numbers = possible(batch, options, asked.num_machines) if asked.num_processes == AUTO else [first]
+    auto = asked.num_processes == AUTO
+    processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
+    first = planned_machine(words[0], processes, machines)
+    batch = global_batch_of(options, first)
+    numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     if asked.network is not None:
         check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
@@ -83,7 +86,7 @@ def rent(asked: RentArguments) -> Rent:
         workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
+        survey = _Survey(asked, options, workload, batch, traces, cache, prices, numbers)
         offers = [offer for word in words for offer in _offers_of(survey, word, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -94,7 +97,7 @@ def rent(asked: RentArguments) -> Rent:
         trainer=options.trainer.name,
         unit="epoch" if asked.dataset is not None else "billion tokens",
         global_batch_size=batch,
-        num_processes=asked.num_processes,
+        num_processes=AUTO if auto else first.hardware.processes,
         num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
@@ -123,7 +126,7 @@ def _offers_of(survey: _Survey, word: str | None, *, alone: bool) -> Sequence[Of
             break
     if single is not None and not any(offer.fits for offer in tried):
         tried = [survey.offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
-    return shown(tried, alone=alone)
+    return offers_to_show(tried, alone=alone)
 
 
 @dataclass
@@ -137,6 +140,7 @@ class _Survey:
         refused: why GPUs could not be planned for at all.
         offloads: one GPU of each kind on which something fits with last resorts alone.
         searched: whether a space was not traced whole.
+        vllm: the choices of vLLM that were planned for.
     """
 
     asked: RentArguments
@@ -144,11 +148,13 @@ class _Survey:
     workload: Workload
     batch: int
     traces: Traces
+    cache: Cache
     prices: Mapping[str, float] | None
     numbers: Sequence[int]
     refused: list[InputError] = field(default_factory=list)
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
+    vllm: set[Choice] = field(default_factory=set)
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
     def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
@@ -162,6 +168,7 @@ class _Survey:
         except InputError as error:
             self.refused.append(error)
             return replace(blank, reason=error.message), None
+        self.vllm.update(problem.choices.get(VLLM, ()))
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
         Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
@@ -171,7 +178,7 @@ class _Survey:
 
     def offloading(self, single: Offer, own: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
-        evaluator = with_what_offloads(own, self.options.file)
+        evaluator = with_last_resorts_if_nothing_fits(own, self.options.file)
         if evaluator is own:
             return single
         offer = self._best(Offer(single.gpu, 1), evaluator)
@@ -227,6 +234,7 @@ def _order(offer: Offer) -> tuple[object, ...]:
 def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     asked, batch, prices = survey.asked, survey.batch, survey.prices
     auto = asked.num_processes == AUTO
+    yield from notes_on_workload(survey.workload)
     yield "Nothing was measured."
     yield (
         "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
@@ -249,8 +257,8 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             f"May not fit, since less is to spare than the error of the estimate: {tight}. The plan for one of them"
             " (--gpu NAME) names the fastest that has more to spare."
         )
-    for gpu in {offer.gpu.name: offer.gpu for offer in offers}.values():
-        yield from notes_on_gpu(gpu)
+    gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
+    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.cache)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

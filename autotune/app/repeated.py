@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
@@ -111,13 +111,10 @@ def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
         return ()
     count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
     sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
-    lightest = min(others, key=lambda record: _need_bytes((record.measurement,)))
-    least, ours = _need_bytes((lightest.measurement,)), _need_bytes((winner.measurement, *winner.runs))
+    lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
+    least = lightest.measurement.need_bytes or 0
+    ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
     if least >= ours:
         return (f"{sentence}; none of them needs less memory.",)
     which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
     return (f"{sentence}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
-
-
-def _need_bytes(runs: Sequence[Measurement]) -> int:
-    return max(run.reserved_bytes or run.peak_bytes or 0 for run in runs)

@@ -15,6 +15,7 @@ from autotune.core.result import SCHEMA, Result, Timelines
 from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
+from autotune.inspection.paths import user_path
 from autotune.userconfig.bundle import decoded
 
 PAGE = "report.html"
@@ -39,13 +40,13 @@ def report(
     """
     if format not in _FILES:
         raise InputError(f"There is no report in {format!r}.", hint=f"It is {' or '.join(_FILES)}.")
-    target = Path(output) if output is not None else None
+    target = user_path(output) if output is not None else None
     if isinstance(directory, Plan):
         if target is None:
             raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
         write_page(directory, target, format)
         return target
-    source = Path(directory)
+    source = user_path(directory)
     with suppress(OSError):  # `read_result` says why
         source = source / RESULT if source.is_dir() else source
     result = read_result(source)
@@ -111,5 +112,7 @@ def read_result(file: Path) -> Result:
         raise InputError(
             f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
         ) from error
+    # It may have been moved since it was written.
+    found = replace(found, output_directory=str(file.parent.absolute()))
     # A page can do without them.
     return found.with_moments(decoded(Timelines, file.with_name(TIMELINE)) or Timelines(None, None))

@@ -6,11 +6,11 @@ import argparse
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import fields
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, get_origin, get_type_hints
 
-from autotune.app.arguments import AUTO, OBJECTS
-from autotune.app.public import descriptions, placeholders
+from autotune.app.arguments import AUTO, OBJECTS, names
+from autotune.app.public import descriptions, kinds_of, placeholders, words_of
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
@@ -32,10 +32,10 @@ def add_options(
     """
     homes: dict[str, argparse._ActionsContainer] = {}
     others: argparse._ActionsContainer = parser
-    for title, names in (groups or {}).items():
+    for title, own in (groups or {}).items():
         group = parser.add_argument_group(title)
-        homes |= dict.fromkeys(names, group)
-        others = others if names else group
+        homes |= dict.fromkeys(own, group)
+        others = others if own else group
     declared = set(OBJECTS)
     every = [each for kind in kinds for each in fields(kind)]
     positional = {each.name for each in every if not each.kw_only and not isinstance(each.default, str)}
@@ -59,9 +59,8 @@ def option(name: str, default: object = None) -> str:
 
 def _form(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
     """Return argparse's settings for an argument of a type."""
-    kinds = set(get_args(annotation)) if get_origin(annotation) in (Union, UnionType) else {annotation}
+    kinds, words = kinds_of(annotation), words_of(annotation)
     origins = {get_origin(kind) for kind in kinds}
-    words = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
     if bool in kinds:
         return {"action": "store_false" if default else "store_true"}
     if words and int not in kinds:
@@ -99,7 +98,7 @@ def _help(texts: Mapping[str, str], positional: Container[str], name: str, defau
 
 
 def _number_or_auto(text: str) -> int | str:
-    if text != AUTO and not text.lstrip("-").isdigit():
+    if text != AUTO and not text.lstrip("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
     return text if text == AUTO else int(text)
 
@@ -123,11 +122,6 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
         if name in options:
             options[name] = names(options[name])
     return options, as_json
-
-
-def names(lists: Iterable[str]) -> tuple[str, ...]:
-    """Return the names in comma-separated lists."""
-    return tuple(name.strip() for text in lists for name in text.split(",") if name.strip())
 
 
 def fixes(texts: Iterable[str]) -> dict[str, str]:

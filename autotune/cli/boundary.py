@@ -28,8 +28,8 @@ _OF_FILES = {
     **dict.fromkeys((errno.ENAMETOOLONG, errno.ELOOP), ("opened", "Name another file.")),
 }
 _NO_MEMORY = (
-    "This process ran out of memory, or of what its limits allow. Free some, raise the limit, or use a smaller "
-    "dataset; a search goes on with --resume."
+    "This process ran out of memory, or reached a limit (ulimit, control group). Free some, raise the limit, or use a "
+    "smaller dataset; a search goes on with --resume."
 )
 _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
@@ -38,8 +38,8 @@ _OUTPUT = (1, 2)
 def run(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` names and return the exit code.
 
-    0 found, 1 nothing fits, 2 the input cannot be used, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and SIGTERM, 141
-    the reader of the output closed the pipe, 70 a bug.
+    0 found, 1 nothing fits, 2 the input cannot be used, 3 not known, 129, 130 and 143 interrupted by SIGHUP, Ctrl-C and
+    SIGTERM, 141 the reader of the output closed the pipe, 70 a bug.
     """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
@@ -95,6 +95,10 @@ def _guarded(argv: Sequence[str]) -> int:
         if isinstance(error, OSError) and error.errno in _OF_FILES:
             what, hint = _OF_FILES[error.errno]
             show(f"{error.filename or 'A file'} cannot be {what}: {error.strerror}. {hint}")
+            return USAGE
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            # Only tempfile, of all that looks for files, names none.
+            show(f"{error.strerror}. Set TMPDIR to a directory that can be written.")
             return USAGE
         show("This is a bug of autotune; please report it with the lines above.", trace=True)
         return BUG

@@ -25,7 +25,7 @@ examples:
   autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
   autotune techniques
 
-exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used, 3 not known (check, dry-run),
+exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used, 3 not known (probe, check, dry-run),
 130 interrupted (by SIGTERM 143, by SIGHUP 129)
 """
 

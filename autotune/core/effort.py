@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from autotune.core.measurement import Schedule
+
+EffortName = Literal["quick", "normal", "thorough"]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ class OutOfMemory:
     held_bytes: int | None
     limit_bytes: int | None
 
+    @property
+    def wanted_bytes(self) -> int | None:
+        """What the process held, with the allocation that failed; None where it is not known what it held."""
+        return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -143,6 +148,12 @@ class Measurement:
     def ok(self) -> bool:
         """Whether the candidate ran to the end."""
         return self.status is ProbeStatus.OK
+
+    @property
+    def need_bytes(self) -> int | None:
+        """Memory that the run needed: reserved, or the peak where nothing is; where it ran out, what it wanted."""
+        wanted = self.out_of_memory.wanted_bytes if self.out_of_memory is not None else None
+        return wanted if wanted is not None else self.reserved_bytes or self.peak_bytes
 
 
 _MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",

@@ -22,10 +22,16 @@ OUT_OF_MEMORY = frozenset({ProbeStatus.OUT_OF_MEMORY, ProbeStatus.HOST_OUT_OF_ME
 
 
 class RunStatus(StrEnum):
-    """How a whole run of ``autotune probe`` ended."""
+    """How a whole run of ``autotune probe`` ended.
+
+    Attributes:
+        UNDECIDED: a limit ended the search before any probe decided whether a candidate fits.
+        INTERRUPTED: the user, or a signal, ended it.
+    """
 
     FOUND = "found"
     NOTHING_FITS = "nothing_fits"
+    UNDECIDED = "undecided"
     INTERRUPTED = "interrupted"
 
 

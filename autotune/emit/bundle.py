@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autotune.core.bundle import PlannedBundle
+from autotune.core.bundle import Basis, PlannedBundle
 from autotune.core.result import Result, Timelines
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
@@ -25,6 +25,8 @@ SCRIPT = "train.py"
 RESULT = "result.json"
 TIMELINE = "timeline.json"
 PLAN = "plan.json"
+UNFINISHED = "unfinished.json"
+"""Lies in the directory of a planned bundle while that is written, so that one that was not finished is replaced."""
 _SERVER_SCRIPTS = (SERVE, TRAIN)
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """The line of a script, which may be started from anywhere, that finds the files in its own directory."""
@@ -38,7 +40,7 @@ def write_bundle(result: Result, directory: Path) -> None:
 
     There is no ``config.yaml`` where TRL's command line cannot train by the plan.
 
-    A run that ended without a recommendation removes an earlier one's configuration; an interrupted one leaves it.
+    A run in which nothing fits removes an earlier one's configuration; one that did not decide leaves it.
     ``result.json`` is written last, so that if it exists, the files it refers to exist too.
 
     Raises:
@@ -46,7 +48,7 @@ def write_bundle(result: Result, directory: Path) -> None:
     """
     if result.recommended is not None:
         _write_training(measured(result, result.recommended), directory)
-    elif result.status is not RunStatus.INTERRUPTED:
+    elif result.status is RunStatus.NOTHING_FITS:
         _remove_training(directory)
     if result.timelines != Timelines(None, None):
         write_text(directory / TIMELINE, json_text(result.timelines))
@@ -61,8 +63,10 @@ def write_planned_bundle(document: PlannedBundle, given: Handover, directory: Pa
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
+    write_text(directory / UNFINISHED, json.dumps({"basis": Basis.PLANNED}) + "\n")
     _write_training(given, directory)
     write_text(directory / PLAN, json_text(document))
+    remove(directory / UNFINISHED)
 
 
 def remove_planned_bundle(directory: Path) -> None:
@@ -72,6 +76,7 @@ def remove_planned_bundle(directory: Path) -> None:
         InputError: a file cannot be removed.
     """
     _remove_training(directory)
+    remove(directory / UNFINISHED)
     remove(directory / PLAN)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
-from autotune.units import format_bytes, parse_size
+from autotune.units import MIB, format_bytes, parse_size
 
 
 def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
@@ -25,7 +25,8 @@ def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
             )
         return hardware.available_bytes
     budget_bytes = parse_size(asked) if isinstance(asked, str) else asked
-    if budget_bytes <= 0:
+    # Somebody who writes 24 means GiB.
+    if budget_bytes < MIB:
         raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
     if budget_bytes > hardware.memory_bytes:
         shared = hardware.kind == "cpu" and hardware.processes > 1

@@ -13,6 +13,18 @@ _HUB_ID = re.compile(r"(\b[\w\-.]+\b/)?\b[\w\-.]{1,96}\b")
 _PATH_STARTS = (".", "/", "~")
 
 
+def user_path(text: str | Path) -> Path:
+    """Return the path that a user names, with the home directory in the place of ``~``.
+
+    Raises:
+        InputError: ``~NAME`` is the home of a user that there is not.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"{str(text)!r} is in nobody's home: {error}", hint="Write the path in full.") from error
+
+
 def exists(path: str | Path) -> bool:
     """Return whether something is there; not for a text that is too long for a name, or that may not be looked at."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 import yaml
 
-from autotune.confidential import SHOWN, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
+from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed
 from autotune.inspection.yaml_text import Change, written
@@ -38,7 +38,7 @@ def withheld(file: YamlFile) -> YamlFile:
 def _changes(file: YamlFile, known: Collection[str]) -> Iterator[Change]:
     for node, secret in _scalars(file.root, secret=False):
         if secret and is_value(node.key):
-            yield _replaced(file.text, node, SHOWN)
+            yield _replaced(file.text, node, PLACEHOLDER)
         elif isinstance(node.key, str) and (shown := hidden_url(node.key)) != node.key:
             yield _replaced(file.text, node, shown)
     place = 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.result import Result, Smallest, Trial
-from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus
+from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.reporting.words import (
     baseline_name,
@@ -76,9 +76,12 @@ def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
 
 
 def interrupted_text(result: Result) -> str:
-    """Return the result so far of a run that the user or the time limit ended."""
-    best = best_so_far(result.trials)
-    ended = "Ended by the time limit" if result.ended is Ending.TIME else "Interrupted"
+    """Return the result so far of a run that the user or a limit ended before anything was recommended."""
+    if result.status is RunStatus.UNDECIDED:
+        limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
+        ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
+        return f"{ended} before any probe decided whether a candidate fits."
+    best, ended = best_so_far(result.trials), "Interrupted"
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
         return f"{ended} before any candidate{allowed} ran to the end."

@@ -58,7 +58,7 @@ _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, S
 def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
     chosen, name = result.recommended, baseline_name(own=result.base is not None)
-    nothing_fits = chosen is None and result.status is not RunStatus.INTERRUPTED
+    nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
     plane = doc.Plane(_points(result), result.budget_bytes, legend, "peak memory")
@@ -92,10 +92,10 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
 
 def _verdict(result: Result, trl: str) -> doc.Verdict:
     chosen = result.recommended
-    if chosen is None and result.status is RunStatus.INTERRUPTED:
-        return doc.Verdict(interrupted_text(result), doc.Tone.UNSURE)
-    if chosen is None:
+    if result.status is RunStatus.NOTHING_FITS:
         return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
+    if chosen is None:
+        return doc.Verdict(interrupted_text(result), doc.Tone.UNSURE)
     same = result.baseline is not None and chosen.candidate == result.baseline.candidate
     done = result.confirmed and result.status is not RunStatus.INTERRUPTED
     return doc.Verdict(

@@ -22,11 +22,11 @@ def violation(measurement: Measurement, memory_limit_bytes: int, prediction: Pre
         prediction: for a candidate that was vetoed because of its predicted need, that prediction.
     """
     if measurement.ok:
-        used = measurement.reserved_bytes or measurement.peak_bytes
+        used = measurement.need_bytes
         return min(0.0, used / memory_limit_bytes - 1.0) if used is not None else 0.0
     if measurement.status is ProbeStatus.VETOED and prediction is not None:
         return max(_SMALLEST, prediction.need_bytes / memory_limit_bytes - 1.0)
     oom = measurement.out_of_memory
-    if oom is None or oom.held_bytes is None or oom.requested_bytes is None:
+    if oom is None or oom.wanted_bytes is None or oom.requested_bytes is None:
         return _UNKNOWN
-    return max(_SMALLEST, (oom.held_bytes + oom.requested_bytes) / memory_limit_bytes - 1.0)
+    return max(_SMALLEST, oom.wanted_bytes / memory_limit_bytes - 1.0)

@@ -41,6 +41,19 @@ def micro_batches_of(plan: TrainingPlan) -> int:
     return required(plan, "gradient_accumulation_steps")
 
 
+def steps_of_epoch(plan: TrainingPlan, rows: int, *, drops_last: bool = False) -> int:
+    """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.
+
+    Args:
+        rows: of the dataset, packed if the trainer packs them.
+        drops_last: whether rows that do not fill a micro-batch of every process are left out
+            (``dataloader_drop_last``).
+    """
+    at_once = rows_of(plan) * plan.data_ranks
+    micro_batches = rows // at_once if drops_last else ceil(rows / at_once)
+    return max(1, ceil(micro_batches / micro_batches_of(plan)))
+
+
 def number(plan: TrainingPlan, field: str) -> int | None:
     """Return an argument of a plan if it is a number, else None."""
     value = plan.args.get(field)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.core.bundle import PlannedBundle
+from autotune.core.bundle import Basis, PlannedBundle
 from autotune.core.codec import DecodeError, decode
 from autotune.core.configuration import Configuration
 from autotune.core.json_text import read_json
 from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Finding, Severity
-from autotune.emit.bundle import PLAN, RESULT
+from autotune.emit.bundle import PLAN, RESULT, UNFINISHED
 
 _Document = TypeVar("_Document")
 DOCUMENTS = (RESULT, PLAN)
@@ -26,6 +26,12 @@ def trainer_in(folder: Path) -> str | None:
     """Return the trainer of the bundle in a folder, or None if the folder is no bundle."""
     named = (mapping(_read(folder / name)).get("trainer") for name in DOCUMENTS)
     return next((name for name in named if isinstance(name, str)), None)
+
+
+def holds_planned_bundle(folder: Path) -> bool:
+    """Return whether a folder holds a planned bundle, of any version and finished or not."""
+    bases = (mapping(_read(folder / name)).get("basis") for name in (PLAN, UNFINISHED))
+    return any(basis == Basis.PLANNED for basis in bases)
 
 
 def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ CASES: Sequence[Case] = (
     Case("rloo", "llava_next", "300MiB"),
     Case("dpo", "llama", "400MiB", processes=2),
     Case("grpo", "llama", "300MiB", processes=2),
-    Case("kto", "mistral", "560MiB", "code"),
+    Case("kto", "mistral", "800MiB", "code"),
 )
 
 

@@ -49,9 +49,7 @@ class Started:
     def __init__(self, base: UserBase, options: Options, of: Workload, machine: Machine) -> None:
         self.base, self.options = base, options
         self.start: Start = start_of(base, options, of, machine)
-        self.problem: TrainerProblem = problem_of(
-            options, of, machine, self.start.batch, self.start.base, self.start.token_coverage
-        )
+        self.problem: TrainerProblem = problem_of(options, of, machine, self.start.batch, self.start)
 
     @property
     def plan(self) -> TrainingPlan:

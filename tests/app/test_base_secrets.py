@@ -14,7 +14,7 @@ from rich.console import Console
 from autotune.app.arguments import ProbeArguments
 from autotune.app.report import write_page
 from autotune.app.search import fingerprint
-from autotune.confidential import SHOWN
+from autotune.confidential import PLACEHOLDER
 from autotune.core.codec import encode
 from autotune.core.result import BaseFile
 from autotune.emit.bundle import write_bundle
@@ -60,10 +60,10 @@ def test_nothing_that_is_made_of_a_base_has_its_secrets(tmp_path: Path) -> None:
     assert (values["eos_token"], values["push_to_hub"], values["gradient_checkpointing"]) == ("</s>", True, True)
     assert "# mine" in text
     diff = unified_diff(base.file.text, text, base.name)
-    assert f"-hub_token: {SHOWN}" in diff.replace("'", "")
+    assert f"-hub_token: {PLACEHOLDER}" in diff.replace("'", "")
     everything = (base, base.file.text, search.start, search.problem.setting, plan, diff, text)
     assert SECRET not in repr(everything)
-    assert SHOWN not in json.dumps(encode([plan, search.start.base]))
+    assert PLACEHOLDER not in json.dumps(encode([plan, search.start.base]))
 
 
 def test_a_study_is_the_same_with_another_token(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_what_is_wrong_with_a_secret_is_told_without_it(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         a_base(tmp_path, f"hub_token: [{SECRET}]\nhub_tokn: {SECRET}\n")
     assert SECRET not in str(raised.value)
-    assert SHOWN in str(raised.value)
+    assert PLACEHOLDER in str(raised.value)
 
 
 def test_documents_of_engines_are_read_without_their_secrets(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_documents_of_engines_are_read_without_their_secrets(tmp_path: Path) -> 
     base = a_base(tmp_path, f"accelerate_config: {tmp_path / 'a.yaml'}\n")
     assert base.plan.args["deepspeed"] is not None
     assert SECRET not in repr((base.plan, base.launching))
-    assert SHOWN not in repr((base.plan, base.launching))
+    assert PLACEHOLDER not in repr((base.plan, base.launching))
 
 
 def test_rows_at_an_address_with_a_secret_are_refused() -> None:
@@ -140,7 +140,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     shown = console.export_text()
     assert SECRET not in shown
     for text in (shown, (out / "report.markdown").read_text(encoding="utf-8")):
-        assert SHOWN in text
+        assert PLACEHOLDER in text
     assert "set HF_TOKEN in the environment" in " ".join(shown.split())
     config = (out / "config.yaml").read_text(encoding="utf-8")
     assert "set HF_TOKEN in the environment" in " ".join(config.replace("#", "").split())

@@ -90,6 +90,14 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
         (ran(process(steps=1, ended=""), ending=Ending(None, timed_out=True)), "not known",
          "its time was up after 1 of 3 steps"),
+        # The script went on without the memory that it had asked for.
+        (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=Ending(None, timed_out=True)),
+         "not known", "its time was up after 1 of 3 steps"),
+        (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=Ending(None, 9)), "not known",
+         "killed by signal 9"),
+        # One rank ran out of memory, and the others waited for it until the time was up.
+        (ran(process(0, 2, 1, ended=""), replace(RAN_OUT, rank=1, local_ranks=2), ending=Ending(None, timed_out=True)),
+         "does not fit", ""),
         (ran(process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
          "the script failed after 1 of 3 steps: FileNotFoundError: no such file"),
         (ran(process(steps=1, ended=""), ending=Ending(None, 9)), "not known", "killed by signal 9"),
@@ -120,7 +128,7 @@ def test_the_exit_codes_are_those_of_a_check() -> None:
 def answered(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a dry run whose command ends as it is given."""
 
-    def of(given: Ran, command: tuple[str, ...] = ("python", "train.py"), **options: Any) -> DryRun:
+    def of(given: Ran, command: tuple[str, ...] | str = ("python", "train.py"), **options: Any) -> DryRun:
         monkeypatch.setattr(module, "run", lambda *_, **__: given)
         known: dict[str, Any] = {
             "gpu": "24GiB", "num_processes": None, "steps": 3, "as_shuffled": False, "timeout": None,
@@ -149,6 +157,10 @@ def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> 
 def test_requests_that_the_script_survived_are_noted(answered: Any) -> None:
     found = answered(ran(process(failed_allocations=(OUT_OF_MEMORY,))))
     assert any("1 request for memory failed" in note for note in found.notes)
+
+
+def test_a_command_in_one_text_is_split_as_a_shell_does(answered: Any) -> None:
+    assert answered(ran(process()), "python 'my train.py'").command == ("python", "my train.py")
 
 
 def test_text_is_no_sure_measure_of_tokens_and_the_result_says_so(answered: Any) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.ahead import traced_ahead
-from autotune.app.offload import notes_on_offloading, notes_on_untried, with_what_offloads
+from autotune.app.forecast import trace_before_search
+from autotune.app.offload import notes_on_offloading, notes_on_untried, with_last_resorts_if_nothing_fits
 from autotune.app.problem import with_last_resorts
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
@@ -96,7 +96,7 @@ def test_where_something_fits_without_nothing_is_traced_for_it(tmp_path: Path) -
     evaluator = searched(narrow, tracer, tmp_path, ENOUGH)
     before = len(tracer.requests)
     assert narrow.choices["sharding"] == ("ddp",)
-    assert with_what_offloads(evaluator, FILE) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator, FILE) is evaluator
     assert len(tracer.requests) == before
 
 
@@ -105,7 +105,7 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
     evaluator = searched(narrow, tracer, tmp_path, TIGHT)
     assert not any(found.fits for found in evaluator.ranked())
     before = len(tracer.requests)
-    found = with_what_offloads(evaluator, FILE)
+    found = with_last_resorts_if_nothing_fits(evaluator, FILE)
     wide = found.problem
     assert len(tracer.requests) == before + len(tracer.sharded)
     # At most two candidates with each of five combinations of choices, at two to four points.
@@ -124,7 +124,7 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
 
 
 def test_once_a_candidate_fits_no_other_is_traced_with_the_same_offloading(tmp_path: Path) -> None:
-    found = with_what_offloads(searched(here(), OffloadingTracer(), tmp_path, TIGHT), FILE)
+    found = with_last_resorts_if_nothing_fits(searched(here(), OffloadingTracer(), tmp_path, TIGHT), FILE)
     fitting = [each for each in found.ranked() if each.candidate["sharding"] != "ddp" and each.fits]
     same = [(each.candidate["sharding"], each.candidate["offload"]) for each in fitting]
     assert len(set(same)) == len(same) > 1
@@ -136,7 +136,7 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
     parts = [each.memory.breakdown for each in evaluator.ranked() if each.memory is not None]
     # Half of the weights is too much already.
     assert min(each["parameter"] for each in parts) > 2 * 150 * MIB
-    with_what_offloads(evaluator, FILE)
+    with_last_resorts_if_nothing_fits(evaluator, FILE)
     offloaded = [zero_of(request.plan) for request in tracer.sharded]
     assert offloaded
     assert all("offload_param" in zero for zero in offloaded)
@@ -144,28 +144,30 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     tracer = OffloadingTracer()
-    ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE)
-    assert ahead.evaluator is not None
-    assert set(ahead.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
-    assert ahead.predictor is not None
-    for recipe in ahead.evaluator.problem.recipes[:3]:
-        prediction = ahead.predictor.predict(recipe)
+    forecast = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE)
+    assert forecast.evaluator is not None
+    assert set(forecast.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
+    assert forecast.predictor is not None
+    for recipe in forecast.evaluator.problem.recipes[:3]:
+        prediction = forecast.predictor.predict(recipe)
         assert prediction is not None
         assert prediction.need_bytes <= TIGHT
     # Sharding among one process is nothing.
-    alone = ahead.evaluator.problem.baseline.but(sharding="zero2", offload="none")
-    assert "does nothing without offload" in str(ahead.evaluator.problem.illegal(alone))
-    assert any("offload" in note for note in ahead.notes())
+    alone = forecast.evaluator.problem.baseline.but(sharding="zero2", offload="none")
+    assert "does nothing without offload" in str(forecast.evaluator.problem.illegal(alone))
+    assert any("offload" in note for note in forecast.notes())
 
 
 def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
     evaluator = searched(here(), OffloadingTracer(), tmp_path, TIGHT)
-    assert with_what_offloads(evaluator, FILE, decided=False) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator, FILE, decided=False) is evaluator
     tracer = PagingTracer()
-    ahead = traced_ahead(here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE)
+    forecast = trace_before_search(
+        here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE
+    )
     assert not tracer.sharded
-    assert ahead.evaluator is not None
-    assert ahead.evaluator.problem.choices["sharding"] == ("ddp",)
+    assert forecast.evaluator is not None
+    assert forecast.evaluator.problem.choices["sharding"] == ("ddp",)
 
 
 def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: Path) -> None:
@@ -181,13 +183,13 @@ def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: 
 
     evaluator = searched(here(), Partly(), tmp_path, TIGHT)
     assert evaluator.untraceable
-    assert with_what_offloads(evaluator, FILE).ranked()[0].fits
+    assert with_last_resorts_if_nothing_fits(evaluator, FILE).ranked()[0].fits
 
 
 def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:
     narrow = here(GPU)
     evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    found = with_what_offloads(evaluator, FILE).problem
+    found = with_last_resorts_if_nothing_fits(evaluator, FILE).problem
     assert found.choices == narrow.choices
     said = {(item.knob, item.choice): item.reason for item in found.space.left_out}
     assert "pip install 'trl-autotune[deepspeed]'" in said["sharding", "zero2"]
@@ -199,7 +201,7 @@ def test_a_cpu_has_nothing_to_offload_to(tmp_path: Path) -> None:
     machine = replace(CPU, packages=WITH_DEEPSPEED.packages)
     narrow = here(machine)
     evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    assert with_what_offloads(evaluator, FILE) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator, FILE) is evaluator
     for knob, choice in (("sharding", "zero2"), ("offload", "optimizer")):
         reason = find(knob, narrow.trainer.techniques).unavailable(choice, machine)
         assert reason is not None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, get_args
 
 import pytest
 
-from autotune.app.arguments import ProbeArguments
+from autotune.app.arguments import CatalogueArguments, CheckArguments, ProbeArguments, RentArguments
 from autotune.app.options import Options, probe_options
+from autotune.core.effort import EFFORTS, EffortName
 from autotune.errors import InputError
+from autotune.inspection.budget import memory_budget
+from autotune.units import GIB
+from tests.settings import GPU
 
 ASKED: dict[str, Any] = {
     "trainer": "sft",
@@ -39,6 +44,10 @@ def test_nothing_has_to_be_said() -> None:
     assert found.timeout_seconds is None
 
 
+def test_an_effort_is_one_of_those_that_there_are() -> None:
+    assert get_args(EffortName) == tuple(EFFORTS)
+
+
 def test_a_fixed_choice_is_thereby_allowed() -> None:
     assert options(fix={"lora": "r16"}).allowed == {"lora"}
 
@@ -59,12 +68,52 @@ def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> N
     assert options().after(30).timeout_seconds is None
 
 
+def test_a_budget_and_a_timeout_may_be_plain_bytes_and_seconds() -> None:
+    assert memory_budget("25769803776", GPU.hardware) == 24 * GIB
+    assert options(timeout="600").timeout_seconds == 600
+
+
+def test_a_list_may_be_one_text_as_on_the_command_line() -> None:
+    found = options(allow="lora, precision", exclude="liger")
+    assert (found.allowed, found.wishes.excluded) == ({"lora", "precision"}, {"liger"})
+    assert options(trainer="grpo", reward_funcs="a.b,c.d").rollouts.rewards == ("a.b", "c.d")
+
+
+def test_a_length_that_is_no_decimal_number_is_the_name_of_a_column() -> None:
+    assert options(trainer="grpo", completion_length="²").rollouts.column == "²"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (ProbeArguments, {"workers": "two"}, "workers cannot be 'two'. It is a number or auto."),
+        (ProbeArguments, {"init": "zeros"}, "init cannot be 'zeros'. It is random or pretrained."),
+        (
+            RentArguments,
+            {"model": "m", "num_processes": "all"},
+            "num_processes cannot be 'all'. It is a number or auto.",
+        ),
+        (
+            CheckArguments,
+            {"config": "a.yaml", "when_unsure": "stop"},
+            "when_unsure cannot be 'stop'. It is pass or fail.",
+        ),
+        (CatalogueArguments, {"device": "gpu"}, "device cannot be 'gpu'. It is auto, cuda or cpu."),
+    ],
+)
+def test_a_word_that_an_argument_does_not_have_is_refused_with_those_it_has(
+    kind: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        kind(**given)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"trainer": "ppo"}, "no trainer 'ppo'"),
-        ({"device": "tpu"}, "no device 'tpu'"),
-        ({"effort": "heroic"}, "no effort 'heroic'"),
+        ({"device": "tpu"}, "device cannot be 'tpu'. It is auto, cuda or cpu"),
+        ({"effort": "heroic"}, "effort cannot be 'heroic'. It is quick, normal or thorough"),
         ({"margin": 0.9}, "margin of 0.9"),
         ({"token_coverage": 1.5}, "token coverage of 1.5"),
         ({"global_batch_size": 0}, "global batch size of 0"),

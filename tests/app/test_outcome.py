@@ -228,6 +228,11 @@ def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> 
     assert found.smallest_peak_bytes == 1000
 
 
+def test_the_smallest_need_on_a_gpu_is_what_was_reserved_as_wherever_a_need_is_shown() -> None:
+    needs = replace(ran(100, peak_bytes=500), reserved_bytes=800)
+    assert result(record(1, needs, max_length=2000)).smallest_peak_bytes == 800
+
+
 def test_a_default_that_fits_and_keeps_too_few_tokens_is_no_peak_of_what_does_not_fit() -> None:
     found = result(record(0, ran(100, peak_bytes=500)), record(1, RAN_OUT, max_length=2000))
     assert found.status is RunStatus.NOTHING_FITS
@@ -242,7 +247,7 @@ def test_a_candidate_that_ran_out_in_a_later_run_needs_what_that_run_asked_for()
 
 def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits() -> None:
     cut_off = record(0, replace(RAN_OUT, status=ProbeStatus.TIMEOUT, out_of_memory=None))
-    assert result(cut_off).status is RunStatus.INTERRUPTED
+    assert result(cut_off).status is RunStatus.UNDECIDED
 
 
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:

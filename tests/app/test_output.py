@@ -40,6 +40,18 @@ def test_a_directory_with_somebody_s_files_is_refused(tmp_path: Path) -> None:
         open_output(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{}", '{"budget_bytes": null}', "[]", "no JSON"])
+@pytest.mark.parametrize("others", [(), ("train.py",)])
+def test_a_run_json_of_somebody_else_makes_no_directory_autotune_s(
+    text: str, others: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("run.json", *others):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="holds other files"):
+        open_output(tmp_path)
+    assert (tmp_path / "run.json").read_text() == text
+
+
 def test_a_run_s_own_directory_may_hold_a_bundle(tmp_path: Path) -> None:
     open_output(tmp_path).remember_budget(5)
     (tmp_path / "config.yaml").write_text("")

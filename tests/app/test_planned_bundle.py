@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.app.planned_bundle import bundle_folder
 from autotune.core.bundle import Basis
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Plan
 from autotune.core.events import Event
+from autotune.core.machine import Hardware
 from autotune.core.verdict import Outcome
+from autotune.core.workload import DatasetSource
+from autotune.emit.bundle import write_planned_bundle
+from autotune.emit.planned import planned as handed_over
 from autotune.errors import InputError, UnwrittenError
+from autotune.units import GIB
+from tests.emit.planned_bundles import a_bundle
+from tests.reporting.examples import a_workload
 from tests.small import write_rows
 
 ONE_WAY: dict[str, Choice] = {
@@ -22,6 +30,7 @@ ONE_WAY: dict[str, Choice] = {
     "per_device_train_batch_size": 2, "precision": "float32", "torch_empty_cache_steps": "off",
 }  # fmt: skip
 CUT = 12
+ROWS = DatasetSource("rows", "json", "rows.jsonl")
 pytestmark = pytest.mark.usefixtures("traces_by_formula")
 
 
@@ -124,3 +133,32 @@ def test_a_folder_with_something_else_is_left_alone(model: str, rows: str, tmp_p
     with pytest.raises(InputError, match="holds other files and no plan of autotune"):
         autotune.plan(model, rows, gpu="RTX4090", output=tmp_path)
     assert names(tmp_path) == ["result.json"]
+
+
+@pytest.mark.parametrize("text", ["{}", '{"schema": 1}', "[]", "no JSON"])
+def test_a_folder_with_a_plan_json_of_somebody_else_is_refused(text: str, tmp_path: Path) -> None:
+    for name in ("plan.json", "train.py"):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="holds other files and no plan of autotune"):
+        bundle_folder(tmp_path, ROWS, None)
+    assert names(tmp_path) == ["plan.json", "train.py"]
+
+
+def test_a_bundle_whose_plan_was_killed_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(BaseException):
+        """The process ends while it writes the bundle."""
+
+    def end(*_: object) -> None:
+        raise Killed
+
+    hardware, workload = Hardware("cuda", "H100", 80 * GIB), a_workload()
+    given = handed_over(a_bundle(None), workload, hardware, max_tokens=None, threads=None)
+    monkeypatch.setattr("autotune.emit.bundle.script_text", end)
+    with pytest.raises(Killed):
+        write_planned_bundle(a_bundle(None), given, tmp_path)
+    monkeypatch.undo()
+    assert names(tmp_path) != []
+    assert bundle_folder(tmp_path, ROWS, None) == tmp_path
+    write_planned_bundle(a_bundle(None), given, tmp_path)
+    assert names(tmp_path) == ["accelerate.yaml", "config.yaml", "plan.json", "train.py"]
+    assert bundle_folder(tmp_path, ROWS, None) == tmp_path

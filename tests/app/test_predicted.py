@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.ahead import Ahead, device_of, note_on_traced, speeds_of, traced_ahead
+from autotune.app.forecast import Forecast, device_of, note_on_traced, speeds_of, trace_before_search
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
 from autotune.core.events import Event, Noted
@@ -228,11 +228,11 @@ def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
 
 def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:
     heard: list[Event] = []
-    ahead = traced_ahead(
+    forecast = trace_before_search(
         problem_of(), LIMIT_BYTES, FailingTracer(), Cache(tmp_path), unknown_speeds, 60.0, heard.append
     )
-    assert ahead.predictor is None
-    assert ahead.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
+    assert forecast.predictor is None
+    assert forecast.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
     assert heard == [Noted("Nothing is predicted: no process can be started")]
 
 
@@ -252,8 +252,10 @@ def test_the_note_on_what_was_traced_agrees_in_number(traced: int, over: int, se
 
 def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
     hurried, patient = AnalyticTracer(), AnalyticTracer()
-    traced_ahead(problem_of(), LIMIT_BYTES, hurried, Cache(tmp_path / "a"), unknown_speeds, 0.0, lambda _: None)
-    traced_ahead(problem_of(), LIMIT_BYTES, patient, Cache(tmp_path / "b"), unknown_speeds, 600.0, lambda _: None)
+    trace_before_search(problem_of(), LIMIT_BYTES, hurried, Cache(tmp_path / "a"), unknown_speeds, 0.0, lambda _: None)
+    trace_before_search(
+        problem_of(), LIMIT_BYTES, patient, Cache(tmp_path / "b"), unknown_speeds, 600.0, lambda _: None
+    )
     assert len(hurried.requests) == 0
     assert len(patient.requests) > 10
 
@@ -278,42 +280,46 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
         return float(len(tracer.requests))
 
     cache = Cache(tmp_path)
-    traced_ahead(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
+    trace_before_search(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
     assert len(tracer.requests) == traces
 
 
 def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    ahead = traced_ahead(problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
-    assert ahead.predictor is not None
-    assert ahead.evaluator is not None
-    smallest = ahead.predictor.least()
+    forecast = trace_before_search(
+        problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
+    )
+    assert forecast.predictor is not None
+    assert forecast.evaluator is not None
+    smallest = forecast.predictor.least()
     assert smallest is not None
-    traced, needs = len(tracer.requests), [need(found) for found in ahead.evaluator.ranked()]
-    assert need(ahead.evaluator.estimate(smallest)) == min(needs)
-    assert ahead.predictor.least() == smallest
+    traced, needs = len(tracer.requests), [need(found) for found in forecast.evaluator.ranked()]
+    assert need(forecast.evaluator.estimate(smallest)) == min(needs)
+    assert forecast.predictor.least() == smallest
     assert len(tracer.requests) == traced
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
     problem = problem_of(attention=UNTRACEABLE)
-    ahead = traced_ahead(problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
-    assert ahead.predictor is not None
-    (note,) = ahead.notes()
+    forecast = trace_before_search(
+        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
+    )
+    assert forecast.predictor is not None
+    (note,) = forecast.notes()
     assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
 
 
 def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
     here, tracer = problem_of(), AnalyticTracer()
-    ahead = traced_ahead(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
-    assert ahead.timelines([here.baseline], traces=False) == {}
-    found = ahead.timelines([here.baseline], traces=True)[here.baseline]
+    forecast = trace_before_search(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    assert forecast.timelines([here.baseline], traces=False) == {}
+    found = forecast.timelines([here.baseline], traces=True)[here.baseline]
     assert found.followed
-    assert ahead.evaluator is not None
-    memory = ahead.evaluator.estimate(here.baseline).memory
+    assert forecast.evaluator is not None
+    memory = forecast.evaluator.estimate(here.baseline).memory
     assert memory is not None
     assert found.need_bytes == memory.device_bytes
-    assert Ahead().timelines([here.baseline], traces=True) == {}
+    assert Forecast().timelines([here.baseline], traces=True) == {}
 
 
 def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
@@ -344,15 +350,17 @@ def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
     measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
     problem = problem_of(machine=CPU)
-    ahead = traced_ahead(problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None)
+    forecast = trace_before_search(
+        problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None
+    )
     assert {request.target for request in tracer.requests} == {"cpu"}
     assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
-    assert ahead.predictor is not None
-    baseline = ahead.predictor.predict(problem.baseline)
+    assert forecast.predictor is not None
+    baseline = forecast.predictor.predict(problem.baseline)
     assert baseline is not None
     assert baseline.partly_measured
-    assert ahead.evaluator is not None
-    memory = ahead.evaluator.estimate(problem.baseline).memory
+    assert forecast.evaluator is not None
+    memory = forecast.evaluator.estimate(problem.baseline).memory
     assert memory is not None
     # A small model holds a share of its tensors, a large one a fixed amount.
     assert memory.breakdown["process"] == min(PROCESS_BYTES, round(memory.peak_bytes / 4))
@@ -362,6 +370,8 @@ def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> No
 
 def test_a_cpu_that_cannot_be_measured_is_told_and_ends_nothing(tmp_path: Path) -> None:
     problem = problem_of(machine=CPU)
-    ahead = traced_ahead(problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None)
-    assert ahead.predictor is None
-    assert "no process can be started" in ahead.notes()[0]
+    forecast = trace_before_search(
+        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None
+    )
+    assert forecast.predictor is None
+    assert "no process can be started" in forecast.notes()[0]

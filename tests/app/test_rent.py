@@ -173,6 +173,21 @@ def test_rates_are_those_of_all_gpus_together(processes: int, model: str) -> Non
     assert found.tokens_per_second == pytest.approx(processes * (alone.tokens_per_second or 0))
 
 
+def test_gpus_are_in_as_many_machines_as_are_asked_for(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, gpu="T4", fix=ONE_WAY, num_processes=9, num_machines=3)
+    assert (table.num_processes, table.num_machines, table.offers[0].processes) == (9, 3, 9)
+
+
+def test_no_number_of_gpus_means_one_of_a_kind_that_is_not_here(model: str) -> None:
+    table = autotune.rent(model, seq_len=64, gpu="T4", fix=ONE_WAY, num_processes=None)
+    assert (table.num_processes, table.offers[0].processes) == (1, 1)
+
+
+def test_a_table_has_the_notes_that_a_plan_has_on_model_and_rows(model: str) -> None:
+    table = autotune.rent(model, seq_len=4096, gpu="T4", fix=ONE_WAY)
+    assert "The longest row has 4,096 tokens; the model was made for 2,048 positions." in table.notes
+
+
 def test_auto_takes_the_fewest_gpus_that_fit(model: str) -> None:
     table = autotune.rent(model, seq_len=64, fix=ONE_WAY, num_processes="auto", global_batch_size=8)
     assert of(table, "T4").processes == 1

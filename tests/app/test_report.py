@@ -11,13 +11,18 @@ import pytest
 import autotune
 from autotune.app.report import read_result, report, write_result
 from autotune.core.codec import encode
-from autotune.core.result import BaseFile, Timelines
+from autotune.core.result import BaseFile, Result, Timelines
 from autotune.emit.document import json_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.reporting.page import html, markdown
 from autotune.units import MIB
 from tests.reporting.examples import a_result, a_timeline, traced
 from tests.reporting.plans import a_plan
+
+
+def lying_in(folder: Path, result: Result) -> Result:
+    """Return a result as it is read from the folder of its bundle."""
+    return replace(result.written, output_directory=str(folder))
 
 
 @pytest.fixture
@@ -37,19 +42,19 @@ def test_a_page_of_an_earlier_version_s_result_has_none_of_its_secrets(tmp_path:
 def test_the_page_lies_beside_the_result_and_is_that_of_the_result(written: Path) -> None:
     file = report(written)
     assert file == written / "report.html"
-    assert file.read_text(encoding="utf-8") == html(a_result().written)
+    assert file.read_text(encoding="utf-8") == html(lying_in(written, a_result()))
 
 
 def test_the_file_itself_can_be_named_and_so_can_the_page(written: Path, tmp_path: Path) -> None:
     file = report(written / "result.json", output=tmp_path / "further" / "page.md", format="markdown")
-    assert file.read_text(encoding="utf-8") == markdown(a_result())
+    assert file.read_text(encoding="utf-8") == markdown(lying_in(written, a_result()))
 
 
 def test_a_page_that_cannot_be_written_is_a_note_on_a_result_that_is_kept(tmp_path: Path) -> None:
     (tmp_path / "report.html" / "in the way").mkdir(parents=True)
     noted = write_result(a_result(), tmp_path).notes[-1]
     assert noted == f"There is no page: {tmp_path / 'report.html'} cannot be written: Is a directory."
-    assert read_result(tmp_path / "result.json") == a_result().written
+    assert read_result(tmp_path / "result.json") == lying_in(tmp_path, a_result())
 
 
 def test_a_result_whose_bundle_cannot_be_written_is_not_lost(tmp_path: Path) -> None:
@@ -79,7 +84,7 @@ def test_moments_of_another_result_are_not_taken(tmp_path: Path) -> None:
     write_result(traced(), tmp_path)
     other = json_text(Timelines(a_timeline(MIB), a_timeline(MIB)))
     (tmp_path / "timeline.json").write_text(other, encoding="utf-8")
-    assert read_result(tmp_path / "result.json") == traced().written
+    assert read_result(tmp_path / "result.json") == lying_in(tmp_path, traced())
     write_result(a_result(), tmp_path)
     assert not (tmp_path / "timeline.json").exists()
 
@@ -132,3 +137,21 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     # Importing a package sets its name in the one above, where it would take the function's place.
     root = Path(autotune.__file__).parent
     assert [name for name in autotune.__all__ if (root / name).exists() or (root / f"{name}.py").exists()] == []
+
+
+def test_a_result_whose_directory_was_moved_names_the_new_one(written: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (written / "result.json").rename(moved / "result.json")
+    assert read_result(moved / "result.json").output_directory == str(moved)
+    assert f"{moved}/config.yaml" in report(moved).read_text(encoding="utf-8")
+
+
+def test_a_page_is_written_to_the_home_that_its_path_names(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert report(written, output="~/page.html") == tmp_path / "page.html"
+    assert (tmp_path / "page.html").exists()
+    with pytest.raises(InputError, match="nobody's home"):
+        report(written, output="~nobody-of-this-name/page.html")

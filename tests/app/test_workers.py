@@ -14,8 +14,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
-from autotune.app.ahead import times_of, traced_ahead
 from autotune.app.arguments import ProbeArguments
+from autotune.app.forecast import times_of, trace_before_search
 from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.search import Run, fingerprint
@@ -229,12 +229,12 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         cache, server = Cache(tmp_path / "cache"), no_server()
         times = times_of(here.setting.machine, GIB, server, own, cache)
-        ahead = traced_ahead(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
-        assert ahead.evaluator is not None
-        sent = replace(a_run(tmp_path), problem=here, predictor=ahead.predictor)
+        forecast = trace_before_search(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
+        assert forecast.evaluator is not None
+        sent = replace(a_run(tmp_path), problem=here, predictor=forecast.predictor)
         received = unpacked(packed(sent), server, other)
         assert received.server is server
-        known, count = ahead.evaluator.candidates, len(analytic.requests)
+        known, count = forecast.evaluator.candidates, len(analytic.requests)
         assert sent.predictor is not None
         assert received.predictor is not None
         predicted = [sent.predictor.predict(candidate) for candidate in known]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import autotune
-from autotune.cli.arguments import fixes, names, options_of
+from autotune.app.arguments import names
+from autotune.cli.arguments import fixes, options_of
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.errors import InputError
 from autotune.techniques import catalogue

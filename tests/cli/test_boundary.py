@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +20,12 @@ from autotune.core.codec import decode
 from autotune.core.events import StageStarted
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
+from autotune.core.status import Ending, RunStatus
 from autotune.errors import InputError
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 
 PROBE = ("autotune", "probe", "M", "D")
+UNDECIDED = replace(interrupted(), status=RunStatus.UNDECIDED, ended=Ending.TIME)
 
 
 class Outcome:
@@ -51,13 +54,15 @@ def raising(error: BaseException) -> Callable[..., Any]:
     return function
 
 
-@pytest.mark.parametrize(("result", "code"), [(a_result(), 0), (nothing_fits(), 1), (interrupted(), 130)])
+@pytest.mark.parametrize(
+    ("result", "code"), [(a_result(), 0), (nothing_fits(), 1), (UNDECIDED, 3), (interrupted(), 130)]
+)
 def test_the_exit_code_tells_how_the_run_ended(api: Callable[..., None], result: Result, code: int) -> None:
     api(probe=finding(result))
     assert run(PROBE) == code
 
 
-@pytest.mark.parametrize("result", [a_result(), nothing_fits(), interrupted()])
+@pytest.mark.parametrize("result", [a_result(), nothing_fits(), UNDECIDED, interrupted()])
 def test_json_is_all_that_is_on_stdout(
     api: Callable[..., None], result: Result, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -119,6 +124,22 @@ def test_a_full_disk_is_one_line(api: Callable[..., None], capsys: pytest.Captur
     err = capsys.readouterr().err
     assert err.splitlines()[-1] == "autotune: /x/study.db cannot be written: No space left on device. Free some space."
     assert "Traceback" not in err
+
+
+def test_a_machine_without_a_writable_temporary_folder_is_one_line(
+    api: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    api(probe=raising(FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")))
+    assert run(PROBE) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1] == (
+        "autotune: No usable temporary directory found in ['/tmp']. Set TMPDIR to a directory that can be written."
+    )
+
+
+def test_a_file_of_autotune_s_own_that_is_missing_is_a_bug(api: Callable[..., None]) -> None:
+    api(probe=raising(FileNotFoundError(errno.ENOENT, "No such file or directory", "kernels.yaml")))
+    assert run(PROBE) == 70
 
 
 @pytest.mark.parametrize(

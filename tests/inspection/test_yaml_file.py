@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.confidential import SHOWN
+from autotune.confidential import PLACEHOLDER as SHOWN
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import MAX_BYTES, YamlFile, parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.plan import Launch
-from autotune.core.status import Ending, ProbeStatus
+from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut
 from autotune.reporting.outlook import (
     allow_lines,
@@ -102,8 +102,10 @@ def test_an_interrupted_run_tells_its_best_and_that_it_is_unconfirmed() -> None:
 def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     stopped = replace(interrupted(), trials=())
     assert interrupted_text(stopped) == "Interrupted before any candidate ran to the end."
-    in_time = replace(stopped, ended=Ending.TIME)
-    assert interrupted_text(in_time) == "Ended by the time limit before any candidate ran to the end."
+    in_time = replace(stopped, status=RunStatus.UNDECIDED, ended=Ending.TIME)
+    why = "ended the search before any probe decided whether a candidate fits."
+    assert interrupted_text(in_time) == f"The time limit {why}"
+    assert interrupted_text(replace(in_time, ended=Ending.TRIALS)) == f"The trial limit {why}"
 
 
 def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments, time_limit
 from autotune.app.check.fitting import Fitting
-from autotune.app.check.remembered import LASTING, key_of, within
+from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, planned_machine
 from autotune.core.codec import encode
@@ -58,13 +58,13 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     known = cache.decoded(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
-        budget = memory_budget(asked.memory_budget, _of_each(planned, launch).hardware)
-        known = within(known, budget, planned.host_bytes)
+        budget = memory_budget(asked.memory_budget, _device_per_process(planned, launch).hardware)
+        known = judged_for_budget(known, budget, planned.host_bytes)
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
     verdict = _checked(task, tracer, cache)
-    if key is not None and verdict.cacheable and verdict.outcome in LASTING:
+    if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, encode(verdict))
     return verdict
 
@@ -95,14 +95,14 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]
         return None, str(error)
 
 
-def _of_each(planned: Machine, launch: Launch) -> Machine:
+def _device_per_process(planned: Machine, launch: Launch) -> Machine:
     """Return the device as each process has it: those of one machine share the memory of its CPU."""
     if planned.gpu is not None or launch.per_machine == 1:
         return planned
     return planned_machine(CPU, launch.per_machine)
 
 
-def _beyond(gpus: int | None, started: Launching) -> str:
+def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     """Return why a real run needs more than this machine has; empty if it does not.
 
     Args:
@@ -145,12 +145,12 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
         return replace(task.verdict(Outcome.READ, found), processes=started.processes)
-    reason = _beyond(task.gpus, started) if task.asked.probe else ""
-    if task.planned is None or reason:
+    reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
+    if task.target is None or reason:
         return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
-    planned = _of_each(task.planned, Launch(started.processes, started.machines))
+    planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
-    task = replace(task, planned=planned, budget_bytes=budget_bytes)
+    task = replace(task, target=planned, budget_bytes=budget_bytes)
     return Fitting(task, known, config, started, found, tracer, cache).verdict()
 
 
@@ -158,7 +158,7 @@ def _read(
     task: Task, tracer: ServerTracer, processes: int
 ) -> tuple[ReadCommand, Configuration | None, tuple[Finding, ...]]:
     """Return a command as read by TRL's parser, with its problems; no configuration if one is fatal."""
-    hardware = task.planned.hardware if task.planned is not None else None
+    hardware = task.target.hardware if task.target is not None else None
     known = read(task.written, hardware, tracer.server, tracer.new_folder(), processes)
     found = problems(task.written, known)
     config = known.configurations.get(task.trainer.config_class)

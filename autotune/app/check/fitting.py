@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autotune.app.arguments import SearchArguments, time_limit
-from autotune.app.check.need import CPU_PROCESS_BYTES, Answer, probed, studied, traced
+from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, probed, studied, traced
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
@@ -77,8 +77,8 @@ class Fitting:
     @cached_property
     def planned(self) -> Machine:
         """The machine that is planned for, with the processes of the training, each on such a device."""
-        assert self.task.planned is not None
-        machine, launching = self.task.planned, self.launching
+        assert self.task.target is not None
+        machine, launching = self.task.target, self.launching
         hardware = replace(machine.hardware, processes=launching.processes, machines=launching.machines)
         return replace(machine, hardware=hardware)
 
@@ -113,7 +113,8 @@ class Fitting:
         built = self._built(built_plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
-        silent = [*silent_findings(plan, geometry, trainer, setting, known, given)]
+        drops_last = self.config.values.get("dataloader_drop_last") is True
+        silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
         loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
@@ -147,7 +148,7 @@ class Fitting:
 
     def _remedy(
         self,
-        answer: Answer,
+        answer: CheckAnswer,
         plan: TrainingPlan,
         known: AsCandidate,
         setting: Setting,
@@ -223,7 +224,7 @@ class Fitting:
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> Answer:
+    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> CheckAnswer:
         planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
@@ -243,10 +244,10 @@ class Fitting:
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 cut = f"TRL fails on rows that max_length={number(sized.plan, 'max_length')} cuts: {_short(error)}"
-                return Answer(Outcome.CANNOT_RUN, None, cut)
-            return Answer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
+                return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
+            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
         except VllmError as error:
-            return Answer(Outcome.CANNOT_RUN, None, str(error))
+            return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
         """Return the change of the file; empty where words of the command override it, or only a person can edit."""

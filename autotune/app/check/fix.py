@@ -8,6 +8,7 @@ from autotune.core.verdict import Fixed, Severity
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.legacy import legacy_of
+from autotune.inspection.paths import user_path
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.inspection.yaml_file import parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
@@ -46,7 +47,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     after = edited(own, edits)
     if after == own.text:
         return Fixed(str(file.path), "", tuple(left))
-    place = Path(output) if output is not None else file.path
+    place = user_path(output) if output is not None else file.path
     if place.is_dir():
         raise InputError(f"{place} is a directory.", hint="Give the name of a file with --output.")
     write_text(place, after)

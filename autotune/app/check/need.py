@@ -37,7 +37,7 @@ _FAR = 1.5
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckAnswer:
     """The outcome of a check with the need that it follows from.
 
     Attributes:
@@ -62,7 +62,7 @@ def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEs
     return memory
 
 
-def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> Answer:
+def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> CheckAnswer:
     """Return the need of a plan according to traces.
 
     Raises:
@@ -84,7 +84,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
     if outcome is Outcome.FITS and planned.gpu is not None and lacks_host_memory(memory, planned.host_bytes):
         # Weights of a checkpoint in the trained type are mapped from its file, so that a host may get by with less.
         outcome = Outcome.TOO_CLOSE
-    return Answer(outcome, need)
+    return CheckAnswer(outcome, need)
 
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
@@ -100,7 +100,7 @@ def probed(
     server: JobServer,
     folder: Path,
     timeout_seconds: float | None,
-) -> Answer:
+) -> CheckAnswer:
     """Return the need in a real run of a plan's worst micro-batches, on this machine's device and within the budget.
 
     Args:
@@ -111,17 +111,20 @@ def probed(
     measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
         limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
-        return Answer(Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits")
+        return CheckAnswer(
+            Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits"
+        )
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
-        return Answer(Outcome.CANNOT_RUN, None, measured.reason)
-    held_bytes = _held(measured)
-    if held_bytes is None:
-        return Answer(Outcome.DOES_NOT_FIT, None, measured.reason)
-    need = _measured(Source.PROBED, held_bytes, sized.geometry, measured)
+        return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory
+    held_bytes = ended.wanted_bytes if ended is not None else _highest(measured)
+    if held_bytes is None:
+        # As of a run that the kernel ended, or that ran out of the host's memory.
+        return CheckAnswer(Outcome.DOES_NOT_FIT, None, measured.reason)
+    need = _measured(Source.PROBED, held_bytes, sized.geometry, measured)
     if not measured.ok:
         need = replace(need, phase=ended.phase if ended is not None else "")
-    return Answer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
+    return CheckAnswer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
 
 
 def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
@@ -132,17 +135,6 @@ def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
         known = args.get(head)
         args[head] = {**(known if isinstance(known, Mapping) else {}), key: value} if key else value
     return replace(plan, args=args)
-
-
-def _held(measured: Measurement) -> int | None:
-    """Return the device memory of a run; if it ran out, with the failed request.
-
-    None where that is not known, as of one that the kernel ended, or that ran out of the host's memory.
-    """
-    ended = measured.out_of_memory
-    if ended is not None:
-        return (ended.held_bytes or 0) + (ended.requested_bytes or 0) or None
-    return _highest(measured)
 
 
 def _highest(figures: Measurement | Choosable) -> int | None:
@@ -167,7 +159,7 @@ def _measured(source: Source, held_bytes: int, geometry: BatchGeometry, figures:
 
 def studied(
     config: Configuration, sized: Sized, folder: Path, workload: Workload, planned: Machine, budget_bytes: int
-) -> Answer | None:
+) -> CheckAnswer | None:
     """Return the need measured by the study whose bundle has the configuration; None if it measured another plan.
 
     Args:
@@ -191,4 +183,4 @@ def studied(
     if not all(same):
         return None
     need = _measured(Source.STUDIED, _highest(result.recommended) or 0, sized.geometry, result.recommended)
-    return Answer(judged(need, budget_bytes), need)
+    return CheckAnswer(judged(need, budget_bytes), need)

@@ -21,6 +21,7 @@ from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import fingerprint, package_digest
+from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.bundle import DOCUMENTS
 from autotune.userconfig.launch import default_file
 from autotune.userconfig.written import Written
@@ -31,11 +32,11 @@ _MOST_HASHED_BYTES = 1 << 20
 _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 # Keys of directories that a training writes to.
 _OUTPUTS = ("output_dir", "logging_dir")
-LASTING = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
+CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
 """Outcomes that are kept: what could not be shown may be otherwise the next time."""
 
 
-def within(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
+def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
     """Return a cached verdict for another budget, or None: what does not fit needs its own smallest change.
 
     Args:
@@ -129,13 +130,13 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _local(asked: CheckArguments, written: Written) -> list[str]:
-    """Return the names of the model and the data: a verdict about what lies elsewhere is not kept."""
-    model = asked.model or written.values.get("model_name_or_path")
-    data = asked.dataset or written.values.get("dataset_name")
-    items = written.values.get("datasets")
+    """Return the names of the models and the data: a verdict about what lies elsewhere is not kept."""
+    given = written.given
+    model, data = asked.model or given.get("model_name_or_path"), asked.dataset or given.get("dataset_name")
+    items = given.get("datasets")
     entries = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
     files = DatasetSource("", "", mixture=entries).places
-    return [str(name) for name in (model, data, *(() if data else files)) if name]
+    return [str(name) for name in (model, given.get(TEACHER), data, *(() if data else files)) if name]
 
 
 def _state(path: Path) -> object:

@@ -14,11 +14,12 @@ from autotune.techniques.base import Fails, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
-from autotune.trainers.geometry import micro_batches_of, number, rows_of
+from autotune.trainers.geometry import micro_batches_of, number, rows_of, steps_of_epoch
 from autotune.units import format_share
 from autotune.userconfig.candidate import AsCandidate
 
 _HALF = ("bfloat16", "float16")
+_ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
 def silent_findings(
@@ -28,14 +29,17 @@ def silent_findings(
     setting: Setting,
     known: AsCandidate,
     given: Mapping[str, object],
+    *,
+    drops_last: bool = False,
 ) -> Iterator[Finding]:
     """Yield the behaviour of a training that its configuration does not show.
 
     Args:
         known: the plan in the words of techniques.
         given: the keys that the user wrote.
+        drops_last: the configuration's ``dataloader_drop_last``.
     """
-    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload))
+    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload, drops_last=drops_last))
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
@@ -62,7 +66,9 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, message, "max_steps")
 
 
-def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> str:
+def _step(
+    plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload, *, drops_last: bool
+) -> str:
     rows, micro_batches, ranks = rows_of(plan), micro_batches_of(plan), plan.data_ranks
     together = plan.launch.processes // ranks
     parts = f"{rows} x {micro_batches} accumulated" if micro_batches > 1 else f"{rows}"
@@ -71,20 +77,21 @@ def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workloa
     else:
         parts += f" x {ranks} processes" if ranks > 1 else ""
     counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
-    rows_word, steps = "row" if parts == "1" else "rows", _steps(plan, geometry, workload)
+    rows_word = "row" if parts == "1" else "rows"
+    steps = steps_of_epoch(plan, _rows_kept(geometry, workload), drops_last=drops_last)
     return (
         f"An optimizer step trains on {geometry.documents:,.4g} {counted} ({parts} {rows_word}); an epoch has {steps:,}"
         f" {'step' if steps == 1 else 'steps'}."
     )
 
 
-def _steps(plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> int:
-    in_step = rows_of(plan) * micro_batches_of(plan) * plan.data_ranks
+def _rows_kept(geometry: BatchGeometry, workload: Workload) -> int:
+    """Return the rows that are left where TRL splits off some for evaluation."""
     size, all_rows = workload.dataset_source.test_size, workload.dataset.documents.rows
     # Of a number below 1, datasets.Dataset.train_test_split makes a share.
     parted = size if isinstance(size, float | int) else 0
     kept = 1 - (parted if parted < 1 else parted / all_rows)
-    return max(1, -(-round(geometry.rows * kept) // in_step))
+    return round(geometry.rows * kept)
 
 
 def _served(plan: TrainingPlan) -> Iterator[Finding]:
@@ -141,7 +148,10 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
 
 def _weights(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
     dtype, adapters = str(plan.model.get("dtype")), bool(plan.model.get("use_peft"))
-    if dtype in _HALF and not adapters:
+    # In mixed precision, DeepSpeed keeps a copy in float32 (``zero/stage_1_and_2.py``, 0.19), and accelerate trains
+    # FSDP's weights in float32 (``fsdp2_prepare_model``, 1.15).
+    engine, mixed = (any(plan.args.get(name) for name in names) for names in (_ENGINES, _MIXED))
+    if dtype in _HALF and not adapters and not (engine and mixed):
         message = (
             f"The weights are trained in {dtype}, without a copy in float32: an update that is small compared with its"
             " weight is rounded away."

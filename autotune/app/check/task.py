@@ -18,16 +18,16 @@ from autotune.userconfig.written import Written
 
 @dataclass(frozen=True)
 class Task:
-    """A check on its way.
+    """The input of a check.
 
     Attributes:
-        planned: the device that it is for; None where none is named or here, which only reading does without.
+        target: device to check for; None if none was named and this machine has none (then the file is only read).
         absent: why there is none, in words.
     """
 
     asked: CheckArguments
     written: Written
-    planned: Machine | None
+    target: Machine | None
     budget_bytes: int
     started: float
     absent: str = ""
@@ -40,9 +40,9 @@ class Task:
     @property
     def gpus(self) -> int | None:
         """How many GPUs this machine has, if the check is for them; None otherwise."""
-        if self.planned is None or self.planned.gpu is None or self.asked.gpu is not None:
+        if self.target is None or self.target.gpu is None or self.asked.gpu is not None:
             return None
-        return self.planned.hardware.processes
+        return self.target.hardware.processes
 
     def verdict(
         self, outcome: Outcome, findings: tuple[Finding, ...], *, reason: str = "", need: Need | None = None
@@ -56,11 +56,11 @@ class Task:
             headline(outcome, need, self.budget_bytes, reason),
             reason=reason,
             trainer=self.written.trainer,
-            device=self.planned.device.name if self.planned is not None else "",
+            device=self.target.device.name if self.target is not None else "",
             budget_bytes=self.budget_bytes,
             need=need,
             findings=findings,
-            environment=environment(self.planned) if self.planned is not None else {},
+            environment=environment(self.target) if self.target is not None else {},
             settings=self.asked.settings,
             passes=self.asked.passes,
             wall_seconds=time.monotonic() - self.started,
@@ -69,10 +69,10 @@ class Task:
     @property
     def _dry_run(self) -> str | None:
         """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
-        if (self.planned is not None and self.planned.gpu is None) or not (self.asked.command or self.asked.file):
+        if (self.target is not None and self.target.gpu is None) or not (self.asked.command or self.asked.file):
             return None
         words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
-        gpu = self.planned.device.name if self.planned is not None else "NAME"
+        gpu = self.target.device.name if self.target is not None else "NAME"
         command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 

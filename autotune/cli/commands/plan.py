@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments
@@ -90,11 +89,12 @@ def _plan(options: dict[str, Any], page: str | None, *, as_json: bool, whole: bo
     from autotune.app.plan import plan
     from autotune.cli.console import answer, stderr_console
     from autotune.emit.files import check_writable
+    from autotune.inspection.paths import user_path
     from autotune.reporting.plan import plan_report
     from autotune.reporting.watch import watching
 
     if page is not None:
-        check_writable(Path(page).expanduser().absolute().parent, "--html")
+        check_writable(user_path(page).absolute().parent, "--html")
     found: Plan
     with watching(stderr_console()) as listener:
         try:

@@ -21,7 +21,7 @@ _GROUPS = {
     "what is searched": ("allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan"),
     "what is kept": ("output", "storage", "study", "resume"),
 }
-_EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.INTERRUPTED: 130}
+_EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.UNDECIDED: 3, RunStatus.INTERRUPTED: 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

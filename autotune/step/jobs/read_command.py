@@ -13,7 +13,7 @@ from unittest import mock
 
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
-from autotune.confidential import SHOWN, hidden, hidden_values, is_secret, secrets_in
+from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import Fault, Override, ReadCommand, configured
 from autotune.core.protocol import ReadCommandRequest
 from autotune.inspection.command_line import options_of
@@ -205,7 +205,7 @@ def _faults(parser: Any, given: Mapping[str, Any], launch_names: Collection[str]
 
 
 def _shown(key: str, value: object) -> str:
-    return SHOWN if is_secret(key) else shown(hidden_values(value))
+    return PLACEHOLDER if is_secret(key) else shown(hidden_values(value))
 
 
 def _is_converted(key: str, objects: Sequence[Any]) -> bool:

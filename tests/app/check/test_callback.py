@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from datasets import load_dataset
+from datasets import Dataset, IterableDataset, load_dataset
 from peft import IA3Config, LoraConfig
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerControl,
+    TrainerState,
+)
 from trl import (
     DPOConfig,
     DPOTrainer,
@@ -25,7 +33,10 @@ from trl import (
 )
 
 import autotune
-from autotune.errors import WillNotFit
+from autotune.api import preflight
+from autotune.app.arguments import CheckArguments
+from autotune.core.verdict import SCHEMA, Outcome, Verdict
+from autotune.errors import InputError, WillNotFit
 from tests.app.check.conftest import cache_of
 
 CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {
@@ -110,3 +121,61 @@ def test_what_fits_is_trained(small_model_directory: Path, rows: Callable[[str],
     training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", peft_config=lora)
     training.train()
     assert training.state.global_step == 1
+
+
+@pytest.mark.parametrize("config", [DPOConfig, KTOConfig])
+def test_rows_with_images_are_written_as_they_are(config: Any, tmp_path: Path) -> None:
+    rows = Dataset.from_list([{"prompt": "p", "chosen": "c", "rejected": "r", "images": ["a.png"]}])
+    args = config(output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none")
+    file = preflight._rows(args, None, SimpleNamespace(dataset=rows), tmp_path)
+    assert Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "cache")).to_list() == rows.to_list()
+
+
+def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:
+    stream = IterableDataset.from_generator(lambda: iter([{"text": "a"}]))
+    with pytest.raises(InputError, match=r"no datasets\.Dataset"):
+        preflight._rows(None, None, SimpleNamespace(dataset=stream), tmp_path)
+
+
+def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:
+    with pytest.raises(InputError, match=r"when_unsure cannot be 'stop'\. It is pass or fail"):
+        autotune.PreflightCallback(when_unsure="stop")  # type: ignore[arg-type]
+
+
+def begun(callback: autotune.PreflightCallback, **given: Any) -> None:
+    """Begin a training on a CPU with a model, a tokenizer and rows."""
+    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"))
+    callback.on_train_begin(args, TrainerState(), TrainerControl(), **given)
+
+
+def test_where_no_file_can_be_written_training_goes_on_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full() -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(preflight, "ScratchFolder", full)
+    given = {"model": SimpleNamespace(), "processing_class": object()}
+    with caplog.at_level(logging.WARNING):
+        begun(autotune.PreflightCallback(), **given)
+    assert "No usable temporary directory found" in caplog.text
+    with pytest.raises(InputError, match="No usable temporary directory found"):
+        begun(autotune.PreflightCallback(when_unsure="fail"), **given)
+
+
+def test_an_adapter_that_transformers_has_added_is_checked_as_one(
+    small_model_directory: Path, rows: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[CheckArguments] = []
+
+    def checked(given: CheckArguments, _: object) -> Verdict:
+        asked.append(given)
+        return Verdict(SCHEMA, Outcome.FITS, "fits", budget_bytes=0)
+
+    monkeypatch.setattr(preflight, "check_object", checked)
+    monkeypatch.setattr(preflight, "_arguments", lambda *_: SFTConfig)
+    model = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    model.add_adapter(LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    tokenizer = AutoTokenizer.from_pretrained(small_model_directory)
+    begun(autotune.PreflightCallback(dataset=rows("sft")), model=model, processing_class=tokenizer)
+    assert asked[0].peft_config.r == 4

@@ -10,7 +10,7 @@ import pytest
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check
 from autotune.app.check.fix import fix_legacy
-from autotune.confidential import SHOWN
+from autotune.confidential import PLACEHOLDER
 from autotune.core.codec import encode
 from autotune.core.verdict import Outcome
 from autotune.emit.document import json_text
@@ -45,7 +45,7 @@ def test_neither_the_verdict_nor_the_cache_has_a_secret(
     # A remedy is shown as the difference of this text.
     read = written(file, "sft").file
     assert read is not None
-    assert SHOWN in read.text
+    assert PLACEHOLDER in read.text
     assert SECRET not in read.text
     assert files_with_secrets(cache_of(tmp_path_factory)) == []
 

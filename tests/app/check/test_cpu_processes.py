@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.app.check import fitting
-from autotune.app.check.need import Answer
+from autotune.app.check.need import CheckAnswer
 from autotune.app.planned import planned_machine
 from autotune.core.verdict import Outcome, Verdict
 from autotune.errors import InputError
@@ -52,9 +52,9 @@ def test_the_limit_of_a_real_run_is_the_share_of_each_process(
 ) -> None:
     limits: list[int] = []
 
-    def probed(_sized: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> Answer:
+    def probed(_sized: object, _workload: object, _planned: object, limit_bytes: int, *_: object) -> CheckAnswer:
         limits.append(limit_bytes)
-        return Answer(Outcome.UNKNOWN, None, "it was not run")
+        return CheckAnswer(Outcome.UNKNOWN, None, "it was not run")
 
     monkeypatch.setattr(fitting, "probed", probed)
     for processes in (1, 4):

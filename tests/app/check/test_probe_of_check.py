@@ -54,8 +54,8 @@ def test_what_this_machine_has_too_few_gpus_to_run_is_not_wrong(
 
 
 def test_as_many_processes_as_there_are_gpus_are_run_and_any_number_on_a_cpu() -> None:
-    assert not check._beyond(2, Launching(2))
-    assert not check._beyond(None, Launching(8, machines=2))
+    assert not check._why_probe_cannot_run_here(2, Launching(2))
+    assert not check._why_probe_cannot_run_here(None, Launching(8, machines=2))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType
 import autotune
 from autotune.api import ranks
 from autotune.api.launched import launching_of
-from autotune.api.preflight import _Answer
+from autotune.api.preflight import _FirstRankReply
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.errors import AutotuneError
@@ -88,16 +88,16 @@ def test_the_first_gets_what_all_have_and_all_get_what_it_says(store: Any, monke
 
 def test_a_verdict_reaches_the_others(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = meeting(store, 2, monkeypatch)
-    said = _Answer(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
-    assert run(lambda: first.broadcast(said), lambda: second.broadcast(_Answer())) == [said, said]
+    said = _FirstRankReply(verdict=Verdict(1, Outcome.FITS, "fits", need=Need(Source.TRACED, 5, 4, 6, 1, 2)))
+    assert run(lambda: first.broadcast(said), lambda: second.broadcast(_FirstRankReply())) == [said, said]
 
 
 def test_what_runs_code_when_it_is_unpickled_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_MEETINGS", iter([7]))
     store = dist.HashStore()
-    store.set("autotune/7/0", pickle.dumps(_Answer()))
+    store.set("autotune/7/0", pickle.dumps(_FirstRankReply()))
     with pytest.raises(RanksError, match="cannot be read"):
-        StoreRanks(store, 1, 2).broadcast(_Answer())
+        StoreRanks(store, 1, 2).broadcast(_FirstRankReply())
 
 
 def test_a_process_that_does_not_come_keeps_none_waiting_for_ever(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:

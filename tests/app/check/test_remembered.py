@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.remembered import key_of, within
+from autotune.app.check.remembered import judged_for_budget, key_of
 from autotune.app.planned import planned_machine
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Need, Outcome, Source, Verdict
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.trainers.distillation import TEACHER
 from autotune.units import GIB
 from autotune.userconfig.written import written
 from tests.app.check.conftest import Write
@@ -90,6 +92,17 @@ def test_a_file_is_found_however_a_word_of_the_command_names_it(joined: str, wri
     assert key(asked) != after
 
 
+def test_a_verdict_on_what_lies_elsewhere_is_not_kept(write: Write) -> None:
+    file = write("distillation", "")
+    asked = CheckArguments(str(file), trainer="distillation")
+    assert key(asked)
+    text = file.read_text(encoding="utf-8")
+    file.write_text(re.sub(f"^{TEACHER}: .*$", f"{TEACHER}: some/teacher", text, flags=re.MULTILINE), encoding="utf-8")
+    by_words = ("trl", "sft", "--config", str(write("sft", "", "sft.yaml")), "--model_name_or_path", "some/model")
+    for each in (asked, CheckArguments(by_words)):
+        assert key_of(each, written(each.file, each.trainer, each.command), planned_machine("H100-80GB")) is None
+
+
 def test_neither_broken_documents_nor_those_that_name_one_another_keep_a_check_from_its_key(
     write: Write, tmp_path: Path
 ) -> None:
@@ -116,10 +129,10 @@ def of_device_and_host(outcome: Outcome, budget_bytes: int) -> Verdict:
 @pytest.mark.parametrize(("outcome", "budget"), [(Outcome.TOO_CLOSE, 80), (Outcome.TOO_CLOSE, 10), (Outcome.FITS, 80)])
 def test_another_budget_of_the_device_does_not_help_a_host_that_has_too_little(outcome: Outcome, budget: int) -> None:
     known = of_device_and_host(outcome, budget * GIB)
-    assert within(known, 40 * GIB, 32 * GIB) is None
+    assert judged_for_budget(known, 40 * GIB, 32 * GIB) is None
     for enough in (128 * GIB, None):
-        found = within(known, 40 * GIB, enough)
+        found = judged_for_budget(known, 40 * GIB, enough)
         assert found is not None
         assert found.outcome is Outcome.FITS
     # The same budget is no other question.
-    assert within(known, budget * GIB, 32 * GIB) is known
+    assert judged_for_budget(known, budget * GIB, 32 * GIB) is known

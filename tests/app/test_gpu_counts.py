@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from autotune.app.arguments import SearchArguments
-from autotune.app.numbers import possible, should_try_more_gpus, shown
+from autotune.app.gpu_counts import divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.app.options import checked_options
 from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
@@ -60,13 +60,18 @@ def test_where_the_speed_of_a_gpu_is_not_known_the_first_number_that_fits_is_the
 
 def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> None:
     def numbers(*each: float | str | None) -> list[int]:
-        return [offer.processes for offer in shown(offers(*each), alone=False)]
+        return [offer.processes for offer in offers_to_show(offers(*each), alone=False)]
 
     assert numbers(None, 900.0, 3000.0, 3100.0) == [2, 8]
     assert numbers(None, 900.0, 910.0) == [2]
     assert numbers(None, UNTIMED, 900.0, 930.0) == [2, 8]
     assert numbers(None, None) == [2]
-    assert [offer.processes for offer in shown(offers(None, 900.0, 3000.0, 3100.0), alone=True)] == [1, 2, 4, 8]
+    assert [offer.processes for offer in offers_to_show(offers(None, 900.0, 3000.0, 3100.0), alone=True)] == [
+        1,
+        2,
+        4,
+        8,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -82,10 +87,10 @@ def test_of_several_kinds_the_fewest_and_the_best_for_each_gpu_are_shown() -> No
 def test_numbers_are_tried_among_which_the_global_batch_can_be_shared_out(
     batch: int, fix: Mapping[str, Choice], machines: int | None, numbers: Sequence[int]
 ) -> None:
-    assert possible(batch, checked_options(SearchArguments(trainer="sft", fix=fix)), machines) == numbers
+    assert divisible_counts(batch, checked_options(SearchArguments(trainer="sft", fix=fix)), machines) == numbers
 
 
 @pytest.mark.parametrize("machines", [3, 0, -1])
 def test_a_number_of_machines_that_no_number_of_gpus_is_shared_out_among_is_refused(machines: int) -> None:
     with pytest.raises(InputError, match="cannot be shared out among any number of GPUs that is tried"):
-        possible(64, checked_options(SearchArguments(trainer="sft")), machines)
+        divisible_counts(64, checked_options(SearchArguments(trainer="sft")), machines)

@@ -14,7 +14,7 @@ _WORTH = 0.05
 """Share by which more GPUs have to train more tokens each: then they cost less, whatever the price of one."""
 
 
-def possible(batch: int, options: Options, machines: int | None) -> Sequence[int]:
+def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequence[int]:
     """Return the numbers of GPUs among which a global batch can be shared out, on a number of machines if it is given.
 
     Raises:
@@ -52,7 +52,7 @@ def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
     return last > (1 + _WORTH) * max(offer.rate_of_each or 0.0 for offer in fitting[:-1])
 
 
-def shown(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
+def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
     """Return the offers that a table shows of the planned numbers of GPUs: all of a single kind.
 
     Of one of several kinds, these are the fewest GPUs that fit, and the number with which each trains the most tokens

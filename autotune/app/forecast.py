@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from autotune.app.offload import notes_on_offloading, with_what_offloads
+from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
@@ -47,14 +47,14 @@ _LARGEST_SHARE = 0.1
 _UNTIL_ONE_MAY_FIT = 3.0
 
 
-def predicted(
+def forecast_of(
     problem: TrainerProblem,
     limit_bytes: int,
     options: Options,
     server: JobServer,
     tracer: ServerTracer,
     listener: Listener,
-) -> Ahead:
+) -> Forecast:
     """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
 
     A tracing failure is reported and the search continues without predictions.
@@ -74,12 +74,14 @@ def predicted(
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
     times = times_of(machine, limit_bytes, server, tracer, cache)
-    return traced_ahead(problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times)
+    return trace_before_search(
+        problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times
+    )
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """The result of tracing before a search.
+class Forecast:
+    """The predictions from traces before a search.
 
     Attributes:
         predictor: predictions from the traces; None if nothing was traced.
@@ -114,13 +116,15 @@ class Ahead:
         untraceable, times = self.evaluator.untraceable, self.evaluator.traces.times
         if untraceable:
             reason = next(iter(untraceable.values()))
-            notes.append(f"{len(untraceable)} candidates could not be traced and were not predicted: {reason}")
+            several = f"{len(untraceable):,} candidates could not be traced and were"
+            count = "1 candidate could not be traced and was" if len(untraceable) == 1 else several
+            notes.append(f"{count} not predicted: {reason}")
         if times is not None and times.failure:
             notes.append(f"Some predicted times follow from the device's peak speeds: {times.failure}")
         return tuple(notes)
 
 
-def traced_ahead(
+def trace_before_search(
     problem: TrainerProblem,
     limit_bytes: int,
     tracer: Tracer,
@@ -132,7 +136,7 @@ def traced_ahead(
     *,
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Ahead:
+) -> Forecast:
     """Search by traces for at most that many seconds, and for three times as long while nothing traced may fit.
 
     It takes longer if nothing fits but what offloads may.
@@ -157,16 +161,16 @@ def traced_ahead(
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         if file is not None:
             decided = ended.finished or len(ended.study.trials) >= MOST_TRACED
-            evaluator = with_what_offloads(evaluator, file, decided=decided)
+            evaluator = with_last_resorts_if_nothing_fits(evaluator, file, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
-        return Ahead(failure=error.message)
+        return Forecast(failure=error.message)
     predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
     listener(Noted(note_on_traced(len(known), over, clock() - started)))
-    return Ahead(predictor, evaluator)
+    return Forecast(predictor, evaluator)
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:

@@ -1,0 +1,63 @@
+"""What a check tells of a training's behaviour: weights that lose updates, and the steps of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from autotune.app.check.silent import silent_findings
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.setting import Setting
+from autotune.trainers import find_trainer
+from autotune.trainers.evaluation import whole_geometry
+from autotune.userconfig.candidate import AsCandidate
+from tests.settings import plan_with, problem, setting
+
+HALF: Mapping[str, object] = {"dtype": "bfloat16"}
+ZERO2: Mapping[str, object] = {"deepspeed": {"zero_optimization": {"stage": 2}}}
+FSDP2: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2}}
+
+
+def findings(plan: TrainingPlan, here: Setting, *, drops_last: bool = False) -> str:
+    trainer = find_trainer("sft")
+    known = AsCandidate(problem(here).baseline, frozenset())
+    geometry = whole_geometry(trainer, plan, here.workload)
+    return "\n".join(
+        item.message for item in silent_findings(plan, geometry, trainer, here, known, {}, drops_last=drops_last)
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "rounded"),
+    [
+        ({"bf16": True}, True),
+        ({"bf16": True, **ZERO2}, False),
+        ({"bf16": True, **FSDP2}, False),
+        ({"fp16": True, **FSDP2}, False),
+        ({"bf16": False, **FSDP2}, True),
+    ],
+    ids=str,
+)
+def test_half_precision_weights_lose_updates_unless_an_engine_keeps_them_in_float32(
+    args: Mapping[str, object], rounded: bool
+) -> None:
+    here = setting()
+    plan = plan_with(here, {})
+    plan = replace(plan, args={**plan.args, "bf16": False, "fp16": False, **args}, model={**plan.model, **HALF})
+    assert ("rounded away" in findings(plan, here)) is rounded
+
+
+@pytest.mark.parametrize(
+    ("drops_last", "accumulated", "ranks", "steps"),
+    [(False, 1, 1, 13), (True, 1, 1, 12), (False, 5, 1, 3), (True, 4, 1, 3), (False, 1, 2, 7), (True, 1, 2, 6)],
+)
+def test_an_epoch_has_the_steps_that_the_loader_has_rows_for(
+    drops_last: bool, accumulated: int, ranks: int, steps: int
+) -> None:
+    here = setting()
+    plan = plan_with(here, {"packing": "none"})
+    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": accumulated}
+    plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(ranks))
+    assert f"an epoch has {steps} steps." in findings(plan, here, drops_last=drops_last)
