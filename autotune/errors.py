@@ -64,11 +64,23 @@ class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as w
 
 
 class JobLostError(AutotuneError):
-    """A job's process ended without a reply: it was killed, or took too long. A retry may succeed."""
+    """A job's process was killed, took too long, or lacked memory or a file. A retry may succeed."""
 
 
 class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class where it has none."""
+    # The text of a KeyError is the key in quotes.
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return (text.strip().splitlines() or [type(error).__name__])[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message without its line breaks."""
+    return " ".join(str(error).split())
 
 
 def causes(error: BaseException | None) -> list[BaseException]:

@@ -37,7 +37,7 @@ def launching_of(args: transformers.TrainingArguments) -> Launching:
         document["parallelism_config"] = {PARALLELISM + name: size for name, size in sizes.items() if size > 1}
     on_each = next((os.environ[name] for name in _ON_A_MACHINE if os.environ.get(name)), args.world_size)
     machines = max(1, args.world_size // int(on_each))
-    return Launching(args.world_size, True, machines, document, known=True)
+    return Launching(args.world_size, True, machines, document=document, is_observed=True)
 
 
 def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:

@@ -17,8 +17,8 @@ from autotune.core.status import RunStatus
 from autotune.emit.arguments import BY_ACCELERATE
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
+from autotune.emit.figures import measured
 from autotune.emit.files import write_text
-from autotune.emit.measured import measured
 from autotune.emit.rows import TrainingRows, training_rows
 from autotune.errors import AutotuneError
 from autotune.inspection.paths import user_path

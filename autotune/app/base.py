@@ -18,7 +18,7 @@ from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer
 from autotune.userconfig.base import UserBase, written_keys
-from autotune.userconfig.candidate import AsCandidate, as_candidate
+from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.fields import traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
 from autotune.userconfig.probed_engine import documents_of
@@ -127,11 +127,11 @@ def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Tr
     return replace(plan, args={**plan.args, _LENGTH: workload.longest})
 
 
-def _with_defaults(base: UserBase, known: AsCandidate, trainer: Trainer, setting: Setting) -> AsCandidate:
+def _with_defaults(base: UserBase, known: NearestCandidate, trainer: Trainer, setting: Setting) -> NearestCandidate:
     """Return a base as a candidate, with TRL's default for every technique that the file does not set."""
     unset = [item for item in trainer.techniques if item.name not in known.exact and not _is_written(base, item)]
     defaults = {item.name: item.default(setting) for item in unset}
-    return AsCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
+    return NearestCandidate(known.candidate.but(**defaults), known.exact | defaults.keys())
 
 
 def _is_written(base: UserBase, technique: Technique) -> bool:
@@ -141,7 +141,9 @@ def _is_written(base: UserBase, technique: Technique) -> bool:
     )
 
 
-def _own(base: UserBase, plan: TrainingPlan, known: AsCandidate, trainer: Trainer, setting: Setting) -> Iterator[str]:
+def _own(
+    base: UserBase, plan: TrainingPlan, known: NearestCandidate, trainer: Trainer, setting: Setting
+) -> Iterator[str]:
     """Yield the techniques of which the plan has entries that none of their choices has."""
     for technique in trainer.techniques:
         if not technique.matters(setting):
@@ -178,7 +180,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
 
 
 def _held(
-    base: UserBase, known: AsCandidate, own: frozenset[str], options: Options, setting: Setting
+    base: UserBase, known: NearestCandidate, own: frozenset[str], options: Options, setting: Setting
 ) -> Iterator[tuple[str, str]]:
     """Yield the techniques that stay as the user has them, with the reason."""
     candidate = known.candidate

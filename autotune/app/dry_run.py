@@ -34,7 +34,7 @@ from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes
-from autotune.userconfig.launch import default_file, launching
+from autotune.userconfig.launch import default_file, likely_processes
 from autotune.userconfig.written import Written
 
 _MOST_GPUS = 16
@@ -222,7 +222,7 @@ def _started(command: Sequence[str]) -> int:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
         written = Written(found, file, found.trainer or "")
-        return launching(written, default=default_file(written)).processes
+        return likely_processes(written, default_file(written))
     except InputError:
         return 1
 

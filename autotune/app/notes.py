@@ -11,7 +11,7 @@ from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch
 from autotune.core.workload import Workload
-from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
 from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
@@ -92,6 +92,20 @@ def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
             yield f"Of {gpu.name}, some rates are those of other cards: {gpu.speeds.achieved.generation}."
 
 
+def notes_on_speed(gpu: Gpu) -> Iterator[str]:
+    """Yield a note if nothing is known of a GPU's speed."""
+    if gpu.speeds is None:
+        yield f"The speed of {gpu.name} is not known, so no speed is predicted."
+
+
+def notes_on_traces(traces: Traces) -> Iterator[str]:
+    """Yield why traces are not kept between runs, and why operators were not measured."""
+    if traces.cache.failure:
+        yield f"Traces are not cached: {traces.cache.failure}."
+    if traces.times is not None and traces.times.failure:
+        yield f"Some predicted times follow from the device's peak speeds: {traces.times.failure}"
+
+
 def notes_on_workers(hardware: Hardware, further: int) -> Iterator[str]:
     """Yield a note if each worker had a share of a CPU: the figures do not hold for the whole CPU.
 
@@ -151,7 +165,7 @@ def notes_on_processes(
         )
 
 
-def notes_on_plans(workload: Workload, vllm: Collection[Choice], gpus: Iterable[Gpu], cache: Cache) -> Iterator[str]:
+def notes_on_plans(workload: Workload, vllm: Collection[Choice], gpus: Iterable[Gpu], traces: Traces) -> Iterator[str]:
     """Yield the assumptions and gaps of plans.
 
     Args:
@@ -166,8 +180,7 @@ def notes_on_plans(workload: Workload, vllm: Collection[Choice], gpus: Iterable[
         yield f"Assumed of vLLM: {'; '.join(assumed_beside(workload.model))}."
     for gpu in gpus:
         yield from notes_on_gpu(gpu)
-    if cache.failure:
-        yield f"Traces are not cached: {cache.failure}."
+    yield from notes_on_traces(traces)
 
 
 def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:

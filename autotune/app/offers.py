@@ -29,7 +29,7 @@ def offers(problem: TrainerProblem, evaluator: Evaluator, best: Estimate, *, fit
         fits: whether it does, so that a faster one is of use.
     """
     packing = packing_offer(problem, evaluator.run, best) if fits else ()
-    return (*packing, *dropping_offer(problem, evaluator.elsewhere, best.candidate))
+    return (*packing, *dropping_offer(problem, evaluator.estimate_in_setting, best.candidate))
 
 
 def packing_offer(

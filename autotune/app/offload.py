@@ -52,12 +52,12 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, file: SpaceFile, *, 
     further = _last_resorts(ranked, problem, wide)
     if not further:
         left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
-        return evaluator.of(left)
-    found = evaluator.of(wide)
+        return evaluator.for_problem(left)
+    found = evaluator.for_problem(wide)
     budget_bytes = evaluator.budget_bytes
     fitting = sorted(_fitting(found, [_may_fit_when_offloaded(each, budget_bytes) for each in further]), key=rank)
     space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
-    return found.of(replace(wide, space=space))
+    return found.for_problem(replace(wide, space=space))
 
 
 _Resorts = Mapping[Candidate, Estimate]

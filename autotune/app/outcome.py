@@ -158,6 +158,7 @@ def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
         later_failure=_later_failure(record, records),
+        device_bytes=shown.device_bytes,
     )
 
 

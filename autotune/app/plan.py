@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_speed, notes_on_workload
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
@@ -23,9 +23,9 @@ from autotune.core.bundle import ServerSplit
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import histogram
+from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
-from autotune.emit.planned import server_text
+from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import dataset_source, evaluation_source
@@ -33,14 +33,15 @@ from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained
-from autotune.planning.tracing.cache import Cache, user_cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
+from autotune.trainers import limits_rows
 
 
 @taking(PlanArguments)
 def plan(asked: PlanArguments) -> Plan:
-    """Predict memory and speed of every legal candidate, by tracing TRL's own training step; no GPU is needed.
+    """Search the space by traces of TRL's own training step, with no GPU, and rank what was traced (about 100).
 
     :attr:`Plan.bundle` is the bundle that was written, or :attr:`Plan.unwritten` the reason why none was.
 
@@ -77,7 +78,7 @@ def plan(asked: PlanArguments) -> Plan:
         tracking.search(evaluator)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
         problem = evaluator.problem
-        evaluator.settle()
+        evaluator.confirm_best_at_full_depth()
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown
@@ -105,7 +106,7 @@ def plan(asked: PlanArguments) -> Plan:
         left_out=problem.space.left_out,
         unlockable=problem.space.unlockable,
         notes=(
-            *_notes(evaluator, planned, cache, asked),
+            *_notes(evaluator, planned, asked),
             *_notes_on_host(best, planned),
             *_notes_on_server(split),
             *offered,
@@ -121,6 +122,7 @@ def plan(asked: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
+        limit=_limit(evaluator, best),
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
@@ -128,6 +130,15 @@ def plan(asked: PlanArguments) -> Plan:
     if failure is not None:
         raise UnwrittenError(failure, found)
     return found
+
+
+def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:
+    """Return what the maximum length of the best candidate keeps of rows that a shorter one may cut or drop."""
+    problem = evaluator.problem
+    workload = problem.setting.workload
+    if not best or not limits_rows(problem.trainer) or workload.has_images:
+        return None
+    return limit(workload.dataset.documents, int(best[0].candidate["max_length"]))
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:
@@ -149,7 +160,7 @@ def _not_measured(gpu: Gpu | None) -> str:
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 
 
-def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArguments) -> Iterator[str]:
+def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iterator[str]:
     problem = evaluator.problem
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
@@ -175,9 +186,11 @@ def _notes(evaluator: Evaluator, planned: Machine, cache: Cache, asked: PlanArgu
     if evaluator.assumptions:
         assumed = "; ".join(evaluator.assumptions)
         yield f"Traces have no data. Where a step reads it, they assumed: {assumed}."
-    if gpu is not None and gpu.speeds is None:
-        yield f"The speed of {gpu.name} is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."
-    yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), [gpu] if gpu is not None else [], cache)
+    if gpu is not None:
+        for text in notes_on_speed(gpu):
+            yield f"{text} Name a GPU, as with --gpu H100-80GB."
+    gpus = [gpu] if gpu is not None else []
+    yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), gpus, evaluator.traces)
     hardware = planned.hardware
     yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
 

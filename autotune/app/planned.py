@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISREG
 
 from autotune.app.options import Options
 from autotune.app.problem import attentions
@@ -21,7 +23,7 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.paths import exists
-from autotune.planning.tracing.cache import Cache, fingerprint, source_digest
+from autotune.planning.tracing.cache import Cache, fingerprint, package_digest
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
@@ -165,7 +167,7 @@ def planned_workload(
     adapter, cache = options.peft, cache if all(state is not None for state in states) else None
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
-    key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, source_digest())
+    key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, package_digest())
     known = cache.decoded(Workload, key) if cache is not None else None
     if known is not None:
         return known
@@ -208,6 +210,10 @@ def state_of(name: str) -> list[tuple[str, int, int]] | None:
     path = Path(name)
     if not exists(path):
         return None
-    files = [path] if path.is_file() else path.rglob("*")
-    seen = ((file.relative_to(path), file.stat()) for file in files if file.is_file())
-    return sorted((str(place), found.st_size, found.st_mtime_ns) for place, found in seen)
+    seen = []
+    for file in [path] if path.is_file() else path.rglob("*"):
+        with suppress(FileNotFoundError):  # it was removed meanwhile, or it is a link to nothing
+            found = file.stat()
+            if S_ISREG(found.st_mode):
+                seen.append((str(file.relative_to(path)), found.st_size, found.st_mtime_ns))
+    return sorted(seen)

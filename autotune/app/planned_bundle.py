@@ -13,10 +13,10 @@ from autotune.core.candidate import Choice
 from autotune.core.estimate import Estimate, MemoryEstimate
 from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
+from autotune.emit.figures import planned as handover_of
 from autotune.emit.files import check_writable
-from autotune.emit.planned import planned as handover_of
 from autotune.emit.rows import copies_rows
-from autotune.emit.serving import asking
+from autotune.emit.serving import with_server_address
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
@@ -108,7 +108,7 @@ class PlanWriter:
             budget_bytes=self.evaluator.budget_bytes,
             global_batch_size=problem.setting.global_batch_size,
             candidate=fastest.candidate,
-            plan=asking(plan) if split is not None else plan,
+            plan=with_server_address(plan) if split is not None else plan,
             needed_bytes=memory.device_bytes,
             error=memory.error,
             spare_bytes=spare_bytes,

@@ -36,7 +36,7 @@ from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import Wanted, handed_over
-from autotune.userconfig.launch import launching
+from autotune.userconfig.launch import likely_processes
 from autotune.userconfig.sources import Sources, teacher_of
 from autotune.userconfig.written import written
 
@@ -49,7 +49,7 @@ def probe(asked: ProbeArguments) -> Result:
     given = _given(asked) if config is None else None
     processes = asked.num_processes
     if config is not None and processes is None:
-        processes = launching(config).processes
+        processes = likely_processes(config)
     machine, (own, *further) = divided(asked.device, processes, asked.workers)
     batch = global_batch_of(options, machine)
     name = default_output(str(asked.model), str(asked.dataset), asked.base)

@@ -38,7 +38,7 @@ from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.inspection.prices import checked_prices, read_prices
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.tracing.cache import Cache, user_cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
@@ -86,7 +86,7 @@ def rent(asked: RentArguments) -> Rent:
         workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, cache, prices, numbers)
+        survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
         offers = [offer for word in words for offer in _offers_of(survey, word, alone=len(words) == 1)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
@@ -148,7 +148,6 @@ class _Survey:
     workload: Workload
     batch: int
     traces: Traces
-    cache: Cache
     prices: Mapping[str, float] | None
     numbers: Sequence[int]
     refused: list[InputError] = field(default_factory=list)
@@ -190,8 +189,7 @@ class _Survey:
         problem = evaluator.problem
         best = next((found for found in evaluator.ranked() if found.memory is not None), None)
         if best is None or best.memory is None:
-            why = next(iter(evaluator.untraceable.values()), "nothing could be predicted")
-            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=why)
+            return replace(blank, estimate=evaluator.estimate(problem.baseline), reason=evaluator.why_unknown)
         offer = replace(blank, estimate=best, differences=best.candidate.differences(problem.baseline))
         if best.fits:
             return self._priced(offer, best, problem)
@@ -258,7 +256,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             " (--gpu NAME) names the fastest that has more to spare."
         )
     gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
-    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.cache)
+    yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.traces)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

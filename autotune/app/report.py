@@ -16,6 +16,9 @@ from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.paths import user_path
+from autotune.reporting.document import Document
+from autotune.reporting.plan import plan_report
+from autotune.reporting.probe import probe_report
 from autotune.userconfig.bundle import decoded
 
 PAGE = "report.html"
@@ -44,14 +47,14 @@ def report(
     if isinstance(directory, Plan):
         if target is None:
             raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
-        write_page(directory, target, format)
+        write_page(plan_report(directory), target, format)
         return target
     source = user_path(directory)
     with suppress(OSError):  # `read_result` says why
         source = source / RESULT if source.is_dir() else source
     result = read_result(source)
     target = target or source.parent / _FILES[format]
-    write_page(result, target, format)
+    write_page(probe_report(result), target, format)
     return target
 
 
@@ -66,22 +69,23 @@ def write_result(result: Result, directory: Path) -> Result:
     except InputError as error:
         raise UnwrittenError(error, result) from error
     try:
-        write_page(result, directory / PAGE)
+        write_page(probe_report(result), directory / PAGE)
     except InputError as error:
         return replace(result, notes=(*result.notes, f"There is no page: {error.message}"))
     return result
 
 
-def write_page(document: Result | Plan, file: Path, form: str = "html") -> None:
-    """Write the page of a result or of a plan to a file.
+def write_page(document: Document, file: Path, form: str = "html") -> None:
+    """Write a report to a file, as a page of HTML or as Markdown.
 
     Raises:
         InputError: the file cannot be written.
     """
     # Templates are read only where a report is written.
-    from autotune.reporting.page import html, markdown
+    from autotune.reporting.page.html import html_page
+    from autotune.reporting.page.markdown import markdown_page
 
-    write_text(file, html(document) if form == "html" else markdown(document))
+    write_text(file, html_page(document) if form == "html" else markdown_page(document))
 
 
 def read_result(file: Path) -> Result:

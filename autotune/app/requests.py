@@ -13,7 +13,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
-from autotune.planning.tracing.cache import Cache, source_digest
+from autotune.planning.tracing.cache import Cache, package_digest
 from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer, Traces
 from autotune.trainers.problem import TrainerProblem
@@ -65,5 +65,5 @@ def traces_of(
         gpus: all that traces will be asked for, where there are several.
         times: of operators on this machine's device, for traces of it; None: times follow from peak speeds.
     """
-    versions = {**environment(machine), "autotune": source_digest()}
+    versions = {**environment(machine), "autotune": package_digest()}
     return Traces(tracer, cache, workload.models_fingerprint, versions, gpus, times)

@@ -13,7 +13,7 @@ from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts, Workload
 from autotune.inspection.machine import environment
-from autotune.planning.tracing.cache import Cache, fingerprint, source_digest
+from autotune.planning.tracing.cache import Cache, fingerprint, package_digest
 from autotune.probing import JobServer, check_packing, prepare
 from autotune.techniques import peft_config
 
@@ -94,7 +94,7 @@ class WorkloadReader:
             cache: has the results of earlier runs, and gets those of this one. None: all are tested.
         """
         identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
-        keys = {each: fingerprint("packing", each, *identity, source_digest()) for each in attentions}
+        keys = {each: fingerprint("packing", each, *identity, package_digest()) for each in attentions}
         kept = {each: cache.decoded(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
         checks = {each: found for each, found in kept.items() if found is not None}
         missing = tuple(each for each in keys if each not in checks)

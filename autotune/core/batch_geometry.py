@@ -109,7 +109,7 @@ class PhaseGeometry:
     sizes: tuple[Typical, ...]
     per_step: float
 
-    def beside(self, micro_batch: Shape) -> Shape:
+    def shape_for(self, micro_batch: Shape) -> Shape:
         """Return the shape of :attr:`worst`, or that of a micro-batch whose own trace runs the phase on its rows."""
         return micro_batch if micro_batch.chosen else self.worst
 

@@ -85,6 +85,33 @@ class Built:
 
 
 @dataclass(frozen=True)
+class Launched:
+    """A start of processes, as accelerate's own launcher reads its options and its file.
+
+    Attributes:
+        processes: number over all machines; 1 if nothing sets it.
+        counted: whether something sets the number.
+        machines: number of machines.
+        file: the path of the file that accelerate reads; empty without one.
+        engine: the ``distributed_type`` by which accelerate starts the processes.
+        ignored_processes: the number that is asked for, if a single one is started nevertheless; else 0.
+        precision: the ``mixed_precision`` that accelerate passes to the processes.
+        precision_by_option: whether an option sets that, which overrides the file.
+        refused: the error that accelerate ends with; empty if it starts the processes.
+    """
+
+    processes: int = 1
+    counted: bool = False
+    machines: int = 1
+    file: str = ""
+    engine: str = "NO"
+    ignored_processes: int = 0
+    precision: str = "no"
+    precision_by_option: bool = False
+    refused: str = ""
+
+
+@dataclass(frozen=True)
 class ReadCommand:
     """A command as read by TRL's own parser.
 
@@ -93,6 +120,8 @@ class ReadCommand:
         faults: every key that is unknown or has a value of a wrong type.
         overrides: fields whose values TRL's classes changed.
         launch: keys and values that ``trl`` hands on to ``accelerate launch``.
+        launched: the start by ``accelerate launch``; None where another launcher starts the processes, or where the
+            parser refused the command.
         names: every key that the classes and ``accelerate launch`` take.
         refused: the error by which the parser or a class refused the command; empty if none did.
         warnings: warnings of the classes.
@@ -102,6 +131,7 @@ class ReadCommand:
     faults: tuple[Fault, ...] = ()
     overrides: tuple[Override, ...] = ()
     launch: Mapping[str, object] = field(default_factory=dict)
+    launched: Launched | None = None
     names: tuple[str, ...] = ()
     refused: str = ""
     warnings: tuple[str, ...] = ()

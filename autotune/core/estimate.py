@@ -12,7 +12,7 @@ from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
 from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import LengthBin
+from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.unsearched import LeftOut, Unlockable
 
@@ -153,7 +153,7 @@ def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
     kept: dict[tuple[object, ...], Estimate] = {}
     for estimate in estimates:
         memory = estimate.memory
-        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes)
+        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes, memory.device_bytes)
         kept.setdefault((figures, estimate.tokens_per_second, estimate.reason), estimate)
         if len(kept) == count:
             break
@@ -208,6 +208,8 @@ class Plan:
         processes: number that train together, each on such a GPU: memory is that of the one that needs the most, and
             tokens are those of all.
         lengths: of the rows, as ``autotune lengths`` counts them.
+        limit: what the ``max_length`` of the best candidate keeps of them; None where a shorter one would cut and drop
+            none, as those of a trainer that has no ``max_length``, or rows with images.
         environment: versions of the software that was traced, by package.
         host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
         timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
@@ -235,6 +237,7 @@ class Plan:
     processes: int = 1
     host_bytes: int | None = None
     lengths: tuple[LengthBin, ...] = ()
+    limit: LengthLimit | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None

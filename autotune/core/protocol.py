@@ -14,7 +14,7 @@ from enum import StrEnum
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
-from autotune.core.measurement import Measurement, Schedule
+from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
 
@@ -106,7 +106,7 @@ class CheckPackingReply:
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """Run training steps of one plan.
+    """Run training steps of one plan. Each rank replies with a :class:`autotune.core.measurement.Measurement`.
 
     Attributes:
         tokenized_directory: where ``prepare`` saved the tokenised rows.
@@ -123,17 +123,6 @@ class ProbeRequest:
     limit_bytes: int | None = None
     seed: int = 42
     evaluation_directory: str | None = None
-
-
-@dataclass(frozen=True)
-class ProbeReply:
-    """The measurement of the probe, as far as the child can make it.
-
-    Attributes:
-        ranks: the measurement of each process of the training, in the order of their ranks.
-    """
-
-    ranks: tuple[Measurement, ...]
 
 
 @dataclass(frozen=True)
@@ -166,17 +155,19 @@ class RanksReply:
 
 @dataclass(frozen=True)
 class Failure:
-    """A reply to any job, or part of one: an error other than unusable input, such as an unsupported combination.
+    """A reply to any job: an error other than unusable input, such as an unsupported combination.
 
     Attributes:
         kind: name of the exception's class.
         message: its text.
         traceback: for ``--debug``.
+        transient: whether another try may succeed: the process lacked memory, or a file could not be used.
     """
 
     kind: str
     message: str
     traceback: str
+    transient: bool = False
 
 
 @dataclass(frozen=True)
@@ -227,7 +218,12 @@ class ReadCommandRequest:
         given: the keys and values of that file, without those that a parser outside of the classes takes.
         device: the kind of device that the training is for.
         capability: CUDA's compute capability of that device; None where it is not known.
-        processes: how many read the words together, each in its place: TRL's classes share sizes out among them.
+        processes: how many read the words together, each in its place: TRL's classes share sizes out among them. With
+            ``trl`` and ``accelerate launch``, accelerate determines the number.
+        launcher: the program that starts the processes.
+        launch: its options before the script.
+        gpus: number of the machine's GPUs.
+        default_file: the file that accelerate reads where none is named; empty if there is none.
     """
 
     trainer: str
@@ -236,6 +232,10 @@ class ReadCommandRequest:
     device: DeviceKind
     capability: tuple[int, int] | None = None
     processes: int = 1
+    launcher: str = ""
+    launch: tuple[str, ...] = ()
+    gpus: int = 1
+    default_file: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ class Trial:
         predicted_tokens_per_second: token rate as predicted before its probe.
         illegal: why it may not be recommended even if it fits, in words; empty where it may.
         later_failure: the first run after its probe that did not end ``ok``; None if all did.
+        device_bytes: CUDA: what the process held according to the driver, context included.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Trial:
     predicted_tokens_per_second: float | None = None
     illegal: str = ""
     later_failure: LaterFailure | None = None
+    device_bytes: int | None = None
 
 
 @dataclass(frozen=True)

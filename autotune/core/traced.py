@@ -1,4 +1,4 @@
-"""The job ``trace``: its requests, its replies, and the figures in them."""
+"""The job ``trace``: its request, its reply, and the figures in it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.protocol import Failure
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.workload import ModelSource
-
-TRACED_FILE = "traced"
-"""A job that traces writes a byte to it after each trace."""
 
 
 @dataclass(frozen=True)
@@ -204,26 +200,3 @@ class TraceReply:
             if found.allocator == allocator:
                 return found
         raise LookupError(f"the trace was not replayed for {allocator}")
-
-
-@dataclass(frozen=True)
-class TraceRequests:
-    """Run several traces in one process, one after another.
-
-    Attributes:
-        requests: requests whose plans make libraries patch the model's classes in the same way, since patches persist.
-    """
-
-    requests: tuple[TraceRequest, ...]
-
-
-@dataclass(frozen=True)
-class TraceReplies:
-    """The replies to :class:`TraceRequests`, in the order of the requests, up to the first failure.
-
-    Attributes:
-        failure: the failure of the next request, after which no more were run; None if all were traced.
-    """
-
-    replies: tuple[TraceReply, ...]
-    failure: Failure | None = None

@@ -86,12 +86,13 @@ class Need:
     Attributes:
         source: source of the figures.
         bytes: the need; of a run that ran out of memory, what it held and then asked for.
-        least_bytes, most_bytes: bounds of it, by the stated error; equal to ``bytes`` if it was measured.
+        least_bytes, most_bytes: bounds of it, by the stated error; equal to ``bytes`` if it was measured. The upper one
+            also has ``varied_bytes``, and on a CPU what a process holds outside tensors.
         rows, tokens: of the largest micro-batch; one row of all tokens where rows are laid end to end.
         phase: the phase of the run that was the largest, or in which memory ran out; empty where it is not known.
         memory: the parts of a traced need; None if it was measured.
         tokens_per_second: dataset tokens per second; None where it is not known.
-        varied_bytes: bytes that the caching allocator may reserve beyond ``most_bytes`` after micro-batches of many
+        varied_bytes: bytes of ``most_bytes`` that the caching allocator may reserve after micro-batches of many
             lengths; without room for it, it frees cached blocks, which takes time. None if it was not traced.
     """
 

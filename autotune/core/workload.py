@@ -129,6 +129,7 @@ class ModelProfile:
         cache: its key-value cache, as if every layer attended to all tokens; None if the configuration lacks it.
         attention_heads: heads of queries in a layer; None if the configuration lacks it.
         grouped_heads: whether several of these share a head of keys and values.
+        quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
     """
 
     name: str
@@ -147,6 +148,7 @@ class ModelProfile:
     cache: KeyValueCache | None = None
     attention_heads: int | None = None
     grouped_heads: bool = False
+    quantizable: int = 0
 
 
 @dataclass(frozen=True)

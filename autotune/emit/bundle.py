@@ -11,10 +11,10 @@ from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.config import config_text
 from autotune.emit.document import json_text
+from autotune.emit.figures import measured
 from autotune.emit.files import remove, write_text
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
-from autotune.emit.measured import measured
 from autotune.emit.rows import remove_rows, write_rows
 from autotune.emit.script import script_text
 from autotune.emit.serving import SERVE, TRAIN, shell_script, training_gpus, visible
@@ -57,14 +57,14 @@ def write_bundle(result: Result, directory: Path) -> None:
     write_text(directory / RESULT, json_text(result))
 
 
-def write_planned_bundle(document: PlannedBundle, given: Handover, directory: Path) -> None:
+def write_planned_bundle(document: PlannedBundle, handover: Handover, directory: Path) -> None:
     """Write ``plan.json``, last, and the training that it is about with the files that this needs.
 
     Raises:
         InputError: the directory cannot be made or written, or the disk is full.
     """
     write_text(directory / UNFINISHED, json.dumps({"basis": Basis.PLANNED}) + "\n")
-    _write_training(given, directory)
+    _write_training(handover, directory)
     write_text(directory / PLAN, json_text(document))
     remove(directory / UNFINISHED)
 
@@ -86,18 +86,18 @@ def _remove_training(directory: Path) -> None:
     remove_rows(directory)
 
 
-def _write_training(given: Handover, directory: Path) -> None:
+def _write_training(handover: Handover, directory: Path) -> None:
     """Write the files that a training needs, and remove those that only an earlier one needed."""
-    plan = given.plan
-    rows = write_rows(given.workload, plan, directory)
-    own_launch = given.base.launch if given.base is not None else {}
+    plan = handover.plan
+    rows = write_rows(handover.workload, plan, directory)
+    own_launch = handover.base.launch if handover.base is not None else {}
     texts = {
-        SCRIPT: script_text(given, rows),
+        SCRIPT: script_text(handover, rows),
         **launch_files(plan, directory, own_launch),
-        **_server_scripts(given),
+        **_server_scripts(handover),
     }
     if find_trainer(plan.trainer).runs_by_command(plan):
-        texts[CONFIG] = config_text(given, rows, directory)
+        texts[CONFIG] = config_text(handover, rows, directory)
     if plan.peft:
         texts[PEFT_CONFIG] = json.dumps(dict(plan.peft), indent=2) + "\n"
     for name in _TRAINING:
@@ -107,9 +107,9 @@ def _write_training(given: Handover, directory: Path) -> None:
             remove(directory / name)
 
 
-def _server_scripts(given: Handover) -> dict[str, str]:
+def _server_scripts(handover: Handover) -> dict[str, str]:
     """Return the scripts of a vLLM server and of its training, by their names; none without a server."""
-    split, plan = given.server, given.plan
+    split, plan = handover.server, handover.plan
     if split is None:
         return {}
     start = f'python "$here/{SCRIPT}"'
@@ -117,7 +117,7 @@ def _server_scripts(given: Handover) -> dict[str, str]:
         start = f'trl {plan.trainer} --config "$here/{CONFIG}"'
     elif plan.in_group:
         start = f'accelerate launch --config_file "$here/{ACCELERATE}" "$here/{SCRIPT}"'
-    how = f"{given.basis.value.capitalize()} by autotune"
+    how = f"{handover.basis.value.capitalize()} by autotune"
     serve = (
         f"{how}: vLLM's server, which generates for {TRAIN}. Start it first, and end it when the training has ended."
     )

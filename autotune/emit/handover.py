@@ -1,8 +1,8 @@
-"""The content of a bundle: one training and its figures, measured or planned."""
+"""The content of a bundle: one training with its figures, measured or planned, and the sentences above its files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.core.bundle import Basis, ServerSplit
@@ -10,8 +10,10 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.workload import Workload
-
-_SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
+from autotune.emit.arguments import PEFT_CONFIG
+from autotune.emit.launch import ACCELERATE, DEEPSPEED
+from autotune.emit.rows import TrainingRows
+from autotune.trainers import find_trainer
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,80 @@ class Handover:
         return self.hardware.kind == "cuda" and not self.plan.in_group
 
 
-def software_text(environment: Mapping[str, str]) -> str:
-    """Return names and versions of the software that memory and speed depend on the most; empty if none is known."""
-    return ", ".join(f"{name} {environment[name]}" for name in _SOFTWARE if name in environment)
+def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
+    """Yield the provenance of a training: figures, machine, versions and validity, a sentence each.
+
+    After that comes what has to be known of the bundle's files.
+    """
+    plan, workload = handover.plan, handover.workload
+    yield from handover.figures
+    evaluation = workload.evaluation
+    if rows.evaluated is not None and evaluation is not None:
+        yield (
+            f"Training is evaluated on {evaluation.name} at the end of each epoch; eval_strategy and eval_steps change "
+            "when. The speed leaves that out."
+        )
+    if rows.cut:
+        yield (
+            f"The rows in {rows.place} are the dataset's, tokenised and cut to {plan.truncate_to} tokens, "
+            "because padding_free takes no max_length; they belong to this model's tokenizer."
+        )
+    trainer = find_trainer(plan.trainer)
+    if not trainer.has_command:
+        yield f"TRL has no command for {trainer.trainer_class}, so the bundle has only train.py."
+    for profile in workload.profiles:
+        if profile.dropped is not None:
+            yield (
+                f"{rows.place} has the rows of {profile.name} as they are, without {profile.dropped.rows} of "
+                f"{profile.lengths.rows + profile.dropped.rows}: those with prompts over "
+                f"{profile.dropped.longest_kept:,} tokens, which the trainer would not cut."
+            )
+    yield from _of_completions(handover)
+    yield from _of_launch(handover)
+    if plan.peft:
+        yield f"The adapter is in {PEFT_CONFIG}, for which TRL's command line has no key: so there is no config.yaml."
+    elif trainer.has_command and not trainer.runs_by_command(plan):
+        yield (
+            f"`trl {trainer.name}` reads its configuration in one process, before it starts the others, and refuses "
+            "this one: the completions of one process alone are no whole groups (num_generations). So there is no "
+            "config.yaml."
+        )
+    for model in (workload.model, workload.teacher):
+        if model is not None and model.has_weights is False:
+            yield f"{model.name} holds no weights; put them there, or name a model that has them."
+
+
+def _of_launch(handover: Handover) -> Iterator[str]:
+    plan = handover.plan
+    if plan.in_group:
+        count = plan.launch.processes
+        processes = "1 process" if count == 1 else f"{count} processes"
+        moved = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
+        yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{moved}"
+    if handover.hardware.kind == "cpu" and plan.args.get("fsdp"):
+        does = (
+            "refuses the groups of processes there"
+            if plan.parallelism
+            else f"trains with DDP there, which needs more memory than was {handover.basis.value}"
+        )
+        yield f"On a CPU, accelerate has no FSDP: trl {does}."
+
+
+def _of_completions(handover: Handover) -> Iterator[str]:
+    rollouts, completions, basis = handover.workload.rollouts, handover.plan.completions, handover.basis.value
+    if completions is None:
+        return
+    kind = "as asked for" if rollouts.mean_tokens is not None else "half of the maximum, the default"
+    if rollouts.column is not None:
+        kind = f"as in the column {rollouts.column}"
+    speed = f"Speed was {basis} with completions of {completions.mean:,.0f} tokens on average ({kind}), memory"
+    yield f"{speed if handover.timed else f'Memory was {basis}'} with completions as long as possible."
+    rewards = ", ".join(handover.plan.rewards)
+    if rewards and rollouts.rewards:
+        # TRL's own have no module in their names.
+        start = "; start training where Python finds its module" if "." in rewards else ""
+        yield f"They are rewarded by {rewards}{start}."
+    elif rewards:
+        yield (
+            f"No reward function was named. {rewards}, which checks only length, stands in; replace it in reward_funcs."
+        )

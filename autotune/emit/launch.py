@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.plan import TrainingPlan
-from autotune.emit.yaml_text import yaml_text
+from autotune.core.yaml_text import yaml_text
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
@@ -16,14 +16,14 @@ PARALLELISM = "parallelism_config_"
 
 PRECISION = "mixed_precision"
 """The precision key of ``accelerate launch``; the trainer's arguments set the precision."""
-AS_TOLD = "no"
+FROM_TRAINER_ARGUMENTS = "no"
 """Its value that leaves it to them."""
 # TRL's own file for a single process (`trl/accelerate_configs`), whose precision is bf16: its name is the same on every
 # machine. Where no file is named, `accelerate launch` takes the engine, the precision and the GPUs of the one that
 # `accelerate config` left in the user's home (accelerate 1.15, `_validate_launch_command`).
-_ALONE: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: AS_TOLD}
+_SINGLE_PROCESS_KEYS: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: FROM_TRAINER_ARGUMENTS}
 _NOTHING: Mapping[str, object] = {}
-_DECIDED = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
+_KEYS_SET_BY_AUTOTUNE = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
 # A plan has them in the trainer's arguments, or in DeepSpeed's document.
 _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
 # The trainer's arguments set it. Where they have float32, transformers takes accelerate's (`TrainingArguments`), and
@@ -40,33 +40,37 @@ def launch_keys(plan: TrainingPlan, directory: Path) -> dict[str, object]:
     Args:
         directory: directory of the files of :func:`launch_files`.
     """
-    return {"accelerate_config": str(directory.absolute() / ACCELERATE)} if plan.in_group else dict(_ALONE)
+    return (
+        {"accelerate_config": str(directory.absolute() / ACCELERATE)} if plan.in_group else dict(_SINGLE_PROCESS_KEYS)
+    )
 
 
-def launch_files(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, str]:
+def launch_files(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _NOTHING) -> dict[str, str]:
     """Return the texts of the files that a plan needs in the bundle's directory, by their names.
 
     Args:
-        own: the user's document for ``accelerate launch``; empty without one.
+        user_document: the user's document for ``accelerate launch``; empty without one.
     """
     # Without a file, `accelerate launch` starts a single process.
-    if not plan.in_group and not own:
+    if not plan.in_group and not user_document:
         return {}
-    document = accelerate_document(plan, directory, own)
+    document = accelerate_document(plan, directory, user_document)
     files = {ACCELERATE: yaml_text(document)}
     if plan.args.get("deepspeed"):
         files[DEEPSPEED] = json.dumps(plan.args["deepspeed"], indent=2) + "\n"
     return files
 
 
-def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, object] = _NOTHING) -> dict[str, object]:
+def accelerate_document(
+    plan: TrainingPlan, directory: Path, user_document: Mapping[str, object] = _NOTHING
+) -> dict[str, object]:
     """Return the document for ``accelerate launch --config_file``; the user's own keys stay unless an engine sets them.
 
     FSDP is in the trainer's own arguments, and DeepSpeed here: on a CPU, transformers otherwise fills in DeepSpeed's
     document before the group exists. MULTI_CPU would start a single process (accelerate 1.15, ``commands/launch.py``).
     """
     deepspeed = plan.args.get("deepspeed")
-    engine = {"deepspeed_config": _deepspeed_config(plan, directory, own)} if deepspeed else {}
+    engine = {"deepspeed_config": _deepspeed_config(plan, directory, user_document)} if deepspeed else {}
     # By the words of `accelerate launch`, which hands them on in the environment.
     sizes = {f"{PARALLELISM}{name}": value for name, value in plan.parallelism.items()}
     defaults = {
@@ -82,18 +86,18 @@ def accelerate_document(plan: TrainingPlan, directory: Path, own: Mapping[str, o
         "same_network": True,
         "use_cpu": False,
     }
-    decided = {name: value for name, value in defaults.items() if name in _DECIDED}
-    kept = {name: value for name, value in own.items() if name not in _OF_ENGINES | _PRECISION}
+    decided = {name: value for name, value in defaults.items() if name in _KEYS_SET_BY_AUTOTUNE}
+    kept = {name: value for name, value in user_document.items() if name not in _OF_ENGINES | _PRECISION}
     return {**defaults, **kept, **decided}
 
 
-def _deepspeed_config(plan: TrainingPlan, directory: Path, own: Mapping[str, object]) -> dict[str, object]:
+def _deepspeed_config(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object]) -> dict[str, object]:
     document = plan.args["deepspeed"]
     assert isinstance(document, Mapping)
     zero = document.get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, Mapping) else None
     # With stage 3, each process then loads its share of the weights only, as a probe does.
-    given = own.get("deepspeed_config")
+    given = user_document.get("deepspeed_config")
     kept = {name: value for name, value in given.items() if name in _LAUNCHERS} if isinstance(given, Mapping) else {}
     file = str(directory.absolute() / DEEPSPEED)
     # Without it, accelerate takes pdsh, which trains on each machine alone where there is no file of hosts

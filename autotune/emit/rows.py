@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
+from autotune.core.yaml_text import yaml_text
 from autotune.emit.files import remove, write_text, written
-from autotune.emit.yaml_text import yaml_text
 from autotune.trainers import Trainer, find_trainer
 
 if TYPE_CHECKING:

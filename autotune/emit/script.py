@@ -7,27 +7,31 @@ from importlib.resources import files
 from autotune.core.bundle import Basis
 from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.comment import filled, one_line
-from autotune.emit.handover import Handover
+from autotune.emit.handover import Handover, provenance
 from autotune.emit.launch import ACCELERATE
-from autotune.emit.provenance import provenance
 from autotune.emit.rows import ROWS, TrainingRows
 from autotune.emit.serving import training_gpus, visible
 from autotune.trainers import find_trainer
 
 _TEMPLATE = "train.py.jinja"
+IGNORED_BUFFERS = "ignore_bias_buffers"
+"""Argument of TRL's scripts, not all of which heed it."""
 
 
-def script_text(given: Handover, rows: TrainingRows) -> str:
+def script_text(handover: Handover, rows: TrainingRows) -> str:
     """Return the script."""
     # Templates are loaded only where a bundle is written.
     from jinja2 import Environment, StrictUndefined
 
-    plan, base, env = given.plan, given.base, given.plan.env
-    arguments = training_arguments(plan, given.workload, rows)
+    plan, base, env = handover.plan, handover.base, handover.plan.env
+    trainer, ignores_bias_buffers = find_trainer(plan.trainer), False
+    arguments = training_arguments(plan, handover.workload, rows)
     if base is not None and base.text:
         # What TRL's command reads from the user's own file; its rows are loaded as the script does.
         own = {**base.further, **base.args}
         kept = {name: value for name, value in own.items() if name not in ROWS}
+        # No class that the script parses has to have it: the script does what TRL's does with it.
+        ignores_bias_buffers = bool(kept.pop(IGNORED_BUFFERS, False)) and trainer.ignores_bias_buffers
         arguments = {**kept, "model_name_or_path": arguments["model_name_or_path"], **rows.arguments()}
         env = base.env
     expressions = {name: repr(value) for name, value in arguments.items()}
@@ -36,7 +40,7 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
         expressions |= {
             name: expressions[name].replace(repr(rows.place), here) for name in rows.arguments() if name in expressions
         }
-    trainer, evaluates = find_trainer(plan.trainer), rows.evaluated is not None
+    evaluates = rows.evaluated is not None
     rows_class = "ScriptArguments" if evaluates else "DatasetMixtureConfig"
     of_trainer = (trainer.config_class, trainer.trainer_class) if trainer.module == "trl" else ()
     environment = Environment(
@@ -45,20 +49,21 @@ def script_text(given: Handover, rows: TrainingRows) -> str:
     environment.filters["literal"] = repr
     template = environment.from_string((files(__package__) / _TEMPLATE).read_text(encoding="utf-8"))
     return template.render(
-        given=given,
+        handover=handover,
         plan=plan,
         trainer=trainer,
         evaluates=evaluates,
+        ignores_bias_buffers=ignores_bias_buffers,
         env=env,
-        changes_environment=env or given.on_one_gpu or given.hardware.environment,
+        changes_environment=env or handover.on_one_gpu or handover.hardware.environment,
         expressions=expressions,
         rows_class=rows_class,
         classes=sorted(("ModelConfig", "TrlParser", rows_class, *of_trainer)),
-        word="planned" if given.basis is Basis.PLANNED else "recommended",
-        is_planned=given.basis is Basis.PLANNED,
+        word="planned" if handover.basis is Basis.PLANNED else "recommended",
+        is_planned=handover.basis is Basis.PLANNED,
         start=f"accelerate launch --config_file {ACCELERATE}" if plan.in_group else "python",
         command=f"`trl {trainer.name}`" if trainer.has_command else trainer.config_class,
-        provenance="\n".join(_docstring_lines(sentence) for sentence in provenance(given, rows)),
+        provenance="\n".join(_docstring_lines(sentence) for sentence in provenance(handover, rows)),
         peft_file=PEFT_CONFIG,
         visible=visible,
         training_gpus=training_gpus,

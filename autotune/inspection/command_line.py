@@ -13,8 +13,10 @@ from autotune.errors import InputError
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
-# TRL's parser, which reads a file as well, and the parser of transformers that it extends.
-_PARSERS = ("TrlParser", "HfArgumentParser")
+TRL_PARSER = "TrlParser"
+"""TRL's parser, which reads a file as well."""
+# That, and the parser of transformers that it extends.
+_PARSERS = (TRL_PARSER, "HfArgumentParser")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--|-\D")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -54,28 +56,39 @@ class Command:
     launch: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     script: str | None = None
-    parser: str = _PARSERS[0]
+    parser: str = TRL_PARSER
     launcher: str = ""
 
     @property
     def config(self) -> Path | None:
         """The file that ``--config`` names."""
-        for word, following in pairwise((*self.words, "")):
-            if word == CONFIG and following:
-                return Path(following)
-            if word.startswith(f"{CONFIG}="):
-                return Path(word.partition("=")[2])
-        return None
+        named, _ = split_config(self.words)
+        return Path(named) if named is not None else None
+
+
+def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the file that the first ``--config`` of words names, and the words without both."""
+    for index, word in enumerate(words):
+        if word == CONFIG and words[index + 1 : index + 2]:
+            return words[index + 1], [*words[:index], *words[index + 2 :]]
+        if word.startswith(f"{CONFIG}="):
+            return word.partition("=")[2], [*words[:index], *words[index + 1 :]]
+    return None, list(words)
 
 
 def options_of(words: Sequence[str]) -> dict[str, object]:
-    """Return the options among the words of a launcher with their values; True for a switch."""
-    found: dict[str, object] = {}
-    for word, following in pairwise((*words, "--")):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.replace("-", "_")] = value if equals else True if _OPTION.match(following) else following
-    return found
+    """Return the options among words with their values: True for a switch, a list where an option has several."""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in words:
+        if _OPTION.match(word):
+            name, equals, value = word.partition("=")
+            values = []
+            if word.startswith("--"):
+                found[name[2:].replace("-", "_")] = [value] if equals else values
+        else:
+            values.append(word)
+    return {name: several if several[1:] else next(iter(several), True) for name, several in found.items()}
 
 
 def read_command_line(words: Sequence[str]) -> Command:
@@ -84,9 +97,19 @@ def read_command_line(words: Sequence[str]) -> Command:
     Raises:
         InputError: it starts no training that is known.
     """
-    start = next((index for index, word in enumerate(words) if _launches(word)), None)
-    if start is None:
-        raise InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    refused = InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    # The name of a program may also be the value of an option of what starts it, as in `uv run --with trl trl dpo`.
+    errors = []
+    for start in (index for index, word in enumerate(words) if _launches(word)):
+        try:
+            return _from(words, start)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0] if errors else refused
+
+
+def _from(words: Sequence[str], start: int) -> Command:
+    """Return the command whose program is the word at a place."""
     assigned = (word.partition("=") for word in words[:start] if _ASSIGNMENT.fullmatch(word))
     env = {name: value for name, _, value in assigned}
     name, rest = PurePath(words[start]).name, tuple(words[start + 1 :])
@@ -125,6 +148,8 @@ def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Co
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
     script, launch, own = words[place], tuple(words[:place]), tuple(words[place + 1 :])
     launcher = program if program in _LAUNCHERS else _module(launch)
+    if launcher != program and launcher:
+        launch = launch[launch.index("-m") + 2 :]
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
         return Command(PurePath(script).stem, own, launch, env, launcher=launcher)
     names = _names_in(Path(script))

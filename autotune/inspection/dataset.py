@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
-from autotune.inspection.paths import local_path
+from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -39,9 +39,12 @@ def dataset_source(text: str | Path) -> DatasetSource:
     path = local_path(text, "dataset", frozenset(BUILDERS))
     if path is None:
         return DatasetSource(name=text, path=text)
-    if path.is_dir():
-        _check_directory(path)
-        return DatasetSource(name=text, path=str(path))
+    try:
+        if path.is_dir():
+            _check_directory(path)
+            return DatasetSource(name=text, path=str(path))
+    except OSError as error:
+        raise unreadable("dataset", text, error) from error
     builder = BUILDERS.get(path.suffix.lower())
     if builder is None:
         raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
@@ -68,10 +71,8 @@ def evaluation_source(
     if name is None:
         raise InputError("There is no dataset to take --eval-split of.", hint="Give a DATASET, or --eval-dataset.")
     source = dataset_source(name)
-    if split is not None and not _SPLIT.fullmatch(split):
-        raise InputError(
-            f"{split!r} is not the name of a split.", hint="`trl` takes whole splits only, such as test or validation."
-        )
+    if split is not None:
+        check_split(split)
     if source.data_files is None:
         split = split or "test"
         found = replace(source, split=split, name=f"{source.name} ({split})")
@@ -88,6 +89,20 @@ def evaluation_source(
             hint="Give other rows, or another split, such as --eval-split test.",
         )
     return found
+
+
+def check_split(split: str) -> None:
+    """Check the name of a split, which ``trl`` looks up among those of a whole dataset.
+
+    Raises:
+        InputError: it is none, such as ``train[:1000]``.
+    """
+    if not _SPLIT.fullmatch(split):
+        raise InputError(
+            f"{split!r} is not the name of a split.",
+            hint="`trl` takes whole splits only, such as test or validation; an entry of datasets takes a part, such as"
+            " split: train[:1000].",
+        )
 
 
 def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
@@ -39,10 +40,10 @@ def find_gpu(word: str) -> Gpu:
     gpu = names.get(_plain(word))
     if gpu is not None:
         return gpu
-    size = word.strip()
     # A number alone is no size of a GPU: it is a part of a name, such as 4090, more often than bytes.
-    if size[:1].isdigit() and size[-1:].isalpha():
-        return Gpu(size, parse_size(size), "given", "", UNMEASURED_CONTEXT_BYTES)
+    if word.strip()[-1:].isalpha():
+        with suppress(InputError):
+            return Gpu(word.strip(), parse_size(word), "given", "", UNMEASURED_CONTEXT_BYTES)
     close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
     known = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
     raise InputError(f"{word!r} is not a known GPU.", hint=f"{known} A size such as 24GiB works too.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from autotune.inspection.yaml_text import written
+from autotune.core.yaml_text import yaml_line
 
 SHARED = ("model", "script", "transformers", "any")
 """Sections of the table that hold for every trainer, in addition to its own."""
@@ -59,7 +59,7 @@ class Legacy:
 
     def sentence(self) -> str:
         """Return in words what has become of it and what to do, such as ``a went in TRL 0.20.0: write b: 1.``."""
-        what = f"{self.key}: {written(self.value)}" if self.of_value else self.key
+        what = f"{self.key}: {yaml_line(self.value)}" if self.of_value else self.key
         return f"{self._became(what)}{self._advice()}{f' {self.note}' if self.note else ''}"
 
     def _became(self, what: str) -> str:
@@ -73,9 +73,9 @@ class Legacy:
 
     def _advice(self) -> str:
         if self.same:
-            return f": take it out, since {written(self.value)} is what happens without it."
+            return f": take it out, since {yaml_line(self.value)} is what happens without it."
         if self.write:
-            return f": write {', '.join(f'{key}: {written(value)}' for key, value in self.write.items())}."
+            return f": write {', '.join(f'{key}: {yaml_line(value)}' for key, value in self.write.items())}."
         if self.by_hand:
             return "."
         return ": take it out." if self.accepted or self.never else " and nothing replaces it: take it out."

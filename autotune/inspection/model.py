@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.core.json_text import read_json
 from autotune.core.workload import Init, ModelSource
 from autotune.errors import InputError
-from autotune.inspection.paths import local_path
+from autotune.inspection.paths import local_path, unreadable
 
 CONFIG_FILE = "config.json"
 # What transformers' tokenizers are saved as: the fast ones, their configuration, SentencePiece, BPE and WordPiece
@@ -43,6 +43,13 @@ def model_source(text: str | Path, init: Init, *, tokenizes: bool = True) -> Mod
     path = local_path(text, "model", _FILE_SUFFIXES)
     if path is None:
         return ModelSource(name=text, init=init)
+    try:
+        return _local(path, init, tokenizes=tokenizes)
+    except OSError as error:
+        raise unreadable("model", text, error) from error
+
+
+def _local(path: Path, init: Init, *, tokenizes: bool) -> ModelSource:
     if not tokenizes and path.is_file() and path.name != CONFIG_FILE:
         _check_config(path)
         return ModelSource(name=str(path), init=init, tokenizer=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -26,19 +27,18 @@ def user_path(text: str | Path) -> Path:
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether something is there; not for a text that is too long for a name, or that may not be looked at."""
-    try:
-        return bool(str(path)) and _is_there(Path(path))
-    except OSError:
-        return False
+    """Return whether something is there; False where that cannot be told, as for a name that is too long."""
+    return os.path.exists(path)  # noqa: PTH110 (Path.exists raises there)
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a file is there; not for a text that is too long for a name, or that may not be looked at."""
-    try:
-        return Path(path).is_file()
-    except OSError:
-        return False
+    """Return whether a file is there; False where that cannot be told, as for a name that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises there)
+
+
+def unreadable(kind: str, text: str, error: OSError) -> InputError:
+    """Return the error that what ``text`` names cannot be looked at."""
+    return InputError(f"The {kind} {text!r} cannot be looked at: {error.strerror}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
@@ -71,7 +71,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
         if text.startswith(_PATH_STARTS) or text.count("/") > 1 or Path(text).suffix.lower() in suffixes:
             raise InputError(f"The {kind} {text!r} does not exist.", hint=_nearest(path))
     except OSError as error:
-        raise InputError(f"The {kind} {text!r} cannot be looked at: {error.strerror}.") from error
+        raise unreadable(kind, text, error) from error
     except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
         raise InputError(f"The {kind} {text!r} is in nobody's home: {error}") from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):

@@ -67,7 +67,7 @@ def parsed(text: str, path: Path) -> YamlFile:
     if root is None or not isinstance(values, dict):
         what = "is empty" if values is None else f"holds a {_kind(root)}"
         raise InputError(
-            f"{place(path)} {what}; a TRL configuration is a YAML mapping.", hint="Write lines of the form key: value."
+            f"{place(path)} {what}; a configuration is a YAML mapping.", hint="Write lines of the form key: value."
         )
     _check_words(root, path)
     return YamlFile(path, text, values, root)

@@ -8,9 +8,10 @@ from collections.abc import Collection, Iterator
 import yaml
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
+from autotune.core.yaml_text import yaml_line
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed
-from autotune.inspection.yaml_text import Change, written
+from autotune.inspection.yaml_text import Change
 from autotune.inspection.yaml_tree import Node
 
 # An anchor has to stay, since aliases name it; a tag would not fit the new value.
@@ -67,7 +68,7 @@ def _replaced(text: str, node: Node, value: str) -> Change:
     properties = _PROPERTIES.match(before)
     kept = "".join(_ANCHOR.findall(properties[0])) if properties is not None else ""
     # What stood on several lines does, so that every line keeps its number.
-    return Change(node.start, node.end, kept + written(value) + "".join(_LINE_END.findall(before)))
+    return Change(node.start, node.end, kept + yaml_line(value) + "".join(_LINE_END.findall(before)))
 
 
 def _comments(text: str, start: int, end: int, known: Collection[str]) -> Iterator[Change]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import yaml
-
+from autotune.core.yaml_text import yaml_line
 from autotune.inspection.yaml_tree import Node
 
 Entry = tuple[Node, Node]
@@ -16,8 +14,6 @@ Entry = tuple[Node, Node]
 _COMMENT = re.compile(r"#[^\r\n]*")
 _HEADER_COMMENT = re.compile(r"[^\r\n]*?[ \t](#[^\r\n]*)")
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_NOT_PLAIN = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
-_NO_WRAPPING = 1 << 30
 
 
 class CannotEditError(Exception):
@@ -59,7 +55,7 @@ class BlockText:
         lines = _lines(write)
         between = self.text[key.start : value.start]
         if not comments and next(iter(write)) == key.key and value.start < end and not _LINE_END.search(between):
-            lines[0] = between + written(write[str(key.key)])
+            lines[0] = between + yaml_line(write[str(key.key)])
         joined = f"{self._newline(key.start)}{indent}".join(lines)
         return Change(key.start, end, "".join(comments) + joined)
 
@@ -164,29 +160,8 @@ class FlowText:
         return Change(start, end, new)
 
 
-def written(value: object) -> str:
-    """Return a value in one line of YAML that PyYAML's safe loader reads back, inside and outside of brackets."""
-    text = yaml.dump(
-        [value], Dumper=_Dumper, default_flow_style=True, width=_NO_WRAPPING, allow_unicode=True, sort_keys=False
-    )
-    return text.strip()[1:-1]
-
-
-class _Dumper(yaml.SafeDumper):
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text_node(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    # Quoted otherwise, a line end is written as one.
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if _NOT_PLAIN.search(value) else None)
-
-
-_Dumper.add_representer(str, _text_node)
-
-
 def _lines(write: Mapping[str, object]) -> list[str]:
-    return [f"{written(key)}: {written(value)}" for key, value in write.items()]
+    return [f"{yaml_line(key)}: {yaml_line(value)}" for key, value in write.items()]
 
 
 def _comments(text: str, entry: Entry, start: int, end: int) -> list[str]:

@@ -1,1 +1,1 @@
-"""Estimates every candidate from a few traces: extrapolates to any depth and shape, and adds effects of techniques."""
+"""Estimates training plans from traces at their own micro-batch sizes; only depth is extrapolated."""

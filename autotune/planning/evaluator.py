@@ -1,4 +1,4 @@
-"""Traces candidates at the sizes of their own micro-batches, with the memory that vLLM holds meanwhile."""
+"""Traces candidates at the sizes of their own micro-batches: their estimates, and their memory through one step."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from dataclasses import replace
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, Origin, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
 from autotune.core.gpu import Gpu
-from autotune.core.memory_timeline import MemoryTimeline
+from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
+from autotune.planning.extrapolation.forecast import Stretch
+from autotune.planning.extrapolation.series import Levels
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
-from autotune.planning.timelines import memory_timeline
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of, held, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
+from autotune.trainers.prompts import GENERATION
 
 _SETTLED = 4
 """Most candidates that are traced at full depth: each takes seconds."""
@@ -73,13 +75,13 @@ class Evaluator:
             return False
         return estimate.may_fit or candidate == self.problem.baseline
 
-    def of(self, problem: TrainerProblem) -> Evaluator:
+    def for_problem(self, problem: TrainerProblem) -> Evaluator:
         """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
         found = Evaluator(problem, self.device, self.budget_bytes, self.traces)
         found.run([*self._known])
         return found
 
-    def elsewhere(self, candidate: Candidate, setting: Setting) -> Estimate:
+    def estimate_in_setting(self, candidate: Candidate, setting: Setting) -> Estimate:
         """Return the estimate of a candidate with the rows of another setting."""
         if setting is self.problem.setting:
             return self.run([candidate])[0]
@@ -107,6 +109,12 @@ class Evaluator:
         """The reason why each candidate that failed could not be traced."""
         found = {candidate: self._plans[name] for candidate, name in self._known.items()}
         return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
+
+    @property
+    def why_unknown(self) -> str:
+        """Why nothing is known of any candidate: the baseline's reason, or else that of another one."""
+        found = (self.estimate(self.problem.baseline), *self.ranked())
+        return next((each.reason for each in found if each.reason), "nothing could be predicted")
 
     def _traced_plans(self) -> list[TracedPlan]:
         return [each for each in self._plans.values() if isinstance(each, TracedPlan)]
@@ -147,17 +155,17 @@ class Evaluator:
         traced = self._plans.get(self._known.get(candidate, ""))
         return traced if isinstance(traced, TracedPlan) else None
 
-    def settle(self) -> None:
+    def confirm_best_at_full_depth(self) -> None:
         """Trace the best candidate at full depth, and the next one where it does not fit by that."""
         for _ in range(_SETTLED):
             best = next(iter(self.ranked()), None)
             if best is None or not best.fits:
                 return
-            self.whole(best.candidate)
+            self.trace_full_depth(best.candidate)
             if self.estimate(best.candidate).fits:
                 return
 
-    def whole(self, candidate: Candidate) -> None:
+    def trace_full_depth(self, candidate: Candidate) -> None:
         """Trace a candidate at full depth, with micro-batches of varied lengths; its later estimates follow from it."""
         traced = self.traced_plan(candidate)
         if traced is not None:
@@ -195,3 +203,60 @@ def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:
     changed = [{}, *({knob: choice} for knob, choices in knobs.items() for choice in choices)]
     plans = (problem.trainer.plan(problem.baseline.but(**changes), problem.setting) for changes in changed)
     return tuple(dict.fromkeys(plan.allocator for plan in plans))
+
+
+def memory_timeline(
+    courses: Mapping[Stretch, Sequence[Levels]],
+    training: MemoryEstimate,
+    memory: MemoryEstimate,
+    *,
+    micro_batches: int,
+    followed: bool,
+    vllm: tuple[int, int] = (0, 0),
+) -> MemoryTimeline | None:
+    """Return the timeline of a step, thinned; None if there is no moment.
+
+    Args:
+        courses: bytes of tensors at the moments of each stretch, in the order of the step.
+        training: the estimate that the same figures gave, without vLLM.
+        memory: the same with vLLM.
+        followed: see :class:`MemoryTimeline`.
+        vllm: bytes that vLLM holds while completions are generated, and all the other time.
+    """
+    moments: list[Levels] = []
+    marks: list[Mark] = []
+    at_peak = {name: size for name, size in training.breakdown.items() if name not in BESIDE_TENSORS}
+    peaks: list[int] = []
+    for (part, backward), course in courses.items():
+        if course:
+            marks.append(Mark(part, backward, len(moments)))
+        held = vllm[0] if part.phase == GENERATION else vllm[1]
+        for levels in course:
+            if levels == at_peak:
+                peaks.append(len(moments))
+            tensors = _at_most(levels, sum(at_peak.values()))
+            moments.append({**tensors, VLLM: held} if held else tensors)
+    if not moments:
+        return None
+    names = list(dict.fromkeys(name for levels in moments for name in levels))
+    totals = [sum(levels.values()) for levels in moments]
+    highest = totals.index(max(totals))
+    return MemoryTimeline(
+        marks=tuple(marks),
+        levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
+        # Of moments that hold equally much, the one that the breakdown is of.
+        peak=next((place for place in peaks if totals[place] == totals[highest]), highest),
+        breakdown=memory.breakdown,
+        error=memory.error,
+        followed=followed,
+        micro_batches=micro_batches,
+    ).thinned()
+
+
+def _at_most(levels: Levels, most: int) -> Levels:
+    """Return the bytes of a moment without the few that rounding by category adds to those of the peak."""
+    excess = sum(levels.values()) - most
+    if excess <= 0:
+        return levels
+    largest = max(levels, key=levels.__getitem__)
+    return {**levels, largest: levels[largest] - excess}

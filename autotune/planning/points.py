@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import lcm
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.gpu import Gpu
@@ -14,7 +15,6 @@ from autotune.core.setting import Setting
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
-from autotune.planning.extrapolation.depth import traced_depths
 from autotune.planning.extrapolation.fit import Fit
 from autotune.techniques.traits import between_layers, impact_in
 from autotune.trainers import find_trainer
@@ -22,6 +22,10 @@ from autotune.trainers.recompiled import compiled_again
 
 Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
+# The first and the last layer run with different tensors held, so a trace needs both.
+_FEWEST = 2
+# Two at either end: see autotune.planning.extrapolation.series.LAYERS_AT_EDGES.
+_WITH_EDGES = 4
 # Steps of one micro-batch have more rows in it than steps of several; on so few, one trace serves both.
 _FEW_ROWS = 2
 
@@ -32,6 +36,28 @@ def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]
     if impact.needs_all_layers:
         return (len(layer_kinds),)
     return traced_depths(layer_kinds, impact.layer_period, edges=impact.gathers_ahead)
+
+
+def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) -> tuple[int, ...]:
+    """Return the one or two depths from which the full depth can be extrapolated.
+
+    Both end with the same kind of layer as the whole model. The deeper one has one more period of the layers' pattern.
+    If that is no less than the whole model, only the whole model is traced.
+
+    Example: 32 equal layers give ``(2, 3)``; 32 layers of two alternating kinds give ``(2, 4)``.
+
+    Args:
+        kinds: the kind of each layer, in order.
+        every: a period that a technique adds, such as checkpointing every second layer.
+        edges: whether the first and the last periods are unlike those between, so that there have to be more.
+    """
+    layers = len(kinds)
+    start, period = _repetition(kinds)
+    period = lcm(period, every)
+    first = start + (layers - start) % period
+    while first < max(_FEWEST, start + period * (_WITH_EDGES if edges else 1)):
+        first += period
+    return (layers,) if first + period >= layers else (first, first + period)
 
 
 def traced_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Mapping[Point, TrainingPlan]:
@@ -59,6 +85,19 @@ def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) 
     if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
         return []
     return [(layers, replace(shape, rows=min(shape.rows, _FEW_ROWS)))]
+
+
+def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
+    """Return the layer at which the pattern starts to repeat, and its period; the smallest sum of the two is taken."""
+    layers = len(kinds)
+    found = (
+        (start, period)
+        for total in range(1, layers + 1)
+        for period in range(1, total + 1)
+        for start in (total - period,)
+        if all(kinds[index] == kinds[index + period] for index in range(start, layers - period))
+    )
+    return next(found, (0, layers or 1))
 
 
 def trace_request(

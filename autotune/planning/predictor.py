@@ -1,8 +1,11 @@
-"""Predicts candidates from traced estimates, which every probe corrects."""
+"""Predicts candidates from traced estimates, and corrects the memory by what probes measured."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
 from typing import Protocol, TypeVar
 
 from autotune.core.candidate import Candidate
@@ -12,7 +15,6 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.planning.calibration import Correction, Pair, correction, factor, raised
 from autotune.units import format_bytes
 
 T = TypeVar("T")
@@ -20,6 +22,91 @@ T = TypeVar("T")
 # Error of traced tensor bytes, as a share, where only tensors count. Traces are within 1 % of PyTorch's CPU allocator
 # (tests/virtual/test_against_cpu.py), and extrapolations from small traces are within 1 % of full-size ones.
 _TENSOR_ERROR = 0.03
+
+FEWEST = 2
+"""Fewest probes from which a correction is computed: a single one may be off by chance."""
+
+ENOUGH = 5
+"""Fewest probes from which a smaller error than before is stated: the largest of a few misses says little about the
+next one."""
+
+SMALLEST_ERROR = 0.05
+"""The smallest error that is stated, as a share, however well the probes agree."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A predicted figure and its measured value, in the same unit; both are above 0."""
+
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A correction of estimates: a factor or an offset, and what everything is raised by after it.
+
+    Example: if probes measured 11 GiB where 10 GiB were predicted, and 22 GiB where 20 GiB were, the factor is 1.1.
+
+    Attributes:
+        error: share by which a corrected figure may be off, the raise apart.
+        probes: number of probes that factor or offset is derived from; 0 where there were too few.
+        raised: factor by which figures were raised since candidates ran out of memory; 1 where none did.
+    """
+
+    factor: float = 1.0
+    offset: float = 0.0
+    error: float = 0.0
+    probes: int = 0
+    raised: float = 1.0
+
+    def __call__(self, predicted: float) -> float:
+        """Return the corrected figure."""
+        return max(0.0, self.factor * predicted + self.offset) * self.raised
+
+    def error_after(self, error: float) -> float:
+        """Return the error of a figure that was off by up to ``error`` before the raise.
+
+        It grows by as much as the figure does, so that nothing is ruled out by the raise.
+        """
+        before = min(1.0, error)
+        return before + (1 - before) * (1 - 1 / self.raised)
+
+
+def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
+    """Return the median factor or the median difference, whichever leaves the smaller misses.
+
+    Medians are used because one probe that shared its device with another process must not move all estimates.
+
+    Args:
+        stated_error: share by which estimates may be off without a correction.
+    """
+    if len(pairs) < FEWEST:
+        return Correction(error=stated_error)
+    found = (
+        Correction(offset=median(pair.measured - pair.predicted for pair in pairs)),
+        Correction(factor=median(pair.measured / pair.predicted for pair in pairs)),
+    )
+    best = min(found, key=lambda item: (median(_misses(item, pairs)), max(_misses(item, pairs))))
+    floor = SMALLEST_ERROR if len(pairs) >= ENOUGH else max(SMALLEST_ERROR, stated_error)
+    return Correction(best.factor, best.offset, max(floor, *_misses(best, pairs)), len(pairs))
+
+
+def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float], limit: float) -> Correction:
+    """Return a correction that is scaled up until every candidate that ran out of memory is predicted above the limit,
+    but not so far that one that fitted is.
+
+    Args:
+        ran_out, fitted: predicted figures, not corrected.
+    """
+    wanted = max((limit / found(predicted) for predicted in ran_out if found(predicted)), default=1.0)
+    allowed = min((limit / found(predicted) for predicted in fitted if found(predicted)), default=inf)
+    return replace(found, raised=max(1.0, min(wanted, allowed)))
+
+
+def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:
+    """Return each probe's relative difference from its corrected prediction."""
+    return [abs(pair.measured / max(1.0, found(pair.predicted)) - 1) for pair in pairs]
 
 
 class Estimates(Runner, Protocol):
@@ -36,7 +123,8 @@ class Estimates(Runner, Protocol):
 class PlannedPredictor(Predictor):
     """Predicts memory and rate from traces.
 
-    Example: after two probes that both took 1.5 times the predicted time, all predicted rates are divided by 1.5.
+    Rates are those of the traces: what probes teach of them is learnt by choice, by the search
+    (:mod:`autotune.study.surrogate`), which a common factor would not change.
 
     A probe that ran out of memory shows that its candidate needs more than the limit, and raises all predictions until
     its own does; less where that would contradict a probe that fitted.
@@ -49,7 +137,7 @@ class PlannedPredictor(Predictor):
         least: returns the candidate that needs the least memory, traced at its own sizes, or None without estimates.
 
     Attributes:
-        memory, time: the current corrections.
+        memory: its current correction.
     """
 
     traces = True
@@ -65,7 +153,6 @@ class PlannedPredictor(Predictor):
         self._measured: dict[Candidate, Measurement] = {}
         self._predictions: dict[Candidate, Prediction | None] = {}
         self.memory = Correction()
-        self.time = Correction()
         self._raised = 0
 
     def predict(self, candidate: Candidate) -> Prediction | None:
@@ -98,21 +185,17 @@ class PlannedPredictor(Predictor):
 
     def notes(self) -> tuple[str, ...]:
         """Return the corrections, and why tracing ended early if it did, in sentences."""
-        words = []
+        memory, words = self.memory, []
+        if memory.offset:
+            words.append(f"corrected by {'+' if memory.offset > 0 else '-'}{format_bytes(abs(memory.offset))}")
+        elif memory.factor != 1.0:
+            words.append(f"corrected by x{memory.factor:.2f}")
+        since = ""
         if self._raised:
-            by = self.memory.factor * self.memory.raised
-            words.append(f"by x{by:.2f} in memory, since {self._raised} ran out of it,")
-        elif self.memory.offset:
-            words.append(
-                f"by {'+' if self.memory.offset > 0 else '-'}{format_bytes(abs(self.memory.offset))} in memory"
-            )
-        elif self.memory.factor != 1.0:
-            words.append(f"by x{self.memory.factor:.2f} in memory")
-        factor = f"x{self.time.factor:.2g}"
-        if factor != "x1":
-            words.append(f"by {factor} in time")
-        probes = max(self.memory.probes + self._raised, self.time.probes)
-        corrected = (f"Predictions were corrected {' and '.join(words)} after {probes} probes.",) if words else ()
+            words.append(f"raised by {100 * (memory.raised - 1):.3g} %")
+            since = f", since {_counted(self._raised, 'candidate')} ran out of memory"
+        probes = _counted(memory.probes + self._raised, "probe")
+        corrected = (f"Memory predictions were {' and '.join(words)}{since} ({probes}).",) if words else ()
         return (*corrected, f"Some predictions are not traced: {self._problem}") if self._problem else corrected
 
     def _tracing(self, trace: Callable[[], T]) -> T | None:
@@ -126,7 +209,7 @@ class PlannedPredictor(Predictor):
             self._correct()
 
     def _predict(self, estimate: Estimate) -> Prediction | None:
-        memory, rate = estimate.memory, _rate(estimate)
+        memory = estimate.memory
         if memory is None:
             return None
         on_cpu = self._device == "cpu"
@@ -146,14 +229,13 @@ class PlannedPredictor(Predictor):
         return Prediction(
             need_bytes=need_bytes,
             error=error,
-            tokens_per_second=rate / self.time.factor if rate else None,
+            # A rate of 0 counts as no prediction.
+            tokens_per_second=estimate.tokens_per_second or None,
             partly_measured=on_cpu,
         )
 
     def _correct(self) -> None:
         every = [(self._estimates.estimate(candidate), shown) for candidate, shown in self._measured.items()]
-        rates = [(_rate(estimate), shown.tokens_per_second) for estimate, shown in every]
-        self.time = factor([Pair(1 / expected, 1 / measured) for expected, measured in rates if expected and measured])
         traced = [(item.memory, shown) for item, shown in every if item.memory]
         found = Correction()
         if self._device != "cpu":
@@ -168,9 +250,8 @@ class PlannedPredictor(Predictor):
         self._predictions.clear()
 
 
-def _rate(estimate: Estimate) -> float | None:
-    """Return the predicted rate; one of 0 counts as no prediction."""
-    return estimate.tokens_per_second or None
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _need_bytes(memory: MemoryEstimate, shown: Measurement) -> int | None:

@@ -13,8 +13,7 @@ from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
 from autotune.core.traced import TraceRequest
 from autotune.planning.extrapolation.fit import Fit
-from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times
-from autotune.planning.extrapolation.memory import memory_estimate
+from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
@@ -87,7 +86,7 @@ class TracedPlan(Sized):
 
     def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
         """Return the bytes of tensors at each moment of a step, by stretch."""
-        at = {beside.phase: beside.size for beside in _beside(self.geometry, self.geometry.worst)}
+        at = {phase.phase: phase.size for phase in phases_at_own_size(self.geometry, self.geometry.worst)}
         own = _full(self.geometry)
         return {stretch: self.fits[at.get(stretch[0].phase, own)].course(stretch) for stretch in self.worst.stretches}
 
@@ -225,9 +224,9 @@ class PlanTracer:
         self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
     ) -> Forecast:
         found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
-        for beside in _beside(geometry, shape):
-            at_its_own = fits[beside.size].forecast(beside.micro_batches, plan.allocator)
-            found = found.taking(beside.phase, at_its_own, beside.per_step)
+        for phase in phases_at_own_size(geometry, shape):
+            at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
+            found = found.taking(phase.phase, at_its_own, phase.per_step)
         return found
 
     def _typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
@@ -252,11 +251,11 @@ def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
     if timed:
         typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
         every += [_timed(plan, geometry, each)[0] for each in typical]
-    return dict.fromkeys([*every, *(beside.size for beside in _beside(geometry, geometry.worst))])
+    return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
 
 
 @dataclass(frozen=True)
-class _Beside:
+class PhaseAtOwnSize:
     """A phase with sizes of its own: where it needs the most memory, and how often a step runs it."""
 
     phase: str
@@ -265,13 +264,13 @@ class _Beside:
     per_step: float
 
 
-def _beside(geometry: BatchGeometry, shape: Shape) -> Iterator[_Beside]:
+def phases_at_own_size(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseAtOwnSize]:
     """Yield the phases with sizes of their own beside the worst micro-batches, which are of a shape."""
     for apart in geometry.apart:
-        size = _full(geometry, apart.beside(shape))
-        yield _Beside(apart.phase, size, geometry.micro_batches, apart.per_step)
+        size = _full(geometry, apart.shape_for(shape))
+        yield PhaseAtOwnSize(apart.phase, size, geometry.micro_batches, apart.per_step)
     if geometry.evaluation is not None:
-        yield _Beside(EVALUATE, _full(geometry.evaluation), 1, 0.0)
+        yield PhaseAtOwnSize(EVALUATE, _full(geometry.evaluation), 1, 0.0)
 
 
 def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:

@@ -13,7 +13,10 @@ GPU that it is given, whatever it needs, so its own arithmetic says what it hold
   workspaces are not in the pool that is dropped.
 - ``trl/generation/vllm_generation.py``: ``LLM(...)`` gets no dtype, which makes weights and cache 16 bits wide
   (``vllm/config/model.py``, ``_resolve_auto_dtype``); it starts after the model has been loaded; with sleep mode, it
-  sleeps whenever it does not generate.
+  sleeps whenever it does not generate. If the trained model is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``:
+  the weights of linear modules are quantised as they are loaded, with their scales quantised in turn
+  (``vllm/model_executor/model_loader/bitsandbytes_loader.py``, ``quantize_4bit(compress_statistics=True)``). A server
+  is started without it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.memory_timeline import VLLM
+from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -37,6 +40,8 @@ BLOCK_TOKENS = 16
 """Tokens of a block of the cache (``CacheConfig.DEFAULT_BLOCK_SIZE``)."""
 TYPE_BYTES = 2
 """Bytes of a weight, and of an element of the cache."""
+QUANTISED_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+"""Bytes of a weight in 4 bits: each 64 of them have a scale of 8 bits, and each 256 scales one of 32 bits."""
 BESIDE_WEIGHTS_BYTES = 2 * GIB
 """Assumption: what vLLM holds in addition to weights and cache. Only its profiling run on a GPU can tell.
 
@@ -57,7 +62,7 @@ packed_tensor.py``); they are freed afterwards."""
 ASSUMPTIONS = (
     f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries: logs say 0.4 to 3 GiB",
     f"asleep, it still holds {format_bytes(ASLEEP_BYTES)}: logs say 0.3 to 1.4 GiB on one GPU",
-    "its weights and its cache are in 16 bits, those of a quantised model too",
+    "its weights and its cache are in 16 bits; of a model in 4 bits, the weights in its layers are in 4 bits here too",
     "its cache holds all tokens in all layers, those with a sliding window too",
     "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",
 )
@@ -74,6 +79,7 @@ class Engine:
         utilization: share of the GPU's memory that it takes.
         parallel: GPUs that share its weights and its cache.
         tokens: of the longest sequence, or None if the model has no limit.
+        in_4_bits: whether it quantises the weights of linear modules.
     """
 
     on_server: bool
@@ -81,6 +87,7 @@ class Engine:
     utilization: float
     parallel: int
     tokens: int | None
+    in_4_bits: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,12 +116,14 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         return None
     trainer = find_trainer(plan.trainer)
     assert isinstance(trainer, Prompted)
+    on_server = plan.args.get("vllm_mode") == SERVER
     return Engine(
-        on_server=plan.args.get("vllm_mode") == SERVER,
+        on_server=on_server,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
         parallel=number(plan, "vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
+        in_4_bits=bool(plan.model.get("load_in_4bit")) and not on_server,
     )
 
 
@@ -125,11 +134,6 @@ def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) ->
     if engine is None:
         return training
     return why_not(engine, model, total_bytes) or together(training, engine, model, total_bytes)
-
-
-def requested_bytes(total_bytes: int, utilization: float) -> int:
-    """Return what vLLM takes of a GPU, all included."""
-    return math.ceil(total_bytes * utilization)
 
 
 def cache_bytes(requested: int, weights_bytes: int, beside_bytes: int) -> int:
@@ -160,8 +164,10 @@ def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
 
 def reservation(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation:
     """Return what an engine takes of each GPU that has so much memory."""
-    requested = requested_bytes(total_bytes, engine.utilization)
-    weights = model.parameters * TYPE_BYTES // engine.parallel
+    requested = math.ceil(total_bytes * engine.utilization)
+    quantised = model.quantizable if engine.in_4_bits else 0
+    weights = (model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
+    weights = weights // engine.parallel
     cache, block = cache_bytes(requested, weights, BESIDE_WEIGHTS_BYTES), block_bytes(model, engine.parallel)
     held = None if block is None or engine.tokens is None else sequences_held(cache, block, engine.tokens)
     return Reservation(requested, cache, held)
@@ -184,7 +190,7 @@ def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, tota
             breakdown={**training.breakdown, **({VLLM: asleep} if asleep else {})},
         )
     at_rest = (training.generation_bytes or 0) - training.context_bytes
-    parts = {"training at rest": at_rest, VLLM: awake, "context": training.context_bytes}
+    parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
     return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
 
 

@@ -1,6 +1,6 @@
 """The parent's side of isolated processes: starts them, sends jobs, waits, kills and classifies. Imports no torch."""
 
-from autotune.probing.jobs import check_packing, measure_operators, measure_speeds, prepare, probe, trace, trace_all
+from autotune.probing.jobs import check_packing, measure_operators, measure_speeds, prepare, probe, trace
 from autotune.probing.server import JobServer
 
 __all__ = [
@@ -11,5 +11,4 @@ __all__ = [
     "prepare",
     "probe",
     "trace",
-    "trace_all",
 ]

@@ -25,11 +25,11 @@ _WAIT_SECONDS = 1.0
 # Variables by which torchrun, accelerate and DeepSpeed pass a process its rank in a group, and its engine
 # (torch/distributed/elastic/agent, accelerate 1.15 ``utils/launch.py``); and those of MPI and of what starts its
 # processes, by which accelerate takes a process on a CPU for one of a group (``state.py``).
-_OF_LAUNCHES = (
+_LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "CROSS_RANK",
     "CROSS_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
-_OF_LAUNCHES_BEGINNINGS = (
+_LAUNCHER_PREFIXES = (
     "ROLE_", "TORCHELASTIC_", "ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MEGATRON_LM_", "PMI_", "PMIX_", "OMPI_",
     "MV2_", "MPI_LOCAL",
 )  # fmt: skip
@@ -97,7 +97,7 @@ class Channel(ABC):
                 continue
             try:
                 received = os.read(self._events, 65536)
-            except ConnectionError:
+            except OSError:
                 received = b""
             if not received:
                 raise ChannelClosed
@@ -118,7 +118,7 @@ def environment_of(further: Mapping[str, str]) -> dict[str, str]:
     outside = {
         name: value
         for name, value in os.environ.items()
-        if name not in _OF_LAUNCHES and not name.startswith(_OF_LAUNCHES_BEGINNINGS)
+        if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
     return {**outside, **further, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -166,6 +166,8 @@ class Started(Channel):
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
+        # Their numbers may soon be those of other files.
+        self._commands = self._events = -1
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.close()

@@ -34,7 +34,7 @@ def classify(
     name = signal_name(ending.signal)
     if ending.timed_out:
         return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
-    if kills > 0 and (ending.signal == signal.SIGKILL or ending.server_died):
+    if kills > 0 and ending.killed:
         return Measurement(
             ProbeStatus.HOST_OUT_OF_MEMORY,
             "killed by the kernel, whose control group counts an out-of-memory kill (oom_kill) meanwhile",

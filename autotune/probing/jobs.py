@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,16 +25,16 @@ from autotune.core.protocol import (
     OperatorsRequest,
     PrepareReply,
     PrepareRequest,
-    ProbeReply,
     ProbeRequest,
     RanksReply,
     ReadCommandRequest,
     SpeedsRequest,
 )
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
-from autotune.core.traced import TraceReplies, TraceReply, TraceRequest, TraceRequests
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
+from autotune.probing.scratch import is_temporary
 from autotune.probing.server import JobExit, JobServer, received_reply
 from autotune.probing.worker import Worker
 from autotune.units import format_duration
@@ -54,14 +53,14 @@ def prepare(
         JobLostError: it took longer than it may.
         AutotuneError: the job failed in another way; the message names its log.
     """
-    ending = server.run(Job.PREPARE, request, folder, timeout_seconds)
+    ending, kills = _run(server, Job.PREPARE, request, folder, timeout_seconds)
     if ending.timed_out:
         raise JobLostError(
             f"Reading {request.model.name} and tokenising {request.dataset.name} was ended after "
             f"{format_duration(ending.wall_seconds)}.",
             hint="Give fewer rows with --dataset, or check that the chat template terminates.",
         )
-    return _expect(PrepareReply, ending, folder)
+    return _expect(PrepareReply, Job.PREPARE, ending, kills, folder)
 
 
 def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:
@@ -71,38 +70,20 @@ def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path)
         InputError: the model cannot be used.
         AutotuneError: the job failed in another way; the message names its log.
     """
-    return _expect(CheckPackingReply, server.run(Job.CHECK_PACKING, request, folder), folder)
+    return _ask(CheckPackingReply, server, Job.CHECK_PACKING, request, folder)
 
 
-def trace(server: JobServer, request: TraceRequest, folder: Path, timeout_seconds: float | None = None) -> TraceReply:
+def trace(
+    server: JobServer | Worker, request: TraceRequest, folder: Path, timeout_seconds: float | None = None
+) -> TraceReply:
     """Run training steps of a plan on the virtual accelerator, with no GPU.
 
     Raises:
-        InputError: the model cannot be used.
+        InputError: the model cannot be used, or the disk is full.
+        JobLostError: another try may succeed.
         AutotuneError: the step cannot be traced; the message names the operator or the combination.
     """
-    replies, failure = trace_all(server, (request,), folder, timeout_seconds)
-    if failure is not None:
-        raise failure
-    return replies[0]
-
-
-def trace_all(
-    server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
-) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
-    """Trace plans one after another in one process, which is faster than one process each, until one fails.
-
-    Returns:
-        The replies before the failure, and the failure if there is one: its message names the operator or the
-        combination.
-
-    Raises:
-        InputError: the model cannot be used.
-        AutotuneError: the process ended without a reply.
-    """
-    asked = TraceRequests(tuple(requests))
-    found = _expect(TraceReplies, server.run(Job.TRACE, asked, folder, timeout_seconds), folder)
-    return found.replies, _failed_with(found.failure, folder) if found.failure is not None else None
+    return _ask(TraceReply, server, Job.TRACE, request, folder, timeout_seconds)
 
 
 def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -> ReadCommand:
@@ -111,7 +92,7 @@ def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -
     Raises:
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(ReadCommand, server.run(Job.READ_COMMAND, request, folder), folder)
+    return _ask(ReadCommand, server, Job.READ_COMMAND, request, folder)
 
 
 def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
@@ -121,7 +102,7 @@ def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
         InputError: the model cannot be used.
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(Built, server.run(Job.BUILD, request, folder), folder)
+    return _ask(Built, server, Job.BUILD, request, folder)
 
 
 def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> GpuSpeeds:
@@ -130,7 +111,7 @@ def measure_speeds(server: JobServer, request: SpeedsRequest, folder: Path) -> G
     Raises:
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(GpuSpeeds, server.run(Job.MEASURE_SPEEDS, request, folder), folder)
+    return _ask(GpuSpeeds, server, Job.MEASURE_SPEEDS, request, folder)
 
 
 def measure_operators(
@@ -141,7 +122,7 @@ def measure_operators(
     Raises:
         AutotuneError: the job failed; the message names its log.
     """
-    return _expect(OperatorsReply, server.run(Job.MEASURE_OPERATORS, request, folder, timeout_seconds), folder)
+    return _ask(OperatorsReply, server, Job.MEASURE_OPERATORS, request, folder, timeout_seconds)
 
 
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
@@ -151,19 +132,18 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
 
     Raises:
-        InputError: the folder was removed or cannot be written, or the disk is full.
+        InputError: the folder was removed or cannot be written, the disk is full, or the model cannot be read any more.
         ProbeServerError: probes cannot be started at all.
     """
-    kills_before = out_of_memory_kills()
-    ending = server.run(Job.PROBE, request, folder, timeout_seconds)
-    measurement = _measurement(ending, request, folder, out_of_memory_kills() - kills_before)
+    ending, kills = _run(server, Job.PROBE, request, folder, timeout_seconds)
+    measurement = _measurement(ending, request, folder, kills)
     return replace(measurement, wall_seconds=ending.wall_seconds)
 
 
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
     try:
         if request.plan.launch.processes == 1:
-            return _replied(received_reply(folder, ProbeReply))
+            return _replied(received_reply(folder, Measurement))
         group = received_reply(folder, RanksReply)
     except ExchangeError as error:
         return _classified(ending, error, folder, request, kills)
@@ -176,7 +156,7 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
     for rank, ended in enumerate(group.endings):
         own = folder / RANK_FOLDER.format(rank=rank)
         try:
-            found[rank] = _replied(received_reply(own, ProbeReply))
+            found[rank] = _replied(received_reply(own, Measurement))
         except ExchangeError as error:
             if not ended.ended_with_group:
                 ending = JobExit(0.0, ended.code, ended.signal)
@@ -194,36 +174,72 @@ def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: Pr
     return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes, kills=kills)
 
 
-def _replied(reply: ProbeReply | InputProblem | Failure) -> Measurement:
-    if isinstance(reply, ProbeReply):
-        return of_ranks(reply.ranks)
-    kind = reply.kind if isinstance(reply, Failure) else "InputError"
-    return Measurement(ProbeStatus.CRASHED, f"{kind}: {reply.message}")
-
-
-def _expect(expected: type[R], ending: JobExit, folder: Path) -> R:
-    try:
-        reply = received_reply(folder, expected)
-    except ExchangeError as error:
-        if ending.timed_out:
-            message = f"A job was ended after {format_duration(ending.wall_seconds)}, which is longer than it may take."
-            raise _failed(JobLostError, message, folder) from error
-        ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
-        raise _failed(JobLostError, f"A job ended with {ended}, and its {error}.", folder) from error
+def _replied(reply: Measurement | InputProblem | Failure) -> Measurement:
     if isinstance(reply, InputProblem):
-        raise (UnreadError if reply.unread else InputError)(reply.message, hint=reply.hint)
+        raise _refused(reply)
     if isinstance(reply, Failure):
-        raise _failed_with(reply, folder)
+        return Measurement(ProbeStatus.CRASHED, f"{reply.kind}: {reply.message}")
     return reply
 
 
-def _failed_with(failure: Failure, folder: Path) -> AutotuneError:
-    return _failed(AutotuneError, f"A job failed with {failure.kind}: {failure.message}", folder)
+def _refused(problem: InputProblem) -> InputError:
+    return (UnreadError if problem.unread else InputError)(problem.message, hint=problem.hint)
+
+
+def _run(
+    server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None
+) -> tuple[JobExit, int]:
+    """Run a job; return how it ended, and the number of processes that the kernel killed out of memory meanwhile."""
+    kills_before = out_of_memory_kills()
+    ending = server.run(job, request, folder, timeout_seconds)
+    return ending, out_of_memory_kills() - kills_before
+
+
+def _ask(
+    expected: type[R],
+    server: JobServer | Worker,
+    job: Job,
+    request: object,
+    folder: Path,
+    timeout_seconds: float | None = None,
+) -> R:
+    """Run a job and return its reply."""
+    return _expect(expected, job, *_run(server, job, request, folder, timeout_seconds), folder)
+
+
+def _expect(expected: type[R], job: Job, ending: JobExit, kills: int, folder: Path) -> R:
+    try:
+        reply = received_reply(folder, expected)
+    except ExchangeError as error:
+        raise _failed(JobLostError, f"The job {job} {_lost(ending, kills, error)}.", folder) from error
+    if isinstance(reply, InputProblem):
+        raise _refused(reply)
+    if isinstance(reply, Failure):
+        kind = JobLostError if reply.transient else AutotuneError
+        failed = _failed(kind, f"A job failed with {reply.kind}: {reply.message}", folder)
+        # Shown by --debug, below the traceback of this process.
+        failed.add_note(f"In the process of the job:\n{reply.traceback}")
+        raise failed
+    return reply
+
+
+def _lost(ending: JobExit, kills: int, error: ExchangeError) -> str:
+    """Return how a job ended that left no readable reply."""
+    if ending.timed_out:
+        return f"exceeded its time limit and was killed after {format_duration(ending.wall_seconds)}"
+    if ending.killed and kills > 0:
+        return "was killed by the kernel because memory ran out"
+    if ending.server_died:
+        return "was lost: its process died"
+    ended = f"signal {ending.signal}" if ending.signal is not None else f"exit status {ending.code}"
+    return f"ended with {ended}, and its {error}"
 
 
 def _failed(kind: type[AutotuneError], message: str, folder: Path) -> AutotuneError:
     log_lines = "\n".join(f"  {line}" for line in last_lines(folder, _SHOWN_LINES))
-    return kind(message, hint=f"Its log, {folder / LOG_FILE}, ends with:\n{log_lines}")
+    # A temporary folder is gone when the message is read.
+    place = "" if is_temporary(folder) else f", {folder / LOG_FILE},"
+    return kind(message, hint=f"Its log{place} ends with:\n{log_lines}")
 
 
 _READ_BYTES = 16_384

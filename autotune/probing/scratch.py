@@ -43,6 +43,12 @@ class ScratchFolder:
             self._lock = None
 
 
+def is_temporary(folder: Path) -> bool:
+    """Return whether a folder is in one that is removed when the process that made it ends."""
+    system = Path(tempfile.gettempdir())
+    return any(each.parent == system and each.name.startswith(_PREFIX) for each in folder.parents)
+
+
 def _owned(folder: Path) -> int | None:
     """Return the descriptor that holds the folder's lock, or None on a file system without locks."""
     part = folder / f"{_OWNED}.part"

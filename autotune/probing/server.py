@@ -9,6 +9,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
@@ -43,12 +44,18 @@ class JobExit:
     timed_out: bool = False
     server_died: bool = False
 
+    @property
+    def killed(self) -> bool:
+        """Whether something outside killed it, as the kernel does when memory runs out."""
+        return self.signal == signal.SIGKILL or self.server_died
+
 
 class JobServer:
     """Starts one process per job, by a server process that has preloaded the imports.
 
     The server starts in the background when this object is made; the first job waits for it. A server that dies is
-    replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run.
+    replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run. Threads
+    may fork workers while one runs a job.
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
@@ -82,6 +89,8 @@ class JobServer:
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}
         self._deaths = 0
+        # Held where the server is started, waited for, commanded, or replaced.
+        self._lock = RLock()
         self._channel: Started | None = Started(self._arguments, self._environment)
 
     def __enter__(self) -> JobServer:
@@ -115,7 +124,7 @@ class JobServer:
             sent_seconds = send_request(job, request, folder)
             pid: int | None = None
             try:
-                channel.send(start=str(folder.resolve()))
+                channel = self._send(start=str(folder.resolve()))
                 pid = self._started(channel)
                 ended = self._ended(channel, timeout_seconds)
                 timed_out = ended is None
@@ -125,18 +134,20 @@ class JobServer:
             except ChannelClosed:
                 if pid is None:
                     # The server had died before and the job was not started, so the same job is sent to a new server.
-                    self._count_death()
+                    self._count_death(channel)
                     continue
                 # The kernel has ended the job's main process with the server; others of its group may be left.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
-                self._count_death()
+                self._count_death(channel)
                 return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
             except BaseException:
-                with contextlib.suppress(ChannelClosed):
+                try:
                     self._kill(channel)
+                except ChannelClosed:
+                    self.close()
                 raise
-        self._deaths = 0
+        self.job_completed()
         return JobExit(
             wall_seconds=time.monotonic() - sent_seconds,
             code=ended["code"],
@@ -152,43 +163,54 @@ class JobServer:
         """
         self._ready_channel()
 
-    def fork(self, folder: Path) -> None:
+    def fork(self, folder: Path) -> Started:
         """Fork a process from the server that runs jobs in itself; see :class:`autotune.probing.worker.Worker`.
 
         Args:
             folder: has the named pipes that it is to use.
 
+        Returns:
+            The server that forks it, with which it ends.
+
         Raises:
             ProbeServerError: the server could not be started, or died and could not be replaced.
         """
-        while True:
-            try:
-                self._ready_channel().send(fork=str(folder))
-            except ChannelClosed:
-                self._count_death()
-            else:
-                return
+        return self._send(fork=str(folder))
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the server's process has been started and has not ended."""
-        return self._channel is not None and self._channel.is_running
+    def job_completed(self) -> None:
+        """Forget earlier deaths of servers: jobs can be run."""
+        self._deaths = 0
 
     def _ready_channel(self) -> Started:
-        if self._channel is None:
-            self._channel = Started(self._arguments, self._environment)
-        try:
-            while not self._channel.ready:
-                self._channel.receive()
-        except ChannelClosed as error:
-            status = self._channel.status()
-            if status is not None and status >= 0:
-                raise self._given_up("could not be started") from error
-            # Such as by the kernel, for want of memory that a moment later may be free.
-            killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
-            self._count_death(f"{killed} twice while it started")
-            return self._ready_channel()
-        return self._channel
+        with self._lock:
+            channel = self._channel
+            if channel is None:
+                channel = self._channel = Started(self._arguments, self._environment)
+            try:
+                while not channel.ready:
+                    channel.receive()
+            except ChannelClosed as error:
+                status = channel.status()
+                if status is not None and status >= 0:
+                    raise self._given_up("could not be started") from error
+                # Such as by the kernel, for want of memory that a moment later may be free.
+                killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
+                self._count_death(channel, f"{killed} twice while it started")
+                return self._ready_channel()
+            return channel
+
+    def _send(self, **command: object) -> Started:
+        """Send a command to a server that is ready, and return that; one that is found dead is replaced."""
+        # With the lock, since the descriptors of one that is replaced are used again.
+        with self._lock:
+            while True:
+                channel = self._ready_channel()
+                try:
+                    channel.send(**command)
+                except ChannelClosed:
+                    self._count_death(channel)
+                else:
+                    return channel
 
     @staticmethod
     def _started(channel: Channel) -> int:
@@ -207,20 +229,27 @@ class JobServer:
                 return event
 
     def _kill(self, channel: Channel) -> dict[str, Any]:
-        """Tell the server to kill the running job, and return the event of its end."""
+        """Tell the server to kill the running job, and return the event of its end.
+
+        Raises:
+            ChannelClosed: the server has ended or does not answer, and has to be closed, which ends the job too.
+        """
         channel.send(kill=True)
         event = self._ended(channel, _KILLING_SECONDS)
         if event is None:
-            # The server does not answer; ending it ends the job too.
-            self.close()
             raise ChannelClosed
         return event
 
-    def _count_death(self, twice: str = "died twice") -> None:
-        self._deaths += 1
-        if self._deaths > 1:
-            raise self._given_up(twice)
-        self.close()
+    def _count_death(self, dead: Started, twice: str = "died twice") -> None:
+        with self._lock:
+            if dead is not self._channel:
+                # Another thread has found it dead before.
+                return
+            self._deaths += 1
+            if self._deaths > 1:
+                raise self._given_up(twice)
+            self._channel = Started(self._arguments, self._environment)
+        dead.close()
 
     def _given_up(self, what: str) -> ProbeServerError:
         channel, self._channel = self._channel, None

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from math import ceil
 from pathlib import Path
 from threading import Lock
 
 from autotune.core.events import Listener, StageStarted, Tracing, ignore
-from autotune.core.traced import TRACED_FILE, TraceReply, TraceRequest
-from autotune.errors import JobLostError
-from autotune.probing.jobs import trace_all
+from autotune.core.traced import TraceReply, TraceRequest
+from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
+from autotune.probing.jobs import trace
 from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobServer
 from autotune.probing.worker import Worker
-from autotune.techniques.traits import libraries_of, same_step
+from autotune.techniques.traits import libraries_of
 
 
 @dataclass(frozen=True)
@@ -44,19 +42,6 @@ _MOST_WORKERS = 12
 _LONGEST_SECONDS = 120.0
 # Between two looks at how many traces have been run.
 _INTERVAL_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class Group:
-    """Requests of one technique combination, which differ only in sizes and are traced one after another.
-
-    Attributes:
-        libraries: key of the processes in which they can be traced: what is patched in libraries stays patched.
-        indices: of the requests.
-    """
-
-    libraries: str
-    indices: tuple[int, ...]
 
 
 class ServerTracer:
@@ -126,58 +111,55 @@ class ServerTracer:
         self._listener(StageStarted(f"Tracing {steps} with no GPU"))
         # Not in a thread: an interrupted command has to end while its server starts, too.
         self.server.wait()
-        left = deque(groups(requests, self._count))
+        left = dict(sorted(enumerate(requests), key=lambda item: item[1].layers or 0, reverse=True))
         found: dict[int, Traced] = {}
-        folders: list[Path] = []
         self._given_up = False
 
         def run() -> None:
-            while (group := self._next(left)) is not None:
-                found.update(self._traced(group, requests, folders))
+            while (index := self._next(left)) is not None:
+                found[index] = self._traced(requests[index])
 
         with ThreadPoolExecutor(min(self._count, len(left))) as pool:
             running = [pool.submit(run) for _ in range(min(self._count, len(left)))]
             try:
-                self._follow(running, folders, len(requests))
+                self._follow(running, found, len(requests))
             except BaseException:
                 self._give_up(running)
                 raise
         return [found[index] for index in range(len(requests))]
 
-    def _next(self, left: deque[Group]) -> Group | None:
-        """Take the next group; one for which a worker is idle, if there is one."""
+    def _next(self, left: dict[int, TraceRequest]) -> int | None:
+        """Take the index of the next request: the deepest one, of those for which a worker is idle if there is one."""
         with self._lock:
             if self._given_up or not left:
                 return None
             known = {libraries for libraries, _ in self._idle}
-            group = next((group for group in left if group.libraries in known), left[0])
-            left.remove(group)
-            return group
+            index = next((index for index, request in left.items() if _libraries(request) in known), next(iter(left)))
+            del left[index]
+            return index
 
-    def _traced(self, group: Group, requests: Sequence[TraceRequest], folders: list[Path]) -> dict[int, Traced]:
-        """Return the results of a group's requests, by their index.
+    def _traced(self, request: TraceRequest) -> Traced:
+        """Return the result of a request.
 
         A failed trace may leave its process in a bad state, so that the worker is not used again. One that is lost may
-        have died of what it ran before, so that the group is tried once more in a new one.
+        have died of what it ran before, so that the request is tried once more in a new one.
         """
-        asked = [requests[index] for index in group.indices]
+        libraries = _libraries(request)
         while True:
-            worker = self._worker(group.libraries)
-            was_new, usable, folder = not worker.jobs, False, self.new_folder()
-            folders.append(folder)
+            worker, usable = self._worker(libraries), False
+            was_new = not worker.jobs
             try:
-                replies, failure = trace_all(worker, asked, folder, _LONGEST_SECONDS * len(asked))
-                usable = failure is None
-            except JobLostError as error:
-                if was_new or self._given_up:
-                    return dict.fromkeys(group.indices, Untraceable(error.message, lasting=False))
-                continue
+                reply = trace(worker, request, self.new_folder(), _LONGEST_SECONDS)
+                usable = True
+                return reply
+            except (InputError, ProbeServerError):
+                raise
+            except AutotuneError as error:
+                lasting = not isinstance(error, JobLostError)
+                if lasting or was_new or self._given_up:
+                    return Untraceable(error.message, lasting=lasting)
             finally:
-                self._release(group.libraries, worker, usable=usable)
-            found: dict[int, Traced] = dict(zip(group.indices, replies, strict=False))
-            for index in group.indices[len(replies) :]:
-                found[index] = Untraceable(failure.message if failure is not None else "")
-            return found
+                self._release(libraries, worker, usable=usable)
 
     def _worker(self, libraries: str) -> Worker:
         """Return a worker for a way to patch libraries, which is new if none is idle."""
@@ -201,12 +183,11 @@ class ServerTracer:
             else:
                 worker.close()
 
-    def _follow(self, running: Sequence[Future[None]], folders: Sequence[Path], count: int) -> None:
+    def _follow(self, running: Sequence[Future[None]], found: Mapping[int, Traced], count: int) -> None:
         """Wait until all is traced, or for the first error, and report progress to the listener."""
         started, reported, left = time.monotonic(), -1, set(running)
         while True:
-            # A trace that runs again in another process counts twice.
-            done = min(count, sum(map(_traced_in, tuple(folders)))) if left else count
+            done = len(found)
             if done != reported:
                 remaining = (time.monotonic() - started) * (count - done) / done if done else None
                 self._listener(Tracing(done, count, remaining))
@@ -231,24 +212,6 @@ class ServerTracer:
         return self.folder / f"job-{next(self._numbers)}"
 
 
-def groups(requests: Sequence[TraceRequest], workers: int) -> list[Group]:
-    """Return the requests in groups, the longest first, and enough of them for all workers if there are enough."""
-    ways: dict[tuple[str, str], list[int]] = {}
-    for index, request in enumerate(requests):
-        libraries = f"{request.target} {request.model.name} {libraries_of(request.plan)}"
-        ways.setdefault((libraries, same_step(request.plan)), []).append(index)
-    most = ceil(len(requests) / workers)
-    parts = [
-        Group(libraries, tuple(way[first : first + most]))
-        for (libraries, _), way in ways.items()
-        for first in range(0, len(way), most)
-    ]
-    return sorted(parts, key=lambda group: sum(requests[index].layers or 0 for index in group.indices), reverse=True)
-
-
-def _traced_in(folder: Path) -> int:
-    """Return how many traces the job of a folder has run so far."""
-    try:
-        return (folder / TRACED_FILE).stat().st_size
-    except FileNotFoundError:
-        return 0
+def _libraries(request: TraceRequest) -> str:
+    """Return the key of the processes in which a trace can run: what is patched in libraries stays patched."""
+    return f"{request.target} {request.model.name} {libraries_of(request.plan)}"

@@ -43,7 +43,7 @@ class Worker:
         self._channel = _Pipes(folder)
         self._interrupted = False
         self.jobs = 0
-        server.fork(folder)
+        self._forked_by = server.fork(folder)
 
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
         """Run a job in ``folder`` and wait for its end.
@@ -66,6 +66,7 @@ class Worker:
             self._channel.close()
             return JobExit(time.monotonic() - sent_seconds, server_died=True)
         self.jobs += 1
+        self._server.job_completed()
         if ended is None:
             self.close()
             return JobExit(time.monotonic() - sent_seconds, timed_out=True)
@@ -79,8 +80,8 @@ class Worker:
         """
         if self._interrupted or self._server.pid is None:
             raise ChannelClosed
-        if not self._server.is_running:
-            self._server.fork(self._folder)
+        if not self._forked_by.is_running:
+            self._forked_by = self._server.fork(self._folder)
 
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""

@@ -63,8 +63,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     if need.source is Source.TRACED:
         yield (
             f"TRL's own step, traced without a device: {format_bytes(need.bytes)}, at least"
-            f" {format_bytes(need.least_bytes)} and at most {format_bytes(need.most_bytes)} by the stated error"
-            f"{_error(need)}"
+            f" {format_bytes(need.least_bytes)} and at most {format_bytes(need.most_bytes)} by"
+            f" {', '.join(_deviations(need))}"
         )
     elif need.source is Source.PROBED:
         yield f"Measured by a real run of its worst micro-batches{_rate(need)}; peak in {need.phase or 'a step'}"
@@ -76,8 +76,14 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
         yield "The verdict of an earlier check: nothing has changed since."
 
 
-def _error(need: Need) -> str:
-    return f" of {format_share(need.memory.error)}" if need.memory is not None else ""
+def _deviations(need: Need) -> Iterator[str]:
+    """Yield what the bounds of a traced need consist of."""
+    memory = need.memory
+    yield "the stated error" if memory is None else f"the stated error of {format_share(memory.error)}"
+    if need.varied_bytes:
+        yield f"{format_bytes(need.varied_bytes)} after batches of varied lengths"
+    if memory is not None and need.most_bytes > memory.most_bytes:
+        yield f"{format_bytes(need.most_bytes - memory.most_bytes)} of the process outside tensors"
 
 
 def _rate(need: Need) -> str:

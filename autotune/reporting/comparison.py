@@ -7,7 +7,7 @@ import json
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.document import Cell, Code, Line
-from autotune.reporting.sections import Value, compared
+from autotune.reporting.sections import Value, comparison_rows
 from autotune.reporting.words import (
     MISSING,
     baseline_name,
@@ -30,7 +30,7 @@ _SAME_STEP = 0.1
 """Relative deviation allowed for the documents of a packed optimizer step."""
 
 
-def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
+def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
     chosen = _values(result, recommended)
@@ -38,15 +38,17 @@ def comparison(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...]
         del chosen["status"]
     if all(one.row_coverage >= 1 for one in (recommended, baseline) if one is not None):
         del chosen["rows covered"]
-    return compared(chosen, _values(result, baseline) if baseline is not None else {})
+    return comparison_rows(chosen, _values(result, baseline) if baseline is not None else {})
 
 
 def _values(result: Result, one: Choosable) -> dict[str, Value]:
     return {
         "status": Value(status_text(one.status)),
-        "peak memory": Value(bytes_or_dash(one.peak_bytes), one.peak_bytes, whole=result.budget_bytes),
+        "peak memory": Value(
+            bytes_or_dash(one.peak_bytes), one.peak_bytes if one.device_bytes is None else None, result.budget_bytes
+        ),
         "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
-        "  on the device": Value(bytes_or_dash(one.device_bytes)),
+        "  on the device": Value(bytes_or_dash(one.device_bytes), one.device_bytes, result.budget_bytes),
         "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
         "  a further run": Value(_expected(one)),
         "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),

@@ -8,6 +8,7 @@ from enum import Enum, StrEnum
 from typing import TypeVar
 
 from autotune.core.memory_timeline import MemoryTimeline
+from autotune.reporting.words import printable
 
 
 class Tone(StrEnum):
@@ -111,10 +112,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Values by name; what cannot be used is ``barred``."""
+    """Values by name; what cannot be used is ``unavailable``."""
 
     pairs: tuple[tuple[str, str], ...]
-    barred: frozenset[str] = frozenset()
+    unavailable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,13 @@ class Diff:
     """A unified difference of a file."""
 
     text: str
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Its lines as they are shown; those of a file whose lines end as on Windows have a line more that names it."""
+        lines = self.text.removesuffix("\n").split("\n") if self.text else []
+        windows = ["line ends: CRLF"] if any(line.endswith("\r") for line in lines) else []
+        return tuple(printable(line.removesuffix("\r")) for line in (*windows, *lines))
 
 
 @dataclass(frozen=True)

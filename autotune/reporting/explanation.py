@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from autotune.core.batch_geometry import Shape, Typical
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, Subject, TracedPoint
+from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
-from autotune.reporting.plan_words import BASIS, choices_text, target_text
+from autotune.reporting.plan_words import choices_text, workload_and_gpu_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
+from autotune.techniques.traits import impact_in
 from autotune.units import format_bytes, format_seconds, format_share
 
 _Pair = tuple[str, str]
@@ -27,7 +29,7 @@ def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
     everything = (*plan.estimates, plan.baseline)
     estimate = next(estimate for estimate in everything if estimate.candidate == explanation.candidate)
     return doc.Document(
-        subject=target_text(plan),
+        subject=workload_and_gpu_text(plan),
         verdict=doc.Verdict(
             f"How the estimate of {_SUBJECTS[explanation.subject]} is computed",
             doc.Tone.PLAIN,
@@ -43,7 +45,7 @@ def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterato
     if not explanation.traces:
         yield _stage("Traces", doc.Paragraph(f"None: {estimate.reason}"))
         return
-    yield _stage(f"Traces ({BASIS[estimate.origin]})", *_traces(explanation))
+    yield _stage("Traces", *_traces(explanation))
     whole = f"{explanation.layers} layers, {_shape_text(explanation.geometry.worst)}"
     title = f"Extrapolated to {whole}: the most bytes of tensors in each part of the step"
     yield _stage(title, _peaks(explanation))
@@ -129,14 +131,16 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
     highest, memory, added = explanation.peak, estimate.memory, explanation.additions
     if highest is None or memory is None:
         return
-    yield "tensors at the peak", format_bytes(highest.total_bytes)
-    for name, size in (
-        ("rounding to blocks", added.rounding_bytes),
-        ("workspaces", added.workspace_bytes),
-        ("fragmentation", added.fragmentation_bytes),
-        ("context", added.context_bytes),
-    ):
-        yield f"+ {name}", format_bytes(size)
+    if AT_REST in memory.breakdown:
+        yield f"{AT_REST}, while vLLM generates", format_bytes(memory.breakdown[AT_REST])
+    else:
+        yield "tensors at the peak", format_bytes(highest.total_bytes)
+        yield "+ rounding to blocks", format_bytes(added.rounding_bytes)
+        yield "+ workspaces", format_bytes(added.workspace_bytes)
+        yield "+ fragmentation", format_bytes(added.fragmentation_bytes)
+    yield "+ context", format_bytes(added.context_bytes)
+    if VLLM in memory.breakdown:
+        yield "+ vLLM", format_bytes(memory.breakdown[VLLM])
     yield "= needs", f"{format_bytes(memory.device_bytes)}, ±{100 * memory.error:.0f} %"
     yield "  to spare", bytes_or_dash(estimate.spare_bytes)
     varied = "not traced" if memory.varied_bytes is None else format_bytes(memory.varied_bytes)
@@ -147,8 +151,8 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
 
 
 def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
-    if not explanation.times or estimate.memory is None or estimate.memory.step_seconds is None:
-        yield doc.Paragraph("Not predicted: the speed of the device is not known.")
+    if estimate.memory is None or estimate.memory.step_seconds is None:
+        yield doc.Paragraph(f"Not predicted: {_untimed_text(explanation)}.")
         return
     rows = [
         (
@@ -162,6 +166,18 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
     rows.append(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)))
     yield doc.Table(("part of the step", "seconds", "times", "together"), tuple(rows), total=len(rows) - 1)
     yield doc.Paragraph(f"= {rate_or_dash(estimate.tokens_per_second)} of the dataset, padding excluded")
+
+
+def _untimed_text(explanation: Explanation) -> str:
+    """Return why the time of a step is not known."""
+    plan = explanation.training_plan
+    if not explanation.times:
+        return "the speed of the device is not known"
+    if plan.args.get("use_vllm"):
+        return "how long vLLM generates is not known"
+    if impact_in(plan).untimed:
+        return "a part of the step runs on the host, whose time is not known"
+    return "only the largest micro-batches were traced, since it does not fit"
 
 
 def _part_text(part: Part) -> str:

@@ -8,7 +8,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.length_report import QUANTILES, LengthBin, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import share_text
-from autotune.trainers import find_trainer
+from autotune.trainers import find_trainer, limits_rows
 
 _LIMITED_QUANTILES = (0.5, 0.95, 1.0)
 _OF_LIMITED = (
@@ -30,7 +30,7 @@ _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 def lengths_report(report: LengthReport) -> Document:
     """Return the report about the lengths of rows."""
     dataset = report.workload.dataset
-    has_limit = "max_length" in find_trainer(report.workload.trainer).fields
+    has_limit = limits_rows(find_trainer(report.workload.trainer))
     counts = f"{report.rows:,} rows, {report.tokens:,} tokens, {report.mean:,.0f} in a row on average"
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
@@ -75,18 +75,18 @@ def _limited(images: ImageProfile) -> Section:
         )
         for limit in images.limits
     ]
-    titles = ("image processor", "median", "95 %", "most", "of all", "most numbers", "of all")
+    titles = ("image processor", "median", "95 %", "most", "tokens vs now", "largest pixel_values", "values vs now")
     parts = (Paragraph(_OF_LIMITED), _table(titles, rows), Paragraph(LIMITED), Paragraph(_WHERE_LIMITED))
     return Section("Smaller images", parts)
 
 
-def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", cut: int | None = None) -> Table:
-    """Return the number of rows by length, under the title of their lengths, with the length at which rows are cut."""
+def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: int | None = None) -> Table:
+    """Return the number of rows by length, under the title of their lengths, with the maximum length among them."""
     most, tokens = max(part.rows for part in bins), sum(part.tokens for part in bins)
-    last = next((part for part in bins if cut is not None and cut <= part.high), None)
+    last = next((part for part in bins if limit is not None and limit <= part.high), None)
     rows = (
         (
-            f"{_span(part)}{f', cut at {cut:,}' if part is last else ''}",
+            f"{_span(part)}{f', max_length {limit:,}' if part is last else ''}",
             f"{part.rows:,}",
             share_text(part.tokens / tokens) if tokens else "-",
             Bar(part.rows / most, "default"),

@@ -13,7 +13,16 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import Event, Listener, Noted, ProbeFinished, Ranked, StageStarted
+from autotune.core.events import (
+    Event,
+    Listener,
+    Noted,
+    ProbeFinished,
+    Ranked,
+    StageStarted,
+    StudyResumed,
+    WorkloadReady,
+)
 from autotune.core.status import ProbeStatus
 from autotune.reporting.progress import Progress, reason_text, tracing_text
 from autotune.reporting.words import (
@@ -22,6 +31,7 @@ from autotune.reporting.words import (
     differences,
     memory_cells,
     number_or_dash,
+    printable,
     status_text,
 )
 from autotune.units import format_duration
@@ -32,7 +42,8 @@ _STYLES = {
     ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
     ProbeStatus.UNSUPPORTED: "dim",
 }
-_LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", Noted: "italic"}
+_LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", WorkloadReady: "", StudyResumed: "", Noted: "italic"}
+"""The events whose lines stay, with their styles."""
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
 _MARGIN = 4
@@ -50,9 +61,8 @@ def live_progress(console: Console) -> Iterator[Listener]:
         """Handle an event, and print the lines that stay."""
         nonlocal headed
         progress.follow(event)
-        line = progress.line_text(event)
-        if line:
-            console.print(Text(line, style=_LINE_STYLES.get(type(event), "")))
+        if type(event) in _LINE_STYLES:
+            console.print(Text(progress.line(event), style=_LINE_STYLES[type(event)]))
         if isinstance(event, ProbeFinished):
             if not headed:
                 console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
@@ -126,7 +136,7 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     what.append(progress.finished_text(event))
     reason = reason_text(measurement)
     if reason:
-        what.append(f"\n{reason}", style="dim")
+        what.append(f"\n{printable(reason)}", style="dim")
     return probe_row(
         str(event.number),
         status_text(measurement.status),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -22,7 +22,7 @@ from autotune.reporting.words import (
     status_text,
     written,
 )
-from autotune.trainers import find_trainer
+from autotune.trainers import find_trainer, limits_rows
 from autotune.units import format_bytes, format_duration
 
 _REASONS_SHOWN = 4
@@ -157,6 +157,8 @@ def _smallest_text(result: Result) -> Iterable[str]:
         yield f"{need} was not tried: {trial.reason}."
     elif _lacked_memory(trial):
         yield f"{need} ran out of memory in trial {trial.number}."
+    elif trial.later_failure is not None:
+        yield f"{need} ended {status_text(trial.later_failure.status)} in a further run of trial {trial.number}."
     else:
         yield f"{need} ended {status_text(trial.status)} in trial {trial.number}."
 
@@ -194,24 +196,30 @@ def ran(trials: Iterable[Trial]) -> list[Trial]:
 
 def way_out_lines(result: Result) -> tuple[str, ...]:
     """Return changes that might make a candidate fit; no candidate of the search has them."""
-    documents = result.workload.dataset.documents
-    if find_trainer(result.workload.trainer).generates:
-        # Prompts are never cut.
-        return (*allow_lines(result.unlockable), "a larger --memory-budget")
+    return (
+        *allow_lines(result.unlockable),
+        *_shorter_lines(result),
+        more_memory_text(result.budget_bytes, result.hardware.memory_bytes),
+    )
+
+
+def more_memory_text(budget_bytes: int, device_bytes: int) -> str:
+    """Return how a training gets more memory."""
+    return "a larger --memory-budget" if budget_bytes < device_bytes else "a device with more memory"
+
+
+def _shorter_lines(result: Result) -> Iterator[str]:
+    """Yield maximum lengths with what they keep; none where no row can be cut or dropped."""
+    workload, documents = result.workload, result.workload.dataset.documents
+    if not limits_rows(find_trainer(workload.trainer)) or workload.has_images:
+        return
     failed = [trial for trial in result.trials if not trial.illegal]
     shortest = min([*_lengths(failed), documents.longest])
     # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
     known = [length for length in _lengths(ran(result.trials)) if length < shortest]
-    shorter = sorted({shortest // 2, shortest // 4, *known}, reverse=True)
-    return (
-        *allow_lines(result.unlockable),
-        *(
-            f"--max-length {length} would keep {kept_text(documents, length)}"
-            for length in shorter
-            if documents.row_coverage(length) > 0
-        ),
-        "a larger --memory-budget",
-    )
+    for length in sorted({shortest // 2, shortest // 4, *known}, reverse=True):
+        if documents.row_coverage(length) > 0:
+            yield f"--max-length {length} would keep {kept_text(documents, length)}"
 
 
 def _lengths(trials: Iterable[Trial]) -> list[int]:

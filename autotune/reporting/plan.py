@@ -9,24 +9,22 @@ from autotune.reporting import document as doc
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import allow_lines, left_out_lines
 from autotune.reporting.plan_words import (
-    BASIS,
-    basis_lines,
     candidate_counts_text,
     change_text,
     choices_text,
     doubt_text,
     headline,
-    target_text,
     traces_text,
     unknown_lines,
     way_out_lines,
+    workload_and_gpu_text,
 )
 from autotune.reporting.sections import (
     Value,
     closing,
     command_again,
-    compared,
     compared_section,
+    comparison_rows,
     lengths_section,
     peak_section,
     short,
@@ -51,19 +49,18 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
-    length = best.candidate.get("max_length") if best is not None else None
     return doc.Document(
         title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
-        subject=target_text(plan),
+        subject=workload_and_gpu_text(plan),
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
-            *compared_section(BASELINE_NAME, chosen, _compared(plan), doc.Medium.PAGES),
+            *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
-            *lengths_section(plan.lengths, length if isinstance(length, int) else None, subject),
+            *lengths_section(plan.lengths, plan.limit, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
@@ -83,14 +80,14 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
 
 
 def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
-    compared = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
+    candidates = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
     if plan.best is None or plan.best.candidate != plan.baseline.candidate:
-        compared.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
-    return step_memory(compared, predicted=True)
+        candidates.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
+    return step_memory(candidates, predicted=True)
 
 
-def _compared(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
-    return compared(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
+def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
+    return comparison_rows(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
 
 
 def _values(plan: Plan, one: Estimate) -> dict[str, Value]:
@@ -111,7 +108,7 @@ def _points(plan: Plan) -> tuple[doc.Point, ...]:
     return tuple(
         doc.Point(
             choices_text(one.candidate, plan),
-            BASIS[one.origin],
+            "traced",
             one.memory.device_bytes,
             one.tokens_per_second,
             roles.get(one.candidate, "other"),
@@ -132,19 +129,18 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan)}; of candidates that predict the same, one is shown",
-            *basis_lines(shown),
+            f"{traces_text(plan, shown)}; of candidates that predict the same, one is shown",
             *unknown_lines(plan),
         ),
         number="",
-        columns=("needs", "to spare", "host", "tok/s", "basis"),
+        columns=("needs", "to spare", "host", "tok/s"),
         last=f"what differs from {BASELINE_NAME}",
         rows=tuple(
             doc.CandidateRow(
                 number=number,
                 name=choices_text(one.candidate, plan),
                 outcome="unknown" if one.memory is None else "fits" if one.fits else "does not fit",
-                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second), BASIS[one.origin]),
+                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second)),
                 reason=changes.get(one.candidate, one.reason),
                 tone=doc.Tone.PLAIN if one.fits else doc.Tone.BAD,
             )

@@ -6,40 +6,35 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
 from autotune.core.rent import Rent
-from autotune.reporting.outlook import allow_lines
+from autotune.reporting.outlook import allow_lines, more_memory_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
 from autotune.units import format_bytes, format_duration
 
-BASIS = {Origin.TRACED: "traced", Origin.UNKNOWN: "unknown"}
-"""The basis of an estimate in one word, for tables."""
-_MEANINGS = {
-    Origin.TRACED: "traced: traces at the sizes of its own micro-batches",
-    Origin.UNKNOWN: "unknown: it could not be traced; autotune probe can measure it",
-}
 
-
-def subject_text(found: Plan | Rent, target: str) -> str:
+def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
     """Return the subject of a plan: the workload with its fixed choices, and the target."""
     fixed = found.settings.get("fix")
     words = f", with {written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
     return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{words}, planned for {target}"
 
 
-def traces_text(found: Plan | Rent) -> str:
-    """Return the number of traces of a plan, and how long it took."""
-    return f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+def traces_text(found: Plan | Rent, shown: Iterable[Estimate] = ()) -> str:
+    """Return the number of traces of a plan, how long it took, and the largest error of the estimates shown."""
+    traces = f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+    error = max((one.memory.error for one in shown if one.memory is not None), default=0.0)
+    return f"{traces}; memory may be off by {_percent(error)}" if error else traces
 
 
-def target_text(plan: Plan) -> str:
-    """Return the workload and the target of the plan."""
+def workload_and_gpu_text(plan: Plan) -> str:
+    """Return the workload, and the GPU that is planned for."""
     part = plan.budget_bytes < plan.gpu.memory_bytes
     several = plan.processes > 1
     name = f"{plan.processes} x {plan.gpu.name}" if several else plan.gpu.name
     memory = f"{format_bytes(plan.budget_bytes)} of {'each of ' if several else ''}{name}" if part else name
     has = "" if part else f", {'each of which' if several else 'which'} has {format_bytes(plan.budget_bytes)}"
-    return subject_text(plan, f"{memory}{has}")
+    return workload_and_gpus_text(plan, f"{memory}{has}")
 
 
 def choices_text(candidate: Candidate, plan: Plan) -> str:
@@ -56,7 +51,9 @@ def headline(plan: Plan) -> str:
     if best is not None:
         spare = f"with {bytes_or_dash(best.spare_bytes)} to spare"
         if best.tokens_per_second is None:
-            return f"{'It fits' if alone else 'What fits with most room'}: {spare}"
+            if alone:
+                return f"It fits: {spare}"
+            return f"Largest margin: {bytes_or_dash(best.spare_bytes)} to spare; no speed is predicted"
         each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
         return (
             f"{'It fits' if alone else 'The fastest that fits'}: {rate_or_dash(best.tokens_per_second)}{each}, {spare}"
@@ -87,7 +84,7 @@ def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
     off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
     varied_bytes = memory.varied_bytes
     more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
-    doubt = f"That is less than the error of the estimate ({off}{more}), so it may not fit."
+    doubt = f"The margin is below the stated error ({off}{more}): it may not fit."
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return f"{doubt} Nothing fits with its error to spare."
@@ -115,7 +112,8 @@ def change_text(change: Change) -> str:
 
 def way_out_lines(plan: Plan) -> tuple[str, ...]:
     """Return changes outside of the plan that might make a candidate fit."""
-    return (*allow_lines(plan.unlockable), "rows cut by a smaller --max-length", "a GPU with more memory")
+    shorter = () if plan.limit is None else (f"a --max-length below {plan.limit.max_length:,}",)
+    return (*allow_lines(plan.unlockable), *shorter, more_memory_text(plan.budget_bytes, plan.gpu.memory_bytes))
 
 
 def candidate_counts_text(plan: Plan) -> str:
@@ -125,19 +123,6 @@ def candidate_counts_text(plan: Plan) -> str:
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
     return f"{candidates}: {parts or 'none legal'}."
-
-
-def basis_lines(estimates: Iterable[Estimate]) -> tuple[str, ...]:
-    """Return the meaning of the words in the table's last column, with the errors of the estimates shown."""
-    errors: dict[Origin, float] = {}
-    for estimate in estimates:
-        error = estimate.memory.error if estimate.memory is not None else 0.0
-        errors[estimate.origin] = max(errors.get(estimate.origin, 0.0), error)
-    return tuple(
-        meaning + (f"; memory may be off by {_percent(errors[origin])}" if errors[origin] else "")
-        for origin, meaning in _MEANINGS.items()
-        if origin in errors
-    )
 
 
 def unknown_lines(plan: Plan) -> tuple[str, ...]:

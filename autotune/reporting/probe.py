@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import histogram
+from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting import document as doc
 from autotune.reporting.comparison import (
-    comparison,
+    comparison_of_search,
     confirmed_text,
     contribution_text,
     costs,
@@ -49,6 +49,7 @@ from autotune.reporting.words import (
     short_path,
     status_text,
 )
+from autotune.trainers import find_trainer, limits_rows
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
@@ -57,7 +58,7 @@ _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, S
 
 def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
-    chosen, name = result.recommended, baseline_name(own=result.base is not None)
+    name = baseline_name(own=result.base is not None)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
@@ -74,11 +75,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             doc.Section("Nothing needs less memory and is as fast", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
-            *lengths_section(
-                histogram(result.workload.dataset.documents),
-                chosen.max_length if chosen is not None else None,
-                "the recommendation",
-            ),
+            *lengths_section(histogram(result.workload.dataset.documents), _limit(result), "the recommendation"),
             *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
@@ -88,6 +85,14 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
         ),
     )
+
+
+def _limit(result: Result) -> LengthLimit | None:
+    """Return what the recommendation's maximum length keeps of the rows; None where none applies to them."""
+    chosen = result.recommended
+    if chosen is None or chosen.max_length is None or not limits_rows(find_trainer(result.trainer)):
+        return None
+    return limit(result.workload.dataset.documents, chosen.max_length)
 
 
 def _verdict(result: Result, trl: str) -> doc.Verdict:
@@ -113,7 +118,7 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
 def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     if result.recommended is None:
         return
-    yield from compared_section(name, "recommended", comparison(result, result.recommended))
+    yield from compared_section(name, "recommended", comparison_of_search(result, result.recommended))
     peaks, seconds = result.recommended.peaks, result.recommended.seconds
     names = dict.fromkeys((*peaks, *seconds))
     if set(names) <= _USUAL_PHASES:
@@ -132,23 +137,23 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
 
 
-def _compared(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
+def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
     """Return the recommendation and the baseline, where they are known and differ, with their roles and names."""
     chosen, baseline = result.recommended, result.baseline
-    compared = [] if chosen is None else [("recommended", "recommended", chosen)]
+    candidates = [] if chosen is None else [("recommended", "recommended", chosen)]
     if baseline is not None and (chosen is None or chosen.candidate != baseline.candidate):
-        compared.append(("default", name, baseline))
-    return compared
+        candidates.append(("default", name, baseline))
+    return candidates
 
 
 def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
-    compared = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared(result, name))
-    return step_memory(compared, predicted=result.settings.get("plan") is not False)
+    steps = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared_candidates(result, name))
+    return step_memory(steps, predicted=result.settings.get("plan") is not False)
 
 
 def _needs(result: Result, name: str) -> dict[str, Mapping[str, int]]:
     """Return the memory at the peak of the compared candidates by category, as traced."""
-    known = ((name, one.timeline) for _, name, one in _compared(result, name))
+    known = ((name, one.timeline) for _, name, one in _compared_candidates(result, name))
     return {name: timeline.breakdown for name, timeline in known if timeline is not None}
 
 
@@ -191,10 +196,15 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
         if one is not None:
             found[one.candidate] = (role, one)
     return tuple(
-        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", one.peak_bytes, rate, role)
+        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", held_bytes, rate, role)
         for role, one in found.values()
-        if one.peak_bytes is not None and (rate := one.tokens_per_second) is not None
+        if (held_bytes := _held_bytes(one)) is not None and (rate := one.tokens_per_second) is not None
     )
+
+
+def _held_bytes(one: Trial | Choosable) -> int | None:
+    """Return what the budget has to hold: all that a process has of its GPU, or on a CPU the peak of its memory."""
+    return one.peak_bytes if one.device_bytes is None else one.device_bytes
 
 
 def _measured(one: Choosable) -> str:

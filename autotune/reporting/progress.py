@@ -29,6 +29,7 @@ from autotune.reporting.words import (
     bytes_or_dash,
     differences,
     memory_cells,
+    printable,
     rate_or_dash,
     status_text,
 )
@@ -99,20 +100,24 @@ class Progress:
                 self.seconds_left = event.seconds_left
                 self.baseline = candidate if purpose == "baseline" else self.baseline
             case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
-                self.best = event if best else self.best
+                failed = purpose in ONCE_MORE and not measurement.ok
+                of_best = self.best is not None and self.best.number == event.number
+                self.best = event if best else None if failed and of_best else self.best
                 self.done += purpose not in UNCOUNTED
                 if purpose != "comparison":
                     self._probe_seconds.append(measurement.wall_seconds)
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Upper estimate of the time for the remaining probes, by the mean of finished ones and the time limit; None
-        before the first.
+        """Upper estimate of the time for the remaining probes, by the mean of finished ones and the time limit.
+
+        None before the first has ended, and from where only :data:`UNCOUNTED` ones are left.
         """
-        if self.limit is None or not self._probe_seconds:
+        uncounted = any(one.purpose in UNCOUNTED for one in self.running.values())
+        if self.limit is None or not self._probe_seconds or self.done >= self.limit or uncounted:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
-        return min(max(0, self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
+        return min((self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
 
     @property
     def running_lines(self) -> list[str]:
@@ -129,8 +134,11 @@ class Progress:
         figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
         return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
-    def line_text(self, event: Event) -> str:
-        """Return the line of an event that is not about a candidate; an empty text for others."""
+    def line(self, event: Event) -> str:
+        """Return an event, which was followed, as one line; an empty text for one that only changes a display."""
+        return printable(self._text(event).replace("\n", " "))
+
+    def _text(self, event: Event) -> str:
         match event:
             case StageStarted(text=text):
                 return text
@@ -140,7 +148,21 @@ class Progress:
                 return resumed_text(self)
             case Noted(text=text):
                 return f"note: {text}"
-            case Tracing() | Ranked() | ProbeStarted() | ProbeFinished() | ProbeLost() | CandidateVetoed():
+            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+                place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
+                return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
+            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
+                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
+                outcome = figures if measurement.ok else reason_text(measurement)
+                return (
+                    f"probe {number} {status_text(measurement.status)}: {outcome}: "
+                    f"{self.candidate_text(candidate, purpose)}{' (best so far)' if best else ''}"
+                )
+            case ProbeLost(number=number):
+                return f"probe {number} lost with its worker: it is repeated"
+            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
+                return f"candidate {number} vetoed: {reason}: {self.candidate_text(candidate, 'search')}"
+            case Tracing() | Ranked():
                 return ""
         assert_never(event)
 
@@ -157,7 +179,7 @@ class Progress:
 
 
 class PlainListener:
-    """Writes one line per event, with only the first ranking and no counts; ``write`` gets it without the newline."""
+    """Writes one line per event, of rankings the first alone; ``write`` gets it without the newline."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -167,31 +189,9 @@ class PlainListener:
         """Write the line of an event, if it has one."""
         first = self._progress.ranked is None
         self._progress.follow(event)
-        line = self._progress.line_text(event) or self._candidate_line(event)
-        if isinstance(event, Ranked) and first:
-            line = ranked_text(event)
+        line = ranked_text(event) if first and isinstance(event, Ranked) else self._progress.line(event)
         if line:
-            self._write(line.replace("\n", " "))
-
-    def _candidate_line(self, event: Event) -> str:
-        """Return the line of an event about a candidate; an empty text for others."""
-        progress = self._progress
-        match event:
-            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
-                place = "" if purpose in UNCOUNTED else f" ({progress.done + len(progress.running)} of at most {limit})"
-                return f"probe {number} started{place}: {progress.candidate_text(candidate, purpose)}"
-            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
-                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
-                reason = reason_text(measurement)
-                return (
-                    f"probe {number} {status_text(measurement.status)}: {figures if measurement.ok else reason}: "
-                    f"{progress.candidate_text(candidate, purpose)}{' (best so far)' if best else ''}"
-                )
-            case ProbeLost(number=number):
-                return f"probe {number} lost with its worker: it is repeated"
-            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
-                return f"candidate {number} vetoed: {reason}: {progress.candidate_text(candidate, 'search')}"
-        return ""
+            self._write(line)
 
 
 def tracing_text(tracing: Tracing) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
-from autotune.reporting.plan_words import subject_text, traces_text
+from autotune.reporting.plan_words import traces_text, workload_and_gpus_text
 from autotune.reporting.words import (
     BASELINE_NAME,
     MISSING,
@@ -22,7 +23,7 @@ def rent_report(found: Rent) -> Document:
     """Return the report about a comparison of GPUs."""
     fitting = [offer for offer in found.offers if offer.fits]
     return Document(
-        subject=target_text(found),
+        subject=_subject(found),
         verdict=Verdict(best_text(found), Tone.GOOD if fitting else Tone.BAD),
         sections=(
             *_fitting(found, fitting),
@@ -47,14 +48,14 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
-def target_text(found: Rent) -> str:
+def _subject(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
     number = found.num_processes
     each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
     more = ", and for more while throughput per GPU rises" if number == "auto" else ""
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
-    return subject_text(found, kinds)
+    return workload_and_gpus_text(found, kinds)
 
 
 def best_text(found: Rent) -> str:
@@ -90,7 +91,8 @@ def cost_text(offer: Offer) -> str:
     """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
     if offer.cost is None:
         return MISSING
-    return f"{offer.cost:,.2f}" if offer.cost >= 1 else f"{offer.cost:.2g}"
+    first_digit = -floor(log10(offer.cost)) if 0 < offer.cost < 1 else 0
+    return f"{offer.cost:,.{max(2, first_digit + 1)}f}"
 
 
 def columns(found: Rent) -> dict[str, Callable[[Offer], str]]:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.core.length_report import LengthBin
+from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
 from autotune.reporting.lengths import histogram
@@ -40,7 +40,7 @@ class Value:
     whole: float | None = None
 
 
-def compared(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
+def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) -> tuple[tuple[Cell, ...], ...]:
     """Return a row for each value of the two, by its label, with bars; values known of neither are left out.
 
     Args:
@@ -73,16 +73,16 @@ def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: st
 
 
 def step_memory(
-    compared: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
+    candidates: Iterable[tuple[str, str, MemoryTimeline | None, str]], *, predicted: bool
 ) -> tuple[tuple[Step, ...], str]:
     """Return the memory through one step of the compared candidates, and why it is missing, in a sentence.
 
     Args:
-        compared: role, name, timeline and measurements of each.
+        candidates: role, name, timeline and measurements of each.
         predicted: whether traces were asked for.
     """
     known, missing = list[Step](), list[str]()
-    for role, name, timeline, measured in compared:
+    for role, name, timeline, measured in candidates:
         if timeline is None:
             missing.append(name)
         elif timeline.moments:
@@ -127,13 +127,22 @@ def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     return {**shown, **({_OTHER: others} if any(others) else {})}
 
 
-def lengths_section(bins: tuple[LengthBin, ...], limit: int | None, subject: str) -> Iterator[Section]:
-    """Yield the histogram of row lengths, with the limit of the candidate that is the subject; nothing without rows."""
-    if bins:
-        longest, cut = bins[-1].high, limit if limit is not None and limit < bins[-1].high else None
-        where = "no row is cut" if cut is None else f"{subject} cuts at {cut:,}"
-        text = f"{sum(part.rows for part in bins):,} rows of up to {longest:,} tokens; {where}."
-        yield Section("Length of rows", (Paragraph(text), histogram(bins, cut=cut)), Medium.PAGES)
+def lengths_section(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
+    """Yield the histogram of row lengths, with the limit of the candidate that is the subject; nothing without rows.
+
+    Args:
+        limit: None where none applies to rows.
+    """
+    if not bins:
+        return
+    changed = {} if limit is None else {"cuts": limit.rows_cut, "drops": limit.rows_dropped}
+    numbers = " and ".join(f"{verb} {number:,}" for verb, number in changed.items() if number)
+    rows, maximum = f"{sum(part.rows for part in bins):,} rows of up to {bins[-1].high:,} tokens", None
+    if limit is not None and numbers:
+        rows, maximum = f"{rows}; {subject} {numbers} (max_length {limit.max_length:,})", limit.max_length
+    elif limit is not None:
+        rows = f"{rows}; {subject} cuts and drops none"
+    yield Section("Length of rows", (Paragraph(f"{rows}."), histogram(bins, limit=maximum)), Medium.PAGES)
 
 
 def command_again(command: str, settings: Mapping[str, object]) -> str:

@@ -23,8 +23,8 @@ def _blocks(row: CatalogueRow) -> Iterator[Block]:
         "" if row.in_default_space else "not in the default search space",
     )
     yield Listing(tuple(filter(None, facts)), f"{row.knob}  {row.summary}")
-    barred = frozenset(str(option.choice) for option in row.options if not option.available)
-    yield Facts(tuple((str(option.choice), _summary(option)) for option in row.options), barred)
+    unavailable = frozenset(str(option.choice) for option in row.options if not option.available)
+    yield Facts(tuple((str(option.choice), _summary(option)) for option in row.options), unavailable)
 
 
 def _summary(option: CatalogueOption) -> str:

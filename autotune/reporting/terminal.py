@@ -27,12 +27,12 @@ _MANY_COLUMNS = 6
 _FIGURES = 10
 """Characters of a figure of a candidate, with the space behind it."""
 _CHOICES_INDENT = 5
-_BESIDE = 40
+_BESIDE = 48
 """Least width, in characters, to show a candidate's choices to the right of its figures; else they are below."""
 MARKS = {"other": "·", "default": "○", "recommended": "●"}
 """The mark of each role; where points coincide, the later one is seen."""
-WIDEST = 100
-"""Characters of a line that are enough."""
+NARROWEST, WIDEST = 40, 100
+"""Characters of a line of a picture: fewer show nothing, and more are not needed."""
 # Below a third of the budget, points would be too close to the left edge.
 _CROWDED = 1 / 3
 _HEIGHT = 9
@@ -90,7 +90,7 @@ def _block(block: doc.Block, width: int) -> Iterator[RenderableType]:
         case doc.Facts():
             yield _facts(block)
         case doc.Diff():
-            yield from _diff(block.text)
+            yield from _diff(block)
         case doc.Snippet():
             yield Text.assemble(block.lead, (block.text, "bold"), no_wrap=True)
         case doc.Candidates():
@@ -173,7 +173,7 @@ def _grid(rows: Iterable[tuple[Text, Text]]) -> tables.Table:
 
 
 def _facts(facts: doc.Facts) -> Padding:
-    styles = dict.fromkeys(facts.barred, _COLOURS[doc.Tone.BAD])
+    styles = dict.fromkeys(facts.unavailable, _COLOURS[doc.Tone.BAD])
     rows = ((Text(_plain(name)), Text(_plain(value), style=styles.get(name, ""))) for name, value in facts.pairs)
     return _indented(_grid(rows), _INDENT)
 
@@ -182,9 +182,9 @@ def _indented(part: RenderableType, indent: int) -> Padding:
     return Padding(part, (0, 0, 0, indent), expand=False)
 
 
-def _diff(diff: str) -> Iterator[Text]:
+def _diff(diff: doc.Diff) -> Iterator[Text]:
     """Yield the lines of a difference whole: one that is cut at the edge of the terminal cannot be copied."""
-    for line in printable(diff).splitlines():
+    for line in diff.lines:
         yield Text(" " * _INDENT + line, style=_DIFF_COLOURS.get(line[:1], ""), no_wrap=True)
 
 
@@ -197,8 +197,7 @@ def _candidates(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
 
 def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
     """Yield a line of figures for each candidate, with its choices to the right or below."""
-    head = _figures("", (*block.columns[:-1], ""))
-    rows = [(Text(head, style="bold"), Text(block.last, style="bold"))]
+    rows = [(Text(_figures("", block.columns), style="bold"), Text(block.last, style="bold"))]
     rows += [(Text(_figures(row.number, row.cells), style=_COLOURS[row.tone]), _choices(row)) for row in block.rows]
     if width >= max(figures.cell_len for figures, _ in rows) + 2 + _BESIDE:
         yield _grid(rows)
@@ -209,8 +208,7 @@ def _rows(block: doc.Candidates, width: int) -> Iterator[RenderableType]:
 
 
 def _figures(number: str, cells: Sequence[str]) -> str:
-    *figures, last = cells
-    return f"{number:>3}  " + "".join(f"{cell:>{_FIGURES}}  " for cell in figures) + last
+    return "  ".join((f"{number:>3}", *(f"{cell:>{_FIGURES}}" for cell in cells)))
 
 
 def _choices(row: doc.CandidateRow) -> Text:
@@ -219,7 +217,7 @@ def _choices(row: doc.CandidateRow) -> Text:
 
 
 def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
-    if len(plane.points) < 2:
+    if len(plane.points) < 2 or width - 2 < NARROWEST:
         return
     lines = scatter(plane.points, plane.budget_bytes, min(width - 2, WIDEST))
     roles = {point.role for point in plane.points}
@@ -236,11 +234,11 @@ def scatter(drawn: Sequence[doc.Point], budget_bytes: int, width: int) -> list[s
     Args:
         drawn: at least one point.
         budget_bytes: the end of the memory axis, unless all points are far below it or one is beyond it.
-        width: characters in a line, at least 40.
+        width: characters in a line, at least :data:`NARROWEST`.
     """
     most_peak = max(point.peak_bytes for point in drawn)
     most_rate = max(point.tokens_per_second for point in drawn)
-    right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else round(most_peak * 1.25)
+    right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else max(1, round(most_peak * 1.25))
     top = f"{most_rate:,.0f}"
     columns = width - len(top) - 3
     grid = [[" "] * columns for _ in range(_HEIGHT)]

@@ -57,7 +57,7 @@ def memory_cells(estimate: Estimate | None) -> tuple[str, str, str]:
 
 def printable(text: str) -> str:
     """Return text from outside with control characters, which a terminal would execute, written as codes."""
-    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
 
 
 def rate_or_dash(tokens_per_second: float | None) -> str:

@@ -50,11 +50,11 @@ def main() -> int:
     if arguments.once is not None:
         from autotune.step.child import run_once
 
-        return run_once(arguments.once, arguments.jobs, offered(arguments))
+        return run_once(arguments.once, arguments.jobs, child_arguments(arguments))
     from autotune.step.server import Server
 
     server = Server(
-        offered(arguments),
+        child_arguments(arguments),
         device=arguments.device,
         spawn=arguments.spawn,
         jobs_module=arguments.jobs,
@@ -63,7 +63,7 @@ def main() -> int:
     return server.serve()
 
 
-def offered(arguments: argparse.Namespace) -> list[str]:
+def child_arguments(arguments: argparse.Namespace) -> list[str]:
     """Return the words of the command line that another process needs to run the same jobs."""
     words = ["--device", arguments.device, "--processes", str(arguments.processes)]
     return [*words, "--jobs", arguments.jobs] if arguments.jobs is not None else words

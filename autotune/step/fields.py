@@ -24,7 +24,7 @@ _WORDS: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "t
 
 
 def mismatch(hint: Any, value: Any) -> str:
-    """Return the accepted values of a field, in words, if it does not accept a value of YAML; else None.
+    """Return what a field accepts, in words, if it does not accept the value; else an empty text.
 
     Text is taken where argparse, or the class itself (JSON for a mapping), converts it.
     """
@@ -82,7 +82,7 @@ def _holds(kind: Any, origin: type, value: Any) -> bool:
 
 def _is_number(kind: type, value: Any) -> bool:
     if isinstance(value, (int, float)):
-        return kind is float or value == int(value)
+        return kind is float or float(value).is_integer()
     if not isinstance(value, str):
         return False
     if value.lower() in ("none", "null"):

@@ -48,7 +48,12 @@ class JobType:
 
 def failure_of(error: Exception) -> Failure:
     """Convert an error to the reply for the parent, and write it to the job's log."""
-    return Failure(kind=type(error).__name__, message=hidden(str(error)), traceback=logged(error))
+    return Failure(
+        kind=type(error).__name__,
+        message=hidden(str(error)),
+        traceback=logged(error),
+        transient=isinstance(error, (MemoryError, OSError)),
+    )
 
 
 def lacks_space(error: BaseException) -> bool:

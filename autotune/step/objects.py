@@ -34,7 +34,7 @@ def config(plan: TrainingPlan, **overrides: object) -> Any:
 
 
 def parallelism_config(given: Mapping[str, Any]) -> ParallelismConfig:
-    """Return accelerate's sizes of groups of processes, which know no word for how context parallelism exchanges."""
+    """Return accelerate's `ParallelismConfig`; `cp_comm_strategy` is a field of its handler."""
     sizes = dict(given)
     exchange = sizes.pop("cp_comm_strategy", None)
     handler = TorchContextParallelConfig(cp_comm_strategy=exchange) if exchange else None

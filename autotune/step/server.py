@@ -21,7 +21,7 @@ from autotune.step.process import forked, kill_group, words_of_one_job
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
 # A scheduler may send these to every process of a job. This one ends with its parent, which ends a probe in order.
-_ASKING = tuple(
+_TERMINATION_SIGNALS = tuple(
     number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
 )
 
@@ -91,8 +91,8 @@ class Server:
         self._awaited = selectors.PollSelector()
         for file in (0, self._woken):
             self._awaited.register(file, selectors.EVENT_READ)
-        for asking in _ASKING:
-            signal.signal(asking, signal.SIG_IGN)
+        for number in _TERMINATION_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
 
     def _listen(self, jobs: Mapping[str, JobType]) -> None:
         unread = b""
@@ -162,7 +162,7 @@ class Server:
         def detached() -> int:
             os.setsid()
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, *_ASKING):
+            for number in (signal.SIGCHLD, *_TERMINATION_SIGNALS):
                 signal.signal(number, signal.SIG_DFL)
             os.close(self._events)
             return run()
@@ -171,7 +171,9 @@ class Server:
 
     def _spawned(self, folder: Path) -> int:
         words = words_of_one_job(self._arguments, folder)
-        return os.posix_spawn(sys.executable, words, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_ASKING])
+        return os.posix_spawn(
+            sys.executable, words, os.environ, setsid=True, setsigdef=[signal.SIGCHLD, *_TERMINATION_SIGNALS]
+        )
 
     def _reap(self) -> None:
         """Report the end of the running job, after killing the rest of its process group, and reap copies."""

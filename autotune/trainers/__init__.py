@@ -10,6 +10,7 @@ from functools import cache
 from autotune.errors import InputError
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
+from autotune.techniques.max_length import MaxLength
 from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
@@ -17,7 +18,7 @@ DEFAULT = "sft"
 REMOVED: Mapping[str, str] = {"ppo": "1.13", "bco": "1.14", "nash_md": "1.14", "prm": "1.14", "xpo": "1.14"}
 """Trainers that TRL no longer has, by the release that removed them."""
 
-__all__ = ["DEFAULT", "Trainer", "find_trainer", "techniques_of", "trainers"]
+__all__ = ["DEFAULT", "Trainer", "find_trainer", "limits_rows", "techniques_of", "trainers"]
 
 
 @cache
@@ -50,6 +51,12 @@ def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
     """
     own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
     return tuple(technique for technique in catalogue() if lacking(technique, trainer, own) is None)
+
+
+def limits_rows(trainer: Trainer) -> bool:
+    """Return whether ``max_length`` cuts or drops rows of the dataset: a trainer may lack it, or only score with it."""
+    own = (technique for technique in techniques_of(trainer) if isinstance(technique, MaxLength))
+    return any(not facts(technique, trainer.name).changes for technique in own)
 
 
 def lacking(technique: Technique, trainer: Trainer, own: frozenset[str]) -> str | None:

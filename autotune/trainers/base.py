@@ -112,6 +112,7 @@ class Trainer(ABC):
         has_teacher: whether it trains the model to imitate another one, which the user names.
         evaluates: whether TRL's trainer can be evaluated while training.
         has_command: whether there is a command ``trl NAME``.
+        ignores_bias_buffers: whether TRL's script heeds ``ignore_bias_buffers``, on which no step depends.
         takes_images: whether it is probed and traced on rows with images.
         module: the module of TRL that its classes are imported from.
         loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
@@ -137,6 +138,7 @@ class Trainer(ABC):
     has_teacher: ClassVar[bool] = False
     evaluates: ClassVar[bool] = True
     has_command: ClassVar[bool] = True
+    ignores_bias_buffers: ClassVar[bool] = False
     takes_images: ClassVar[bool] = False
     module: ClassVar[str] = "trl"
     loads_by_name: ClassVar[bool] = True

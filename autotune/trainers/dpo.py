@@ -29,6 +29,7 @@ class PreferenceOptimization(FusedHead):
         # TRL takes the common beginning of both answers as the prompt (trl.data_utils.extract_prompt).
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
+    ignores_bias_buffers = True
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
     config_fields = ConfigFields(

@@ -21,7 +21,7 @@ from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.probed_engine import with_engine
 from autotune.userconfig.problems import problems
-from autotune.userconfig.reading import plan_of, read
+from autotune.userconfig.reading import plan_of, read_command
 from autotune.userconfig.rewards import named_rewards
 from autotune.userconfig.sources import Sources, sources
 from autotune.userconfig.written import Written
@@ -89,7 +89,7 @@ def read_base(written: Written, hardware: Hardware, server: JobServer, folder: P
         InputError: keys of it are wrong, which the message names all at once; or it asks for what a probe does not do.
     """
     there = on_device(written, hardware)
-    return understood(there, read(there, hardware, server, folder))
+    return base_from(there, read_command(there, hardware, server, folder))
 
 
 def on_device(written: Written, hardware: Hardware) -> Written:
@@ -100,23 +100,24 @@ def on_device(written: Written, hardware: Hardware) -> Written:
     return replace(written, command=replace(command, words=(*command.words, *added)))
 
 
-def understood(written: Written, known: ReadCommand) -> UserBase:
-    """Return a base of which TRL's parser has made something.
+def base_from(written: Written, read: ReadCommand) -> UserBase:
+    """Return a base from its command as read by TRL's parser.
 
     Raises:
         InputError: as in :func:`read_base`.
     """
-    found, trainer = problems(written, known), find_trainer(written.trainer)
-    config = known.configurations.get(trainer.config_class)
-    if config is None or fatal(found):
+    found, trainer = problems(written, read), find_trainer(written.trainer)
+    config = read.configurations.get(trainer.config_class)
+    if fatal(found):
         raise _wrong(written, found)
-    started = launching(written, known)
+    started = launching(written, read)
+    assert config is not None
     try:
-        user = plan_of(written, known, without_engine(config))
+        user = plan_of(written, read, without_engine(config))
     except UnreadError as error:
         raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the base.") from error
     plan = with_engine(user.plan, started, config, written.place)
-    return UserBase(written, known, config, plan, started, user.assumptions)
+    return UserBase(written, read, config, plan, started, user.assumptions)
 
 
 def sources_of(base: UserBase, model: str | Path | None, dataset: str | Path | None) -> Sources:

@@ -18,8 +18,8 @@ _PASSES = 2
 
 
 @dataclass(frozen=True)
-class AsCandidate:
-    """A training plan in the words of techniques.
+class NearestCandidate:
+    """The candidate nearest to a plan, and the techniques that match it exactly.
 
     Attributes:
         candidate: the choices; of a technique that has no such choice, the nearest.
@@ -30,7 +30,7 @@ class AsCandidate:
     exact: frozenset[str]
 
 
-def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: SpaceFile) -> AsCandidate:
+def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: SpaceFile) -> NearestCandidate:
     """Return the candidate whose plan is nearest to a plan."""
     candidate = Candidate({technique.name: technique.default(setting) for technique in trainer.techniques})
     exact: set[str] = set()
@@ -40,7 +40,7 @@ def as_candidate(plan: TrainingPlan, trainer: Trainer, setting: Setting, file: S
             choice, same = _nearest(technique, plan, candidate, setting, file.choices.get(technique.name, ()))
             candidate = candidate.but(**{technique.name: choice})
             exact |= {technique.name} if same else set()
-    return AsCandidate(candidate, frozenset(exact))
+    return NearestCandidate(candidate, frozenset(exact))
 
 
 def _nearest(

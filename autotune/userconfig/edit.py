@@ -15,11 +15,11 @@ from autotune.core.nested import Key
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
+from autotune.core.yaml_text import yaml_text
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.files import write_text
-from autotune.emit.launch import ACCELERATE, AS_TOLD, PRECISION, launch_files, launch_keys
+from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys
 from autotune.emit.rows import ROWS, TrainingRows
-from autotune.emit.yaml_text import yaml_text
 from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.probing import JobServer
@@ -127,7 +127,7 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
         new = {name: value for name, value in arguments.items() if name not in values}
         yield from (((name,), value) for name, value in {**new, **launch_keys(wanted.plan, wanted.bundle)}.items())
     if values.get(PRECISION) is not None:
-        yield (PRECISION,), AS_TOLD
+        yield (PRECISION,), FROM_TRAINER_ARGUMENTS
 
 
 def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterator[tuple[Key, object]]:

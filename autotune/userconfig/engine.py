@@ -14,7 +14,6 @@ from autotune.core.json_text import read_json
 from autotune.core.nested import Key, at, mapping, put
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.paths import is_file
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.userconfig.groups import FIELD, groups_of, started_by
 from autotune.userconfig.launch import NO_PRECISION, Launching
@@ -25,6 +24,8 @@ _RENAMED = {"offload_params": "cpu_offload"}
 # Keys that a step depends on; the second ones only where they are set.
 _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
+# What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
+_BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
 # Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 AUTO = "auto"
@@ -39,6 +40,8 @@ _REFUSED_WITH_FILE = frozenset({
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 })  # fmt: skip
 _NAMED = "deepspeed_config_file"
+# Parameters of the optimizer in DeepSpeed's document by the trainer's arguments that they have to equal.
+_OF_OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
 # Words for accelerate about DeepSpeed on which no step depends.
 _OF_LAUNCHERS = frozenset({
     "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
@@ -80,7 +83,6 @@ def with_precision(config: Configuration, started: Launching) -> Configuration:
 def engine_args(
     document: Mapping[str, object],
     config: Configuration,
-    folder: Path,
     processes: int | None = None,
     *,
     accumulation: int | str = 1,
@@ -91,7 +93,6 @@ def engine_args(
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
-        folder: from which relative paths in the documents lead.
         processes: number of started processes; None where it is not known.
         accumulation: default for a document of DeepSpeed that accelerate names and that does not set it; accelerate
             takes 1 (DeepSpeedPlugin).
@@ -104,14 +105,14 @@ def engine_args(
     own, kind = config.values, str(document.get("distributed_type", "NO"))
     found: dict[str, object] = {}
     if own.get("deepspeed"):
-        found["deepspeed"] = _document(own["deepspeed"], folder)
+        found["deepspeed"] = _document(own["deepspeed"])
     elif kind == "DEEPSPEED":
         found["deepspeed"] = {
             _ACCUMULATION: accumulation,
-            **_deepspeed(mapping(document.get("deepspeed_config")), folder),
+            **_deepspeed(mapping(document.get("deepspeed_config"))),
         }
     elif own.get("fsdp") or kind == "FSDP":
-        found |= _fsdp(_fsdp_keys(document, config), default_version=2 if own.get("fsdp") else 1)
+        found |= _fsdp(_fsdp_keys(document, config))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
     if engine == "deepspeed":
         # A single process may also mean that the number of processes is not set.
@@ -131,7 +132,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
     refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
-    refused += [PRECISION] if document.get(PRECISION) is not None and not started.precise else []
+    refused += [PRECISION] if document.get(PRECISION) is not None and not started.precision_by_option else []
     if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(_NAMED)):
         named = "deepspeed" if own else _NAMED
         raise InputError(
@@ -146,10 +147,10 @@ def check_documents(started: Launching, config: Configuration) -> None:
         )
 
 
-def _deepspeed(given: Mapping[str, object], folder: Path) -> Mapping[str, object]:
+def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
     if given.get(_NAMED):
-        return _document(given[_NAMED], folder)
+        return _document(given[_NAMED])
     zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
     zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
     if given.get("zero3_save_16bit_model"):
@@ -176,6 +177,8 @@ def _agreeing(document: Mapping[str, object], config: Configuration, processes: 
     found = {**dict.fromkeys(SIZES, AUTO), **document}
     for path, expected in _following(config, processes):
         for value in at(found, path):
+            if value is None:
+                continue  # transformers leaves it, and DeepSpeed takes its own default
             if value not in (AUTO, expected) and expected is not None:
                 raise InputError(
                     f"DeepSpeed's document has {'.'.join(path)}: {value}, and the trainer's own arguments give"
@@ -197,17 +200,25 @@ def _following(config: Configuration, processes: int | None) -> Iterator[tuple[K
     values: Mapping[str, Any] = config.values
     rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
     counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
-    yield ("train_batch_size",), prod(counted) if len(counted) == len(SIZES) else None
-    yield ("train_micro_batch_size_per_gpu",), rows
+    # transformers then fills them in anew (`Trainer._update_auto_batch_size`).
+    searched = bool(values.get("auto_find_batch_size"))
+    yield ("train_batch_size",), prod(counted) if len(counted) == len(SIZES) and not searched else None
+    yield ("train_micro_batch_size_per_gpu",), None if searched else rows
     yield (_ACCUMULATION,), accumulation
     yield ("gradient_clipping",), values.get("max_grad_norm")
+    for name, field in _OF_OPTIMIZER.items():
+        yield ("optimizer", "params", name), values.get(field)
+    yield ("optimizer", "params", "betas"), [values.get("adam_beta1"), values.get("adam_beta2")]
+    yield ("scheduler", "params", "warmup_max_lr"), values.get("learning_rate")
     for name in ("bf16", "fp16"):
         yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
 
 
-def _fsdp(keys: Mapping[str, object], *, default_version: int) -> Mapping[str, object]:
-    if str(keys.get("version", default_version)) != "2":
+def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
+    if str(keys["version"]) != "2":
         raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
+    if keys.get("activation_checkpointing_offload"):
+        raise UnreadError("fsdp_activation_checkpointing_offload is not traced. Leave it out.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}
     return {"fsdp": True, "fsdp_config": {**kept, "version": 2}}
 
@@ -227,10 +238,13 @@ def loading_text(document: Mapping[str, object], config: Configuration) -> str |
 
 
 def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
-    """Return the document of FSDP that counts, the trainer's own or accelerate's; empty without."""
-    fsdp = str(document.get("distributed_type")) == "FSDP"
-    given = config.values.get("fsdp_config") if config.values.get("fsdp") else document.get("fsdp_config")
-    return fsdp_named(given) if isinstance(given, Mapping) and (fsdp or config.values.get("fsdp")) else {}
+    """Return the document of FSDP that counts, the trainer's own or accelerate's, with its version; empty without."""
+    if config.values.get("fsdp"):
+        return {"version": 2, **fsdp_named(mapping(config.values.get("fsdp_config")))}
+    if str(document.get("distributed_type")) != "FSDP":
+        return {}
+    keys = fsdp_named(mapping(document.get("fsdp_config")))
+    return {**_BY_ACCELERATE, **{name: value for name, value in keys.items() if value is not None}}
 
 
 def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
@@ -239,16 +253,15 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
 
 
-def _document(named: object, folder: Path) -> Mapping[str, object]:
+def _document(named: object) -> Mapping[str, object]:
     if isinstance(named, Mapping):
         return {str(name): value for name, value in without_secrets(named).items()}
-    path = Path(str(named))
-    path = path if path.is_absolute() or is_file(path) else folder / path
     try:
-        read = read_json(path.read_text(encoding="utf-8"))
+        read = read_json(Path(str(named)).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"DeepSpeed's document {named} cannot be read: {error.strerror}.", hint="Give the path of a JSON file."
+            f"DeepSpeed's document {named} cannot be read: {error.strerror}.",
+            hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
         ) from error
     except ValueError as error:
         raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error

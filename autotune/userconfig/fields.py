@@ -68,8 +68,8 @@ _LORA_WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 
 _LOADING_WITHOUT_EFFECT = frozenset({
-    "cache_dir", "device_map", "force_download", "local_files_only", "low_cpu_mem_usage", "revision", "subfolder",
-    "token", "trust_remote_code", "use_safetensors",
+    "cache_dir", "device_map", "force_download", "local_files_only", "low_cpu_mem_usage", "revision", "token",
+    "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
 # What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then

@@ -12,12 +12,13 @@ from autotune.techniques.refused_size import REFUSED
 
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
-_REPLICAS, _SHARDS, _SHARED = "dp_replicate_size", "dp_shard_size", "cp_size"
-_SIZES = (_REPLICAS, _SHARDS, _SHARED, *REFUSED)
-_EXCHANGE = "cp_comm_strategy"
+_REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
+_PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
+_SIZES = (*_PLANNED, *REFUSED)
+_CP_STRATEGY = "cp_comm_strategy"
 # What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
-_BESIDE = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
-_READ = frozenset({*_SIZES, _EXCHANGE, *_BESIDE})
+_WITHOUT_EFFECT = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
+_READ = frozenset({*_SIZES, _CP_STRATEGY, *_WITHOUT_EFFECT})
 
 
 def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
@@ -53,8 +54,8 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     for name, reason in REFUSED.items():
         if name in sizes:
             raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
-    exchange = keys.get(_EXCHANGE) if _SHARED in sizes else None
-    return {**sizes, _EXCHANGE: exchange} if exchange else sizes
+    strategy = keys.get(_CP_STRATEGY) if _CONTEXT_PARALLEL in sizes else None
+    return {**sizes, _CP_STRATEGY: strategy} if strategy else sizes
 
 
 def started_by(
@@ -71,15 +72,18 @@ def started_by(
         InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).
         UnreadError: it is not known what is trained with them.
     """
-    replicas, shards, shared = (int(str(groups.get(name, 1))) for name in (_REPLICAS, _SHARDS, _SHARED))
-    made, named = prod((replicas, shards, shared)), [name for name in (_REPLICAS, _SHARDS, _SHARED) if name in groups]
+    replicas, shards, shared = (int(str(groups.get(name, 1))) for name in _PLANNED)
+    made, named = (
+        prod((replicas, shards, shared)),
+        [name for name in _PLANNED if name in groups],
+    )
     product = " x ".join(f"{name}={groups[name]}" for name in named)
     if made > 1 and processes is not None and made != processes:
         started = "1 process is" if processes == 1 else f"{processes} processes are"
         raise InputError(
             f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({product}), and {started} started, which"
             " accelerate refuses.",
-            hint=f"The product of {_REPLICAS}, {_SHARDS} and {_SHARED} is num_processes; one that is absent is 1.",
+            hint=f"The product of {', '.join(_PLANNED)} is num_processes; one that is absent is 1.",
         )
     if engine == "fsdp" and document.get(FIELD) and shards == shared == 1:
         raise InputError(
@@ -88,7 +92,7 @@ def started_by(
         )
     if shared > 1 and engine != "fsdp":
         raise InputError(
-            f"{PARALLELISM}{_SHARED}: {shared} needs FSDP2, which accelerate splits rows with.",
+            f"{PARALLELISM}{_CONTEXT_PARALLEL}: {shared} needs FSDP2, which accelerate splits rows with.",
             hint="Write distributed_type: FSDP, and fsdp_version: 2 under fsdp_config.",
         )
     if shared > 1 and replicas > 1 and shards == 1:

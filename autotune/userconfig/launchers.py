@@ -1,18 +1,21 @@
-"""Counts the processes that ``torchrun`` and ``deepspeed`` start, from their own words."""
+"""Counts the processes that ``torchrun`` and ``deepspeed`` start, from their own options."""
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
+from autotune.core.configuration import Launched
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
 
-# Words of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
+# Options of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
 _OF_TORCHRUN = (("--nnodes",), ("--nproc-per-node", "--nproc_per_node"))
-# Words of ``deepspeed`` (DeepSpeed 0.19, ``launcher/runner.py``).
+TORCHRUN_VARIABLES = {"PET_NNODES": "nnodes", "PET_NPROC_PER_NODE": "nproc_per_node"}
+"""Variables from which ``torchrun`` takes an option that it is not given, as Kubeflow sets them."""
+# Options of ``deepspeed`` (DeepSpeed 0.19, ``launcher/runner.py``).
 _OF_DEEPSPEED = (
     ("--num_nodes",), ("--num_gpus", "--num_accelerators"), ("--include", "-i"), ("--exclude", "-e"),
     ("--hostfile", "-H"),
@@ -20,35 +23,20 @@ _OF_DEEPSPEED = (
 # In place of a number, ``torchrun`` takes what it counts on each machine (``determine_local_world_size``).
 _COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
 _OF_GPUS = frozenset({"gpu", "auto"})
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True)
-class Started:
-    """The processes that a launcher starts.
-
-    Attributes:
-        processes: over all machines.
-        machines: number of machines, with equally many processes on each.
-    """
-
-    processes: int
-    machines: int = 1
-
-
-def counted(command: Command, gpus: int | None) -> Started | None:
-    """Return the processes of a command's launcher; None if it is another launcher, or its words do not set them.
+def counted(command: Command, gpus: int | None) -> Launched | None:
+    """Return the processes of a command's launcher; None if it is another launcher, or its options do not set them.
 
     Args:
-        gpus: number of this machine's GPUs, if the check is for them; None otherwise.
+        gpus: number of this machine's GPUs, if the check is for them and the command sees all; None otherwise.
 
     Raises:
-        InputError: a number is none, or the launcher refuses the words.
+        InputError: a number is none, or the launcher refuses the options.
         UnreadError: the number depends on the machines on which the command runs.
     """
     if command.launcher == TORCHRUN:
-        # The variable hides GPUs from the command that are there for the check.
-        return _of_torchrun(command.launch, gpus if _VISIBLE not in command.env else None)
+        return _of_torchrun(command.launch, gpus, {**os.environ, **command.env})
     if command.launcher == DEEPSPEED:
         return _of_deepspeed(command.launch)
     if command.launcher == ACCELERATE and "-n" in command.launch:
@@ -68,46 +56,47 @@ def number(value: object, of: str = "processes") -> int:
     return int(text)
 
 
-def _of_torchrun(launch: Sequence[str], gpus: int | None) -> Started:
-    words = _words(launch, _OF_TORCHRUN)
-    least, _, most = words.get("nnodes", "1").partition(":")
+def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str, str]) -> Launched:
+    defaults = {name: variables[variable] for variable, name in TORCHRUN_VARIABLES.items() if variable in variables}
+    options = {**defaults, **_options(TORCHRUN, launch, _OF_TORCHRUN)}
+    least, _, most = options.get("nnodes", "1").partition(":")
     machines = number(least, "machines")
     if most and number(most, "machines") != machines:
         raise UnreadError(
             f"--nnodes {least}:{most} lets the number of machines change, and shards and batches with it. Write one"
             " number of machines to check."
         )
-    each = words.get("nproc_per_node", "1")
+    each = options.get("nproc_per_node", "1")
     if each in _OF_GPUS and gpus is not None:
-        return Started(gpus * machines, machines)
+        return Launched(gpus * machines, True, machines)
     if each in _COUNTED:
         raise UnreadError(
             f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, and the"
             " check does not know how many it has. Write the number."
         )
-    return Started(number(each) * machines, machines)
+    return Launched(number(each) * machines, True, machines)
 
 
-def _of_deepspeed(launch: Sequence[str]) -> Started | None:
-    words = _words(launch, _OF_DEEPSPEED)
-    each, machines = (_at_least_one(words.get(name)) for name in ("num_gpus", "num_nodes"))
-    chosen = next((name for name in ("include", "exclude") if words.get(name)), None)
+def _of_deepspeed(launch: Sequence[str]) -> Launched | None:
+    options = _options(DEEPSPEED, launch, _OF_DEEPSPEED)
+    each, machines = (_at_least_one(options.get(name)) for name in ("num_gpus", "num_nodes"))
+    chosen = next((name for name in ("include", "exclude") if options.get(name)), None)
     if chosen is not None and (each or machines):
         raise InputError(
             f"DeepSpeed refuses --{chosen} together with --num_gpus or --num_nodes.", hint="Give one of them."
         )
     if chosen == "include":
-        return _of_slots(words["include"])
-    by_hosts = chosen is not None or "hostfile" in words or (machines or 1) > 1
-    if by_hosts and (each is None or ("hostfile" in words and machines is None)):
+        return _of_slots(options["include"])
+    by_hosts = chosen is not None or "hostfile" in options or (machines or 1) > 1
+    if by_hosts and (each is None or ("hostfile" in options and machines is None)):
         raise UnreadError(
             "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
             " --num_nodes and --num_gpus."
         )
-    return Started(each * (machines or 1), machines or 1) if each else None
+    return Launched(each * (machines or 1), True, machines or 1) if each else None
 
 
-def _of_slots(text: str) -> Started:
+def _of_slots(text: str) -> Launched:
     """Return the processes on slots given by numbers, as in ``worker-0:0,1@worker-1:0,1``."""
     slots: dict[str, set[str]] = {}
     for host in text.split("@"):
@@ -119,7 +108,7 @@ def _of_slots(text: str) -> Started:
             f"--include {text} does not name the same number of GPUs for each machine. Write them, as in --include"
             " worker-0:0,1@worker-1:0,1."
         )
-    return Started(counts.pop() * len(slots), len(slots))
+    return Launched(counts.pop() * len(slots), True, len(slots))
 
 
 def _at_least_one(text: str | None) -> int | None:
@@ -129,13 +118,13 @@ def _at_least_one(text: str | None) -> int | None:
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"The launcher refuses its words: {message}.")
+        raise InputError(f"{self.prog} refuses its options: {message}.")
 
 
-def _words(launch: Sequence[str], options: Sequence[tuple[str, ...]]) -> Mapping[str, str]:
-    """Return the options among the words of a launcher, abbreviated or not, as its own parser reads them."""
-    parser = _Parser(add_help=False)
-    for names in options:
+def _options(program: str, launch: Sequence[str], known: Sequence[tuple[str, ...]]) -> Mapping[str, str]:
+    """Return those options of a launcher that are known, abbreviated or not, as its own parser reads them."""
+    parser = _Parser(program, add_help=False)
+    for names in known:
         parser.add_argument(*names)
     found, _ = parser.parse_known_args(list(launch))
     return {name: value for name, value in vars(found).items() if value is not None}

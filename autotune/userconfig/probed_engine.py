@@ -47,7 +47,7 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
     try:
         overruled = with_precision(config, started) is not config
         # Every file that a search writes has the accumulation of the trainer's arguments.
-        found = dict(engine_args(started.document, config, started.folder, processes, accumulation=AUTO))
+        found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
     except (UnreadError, InputError) as error:
         raise InputError(f"{place}: {error.message}", hint=error.hint) from error
     if overruled:

@@ -18,7 +18,7 @@ from autotune.userconfig.written import Written
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # The most informative keys of a file for accelerate.
 _WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
-_FOLLOWED_NOWHERE = "trust_remote_code"
+_REMOTE_CODE = "trust_remote_code"
 
 
 def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
@@ -65,10 +65,16 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
         message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, message)
-    if str(started.ignored or 1) != "1":
+    if not started.counted and started.processes > 1:
         message = (
-            f"accelerate starts one process, and not {started.ignored}: its file has distributed_type: NO. Write"
-            " MULTI_GPU there."
+            f"Nothing sets the number of processes, so accelerate starts one on each of {started.processes} GPUs. Write"
+            " num_processes."
+        )
+        yield Finding(Severity.NOTE, message)
+    if started.ignored_processes:
+        message = (
+            f"accelerate starts one process, and not {started.ignored_processes}: only MULTI_GPU, FSDP and DEEPSPEED as"
+            " distributed_type of its file start several."
         )
         yield finding(written, Severity.SILENT, "num_processes", message)
 
@@ -156,9 +162,9 @@ def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     yield from (_overridden(written, item) for item in read.overrides)
     for warning in read.warnings:
         yield _warned(written, mentioned(written, warning), warning)
-    if written.values.get(_FOLLOWED_NOWHERE):
+    if written.values.get(_REMOTE_CODE):
         message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
-        yield finding(written, Severity.NOTE, _FOLLOWED_NOWHERE, message)
+        yield finding(written, Severity.NOTE, _REMOTE_CODE, message)
 
 
 def _overridden(written: Written, item: Override) -> Finding:

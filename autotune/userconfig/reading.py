@@ -11,10 +11,11 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
-from autotune.probing.jobs import read_command
+from autotune.probing.jobs import read_command as run_job
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import UserPlan, user_plan
+from autotune.userconfig.launch import of_ranks, visible
 from autotune.userconfig.written import Written
 
 # Fields of trl.ModelConfig for the source of the model, and for actions that a check never takes.
@@ -23,15 +24,21 @@ _NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remot
 _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
 
-def read(
-    written: Written, hardware: Hardware | None, server: JobServer, folder: Path, processes: int = 1
+def read_command(
+    written: Written,
+    hardware: Hardware | None,
+    server: JobServer,
+    folder: Path,
+    gpus: int | None = None,
+    default: Path | None = None,
 ) -> ReadCommand:
-    """Return a command as read by TRL's parser.
+    """Return a command as read by TRL's parser, and by accelerate's launcher.
 
     Args:
         hardware: the device that the configuration is for; None: any GPU.
         folder: the job's; it need not exist.
-        processes: number of processes that read it together.
+        gpus: number of this machine's GPUs, if the command is for them; None otherwise.
+        default: the file that accelerate reads if none is named; None: no file.
     """
     request = ReadCommandRequest(
         written.trainer,
@@ -39,9 +46,13 @@ def read(
         {name: _in_json(value) for name, value in written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
-        processes,
+        of_ranks(written.command, gpus),
+        written.command.launcher,
+        written.command.launch,
+        visible(written, gpus) or 1,
+        str(default or ""),
     )
-    return read_command(server, request, folder)
+    return run_job(server, request, folder)
 
 
 def _in_json(value: object) -> object:
@@ -74,7 +85,8 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
-    env = {**written.env, **written.command.env}
+    # TRL's parser writes the file's variables over those of its environment.
+    env = {**written.command.env, **written.env}
     allocator = env.get(ALLOCATOR_VARIABLE) or env.get(OLD_ALLOCATOR_VARIABLE)
     kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
     return replace(user, plan=replace(_unfilled(user.plan, written), env=kept_env))

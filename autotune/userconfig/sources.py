@@ -9,10 +9,11 @@ from pathlib import Path
 
 from autotune.confidential import MASK, hidden_values
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
+from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.dataset import BUILDERS, dataset_source, evaluation_source
+from autotune.inspection.dataset import BUILDERS, check_split, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file, local_path
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
@@ -69,14 +70,20 @@ def sources(
         InputError: there is none, or it cannot be used.
     """
     model = read.configurations[MODEL_CONFIG].values
-    named = name or model.get("model_name_or_path")
+    own = model.get("model_name_or_path")
+    named = name or own
     if not isinstance(named, str):
         raise InputError("The configuration names no model.", hint="Write model_name_or_path, or give --model.")
-    source = replace(model_source(named, "random"), revision=str(model.get("model_revision") or "main"))
-    rows = _rows(read, dataset)
+    # The revision is of the configuration's own model, and that for loading wins (trl/scripts).
+    loading = mapping(config.values.get("model_init_kwargs"))
+    revision = loading.get("revision") or model.get("model_revision") if named == own else None
+    if name is None:
+        _check_unexpanded("model_name_or_path", named)
+    source = replace(model_source(named, "random"), revision=str(revision or "main"))
+    evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
+    rows = _rows(read, dataset, evaluates=evaluates)
     if rows.streams:
         _check_streamed(rows.source, config)
-    evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
     reading, evaluation = reading_of(config), _evaluated(rows) if evaluates else None
     return Sources(
         source,
@@ -98,11 +105,18 @@ def teacher_of(config: Configuration, init: Init = "random") -> ModelSource:
     named = config.values.get(TEACHER)
     if not isinstance(named, str):
         raise InputError("The configuration names no teacher.", hint=f"Write {TEACHER}.")
+    _check_unexpanded(TEACHER, named)
     revision = str(config.values.get(TEACHER_REVISION) or "main")
     return replace(model_source(named, init, tokenizes=False), revision=revision)
 
 
-def _rows(read: ReadCommand, dataset: str | Path | None) -> Loaded:
+def _check_unexpanded(key: str, place: str) -> None:
+    """Check that a path of the configuration is one for transformers and datasets, which take a ``~`` for a name."""
+    if place.startswith("~"):
+        raise InputError(f"{key}: {place} is not found: TRL does not expand ~.", hint="Write the whole path.")
+
+
+def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> Loaded:
     """Return the rows to train on, as TRL's scripts find them."""
     script = read.script
     train, test = (str(script.get(f"dataset_{name}_split") or name) for name in (_TRAIN, _TEST))
@@ -114,7 +128,7 @@ def _rows(read: ReadCommand, dataset: str | Path | None) -> Loaded:
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
         size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
-        _check_splits(train, test, parted=size is not None)
+        _check_splits(train, test if evaluates else _TEST, parted=size is not None)
         return Loaded(of_entries(items, size, streams=streams), None if size is not None else test, streams, mixed=True)
     name = script.get("dataset_name")
     if not isinstance(name, str):
@@ -126,6 +140,8 @@ def _rows(read: ReadCommand, dataset: str | Path | None) -> Loaded:
             f"dataset_name is the file {name}, which TRL does not find: it takes hub ids and directories by it.",
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
         )
+    _check_unexpanded("dataset_name", name)
+    check_split(train)
     streams = bool(script.get("dataset_streaming"))
     config = script.get("dataset_config")
     if config is not None:
@@ -196,13 +212,18 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         InputError: a file is missing, empty or broken, or TRL refuses the entries.
     """
     if streams and size is not None:
-        raise InputError("TRL cannot part rows that are streamed: test_split_size ends with an AttributeError.")
+        raise InputError(
+            "TRL cannot split a streamed dataset: test_split_size ends with an AttributeError.",
+            hint="Leave out streaming or test_split_size.",
+        )
     shares = [item.get("fraction") is not None for item in items]
     if any(shares) and (streams or not all(shares)):
         reason = "TRL refuses fraction with streaming." if streams else "TRL wants fraction in all datasets or in none."
         raise InputError(reason)
     for item in items:
         _check_shown(item)
+        for place in DatasetSource("", "", mixture=(item,)).places:
+            _check_unexpanded("datasets", place)
         _check_files(item)
     plain = _plain(items[0]) if len(items) == 1 else None
     if plain is not None:

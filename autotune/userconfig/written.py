@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
 from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, TRL, Command, options_of, read_command_line
+from autotune.inspection.command_line import CONFIG, TRL, TRL_PARSER, Command, options_of, read_command_line
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
@@ -74,6 +74,10 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
         raise InputError("There is neither a file nor a command to check.", hint=hint)
     of_file = Command(trainer, (CONFIG, str(config)), launcher=TRL)
     found = read_command_line(hidden_words(command)) if config is None else of_file
+    if found.parser == TRL_PARSER and any(word.startswith(f"{CONFIG}=") for word in found.words):
+        raise InputError(
+            f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space in place of the = of {CONFIG}=."
+        )
     file = withheld(read_yaml(found.config)) if found.config is not None else None
     if trainer is not None:
         name = find_trainer(trainer).name

@@ -11,7 +11,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.operators import Measure, OperatorTimes
 from autotune.planning.tracing.store import Tracer

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from benchmarks.published.render import head, listed
 from benchmarks.published.tables import Outcome, Row, Table
 

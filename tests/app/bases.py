@@ -19,7 +19,7 @@ from autotune.core.workload import Workload
 from autotune.step.job import JobContext
 from autotune.step.jobs.read_command import read_command
 from autotune.trainers.problem import TrainerProblem
-from autotune.userconfig.base import UserBase, on_device, understood
+from autotune.userconfig.base import UserBase, base_from, on_device
 from autotune.userconfig.written import written as read_file
 from tests.settings import CPU, workload
 
@@ -31,10 +31,10 @@ def a_base(folder: Path, text: str, trainer: str = "sft", name: str = "mine.yaml
     file = folder / name
     file.write_text(ROWS + text, encoding="utf-8", newline="")
     written = on_device(read_file(str(file), trainer), CPU.hardware)
-    request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu")
+    request = ReadCommandRequest(written.trainer, written.command.words, written.values, "cpu", launcher="trl")
     with mock.patch.dict(os.environ):
         known = read_command(request, JobContext(folder, time.monotonic()))
-    return understood(written, known)
+    return base_from(written, known)
 
 
 def started(base: UserBase, of: Workload | None = None, machine: Machine = CPU, **options: Any) -> Started:

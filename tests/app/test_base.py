@@ -12,6 +12,7 @@ from packaging.version import Version
 from autotune.app.search import fingerprint
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
+from autotune.userconfig.reading import plan_of
 from tests.app.bases import a_base, disagreements, started
 from tests.settings import LENGTHS, workload
 
@@ -252,3 +253,10 @@ def test_a_choice_of_the_file_is_always_among_those_that_are_tried(tmp_path: Pat
     found = started(a_base(tmp_path, text), allow=("pad_to_multiple_of", "precision", "optimizer"))
     for knob, choice in found.start.base.choices.items():
         assert choice in found.problem.choices[knob]
+
+
+def test_variables_of_the_file_replace_those_of_the_command_as_in_trl_s_parser(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "env: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}\n")
+    command = replace(base.written.command, env={"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
+    user = plan_of(replace(base.written, command=command), base.read, base.config)
+    assert user.plan.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -55,7 +55,7 @@ def with_zero2(folder: Path, document: Mapping[str, object] = ZERO2, **options: 
     """Return a search that starts from a file of DeepSpeed's, which accelerate's names."""
     (folder / "ds.json").write_text(json.dumps(document), encoding="utf-8")
     return with_accelerate(
-        folder, {**ACCELERATE_ZERO2, "deepspeed_config": {"deepspeed_config_file": "ds.json"}}, **options
+        folder, {**ACCELERATE_ZERO2, "deepspeed_config": {"deepspeed_config_file": str(folder / "ds.json")}}, **options
     )
 
 

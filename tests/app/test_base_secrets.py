@@ -86,8 +86,8 @@ def test_documents_of_engines_are_read_without_their_secrets(tmp_path: Path) -> 
         json.dumps({"zero_optimization": {"stage": 2}, "comet": {"enabled": True, "api_key": SECRET}}), encoding="utf-8"
     )
     (tmp_path / "a.yaml").write_text(
-        f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {tmp_path / 'ds.json'}}}\n"
-        f"aws_secret_access_key: {SECRET}\n",
+        f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {tmp_path / 'ds.json'},"
+        f" aws_secret_access_key: {SECRET}}}\nnum_processes: 2\n",
         encoding="utf-8",
     )
     base = a_base(tmp_path, f"accelerate_config: {tmp_path / 'a.yaml'}\n")
@@ -112,7 +112,8 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
         f"model_name_or_path: {small_model_directory}\ndatasets: [{{path: json, data_files: {small_dataset_file}}}]\n"
     )
     (tmp_path / "launch.yaml").write_text(
-        f"distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: {SECRET}6\n", encoding="utf-8"
+        f"distributed_type: 'NO'\nnum_processes: 1\nmpirun_config: {{aws_secret_access_key: {SECRET}6}}\n",
+        encoding="utf-8",
     )
     given.write_text(f"{head}{FILE}use_cpu: true\naccelerate_config: {tmp_path / 'launch.yaml'}\n", encoding="utf-8")
     written, out = read_file(str(given), "sft"), tmp_path / "out"
@@ -130,7 +131,7 @@ def test_no_file_that_is_handed_over_and_nothing_that_is_shown_has_a_secret(
     result = replace(result, base=file, recommended=chosen, settings=settings, notes=(file.withheld_text,))
     write_bundle(result, out)
     for form in ("html", "markdown"):
-        write_page(result, out / f"report.{form}", form)
+        write_page(probe_report(result), out / f"report.{form}", form)
     console = Console(record=True, width=120, file=io.StringIO())
     show(probe_report(result), console)
     files = [file for file in out.rglob("*") if file.is_file()]

@@ -14,7 +14,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.setting import Setting
 from autotune.core.workload import Rollouts
-from autotune.planning.extrapolation.memory import TRACED_ERROR
+from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.techniques.packing import CUTTING
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB, parse_size

@@ -8,29 +8,31 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.forecast import Forecast, device_of, note_on_traced, speeds_of, trace_before_search
+from autotune.app.forecast import Forecast, device_of, note_on_traced, speeds_of, times_of, trace_before_search
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
-from autotune.core.events import Event, Noted
+from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, ProbeServerError
-from autotune.planning.extrapolation.memory import PROCESS_BYTES
+from autotune.planning.extrapolation.forecast import PROCESS_BYTES
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
-from autotune.probing.tracing import Traced
+from autotune.probing.tracing import ServerTracer, Traced
 from autotune.space import Wishes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
+from tests.app.replaying import no_server
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
 from tests.settings import CPU, GPU, problem, setting, workload
 
 LIMIT_BYTES = 10 * GIB
 SMALL, MEDIUM, LARGE, UNKNOWN = (Candidate({"batch": rows}) for rows in (1, 2, 4, 8))
-SIZES = {SMALL: 4 * GIB, MEDIUM: 8 * GIB, LARGE: 16 * GIB}
+TINY = SMALL.but(checkpointing="on")
+SIZES = {TINY: 2 * GIB, SMALL: 4 * GIB, MEDIUM: 8 * GIB, LARGE: 16 * GIB}
 
 
 def an_estimate(candidate: Candidate, origin: Origin = Origin.TRACED) -> Estimate:
@@ -109,7 +111,7 @@ def test_tracing_that_fails_ends_no_search_and_is_told() -> None:
     assert predictor.notes() == ("Some predictions are not traced: the server is gone",)
 
 
-def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
+def test_probes_correct_memory_and_the_correction_is_told() -> None:
     predictor = predictor_of(Estimates())
     before = predictor.predict(LARGE)
     for candidate in (SMALL, MEDIUM):
@@ -119,8 +121,9 @@ def test_probes_correct_memory_and_time_and_the_correction_is_told() -> None:
     assert before is not None
     assert after is not None
     assert after.need_bytes - before.need_bytes == 120 * MIB
-    assert after.tokens_per_second == pytest.approx(2000)
-    assert predictor.notes() == ("Predictions were corrected by +120 MiB in memory and by x2 in time after 2 probes.",)
+    # What a probe teaches of speed is no part of a prediction: the errors of a prediction stay visible.
+    assert after.tokens_per_second == before.tokens_per_second == pytest.approx(4000)
+    assert predictor.notes() == ("Memory predictions were corrected by +120 MiB (2 probes).",)
 
 
 def test_a_prediction_that_holds_is_not_reported_as_corrected() -> None:
@@ -145,7 +148,7 @@ def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_st
     assert medium is not None
     assert medium.need_bytes > LIMIT_BYTES
     assert predictor.notes() == (
-        "Predictions were corrected by x1.25 in memory, since 1 ran out of it, after 1 probes.",
+        "Memory predictions were raised by 25 %, since 1 candidate ran out of memory (1 probe).",
     )
     # The raise ranks, and rules out exactly as much as before.
     assert small is not None
@@ -153,6 +156,17 @@ def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_st
     assert before is not None
     assert large.need_bytes > before.need_bytes
     assert large.need_bytes * (1 - large.error) == pytest.approx(before.need_bytes * (1 - before.error))
+
+
+def test_a_raise_is_told_beside_the_correction_that_it_follows() -> None:
+    predictor = predictor_of(Estimates())
+    for candidate in (TINY, SMALL):
+        predictor.learn(*shown(candidate, SIZES[candidate] - 512 * MIB + GIB, 1.0))
+    assert predictor.notes() == ("Memory predictions were corrected by +1.00 GiB (2 probes).",)
+    predictor.learn(MEDIUM, Measurement(ProbeStatus.OUT_OF_MEMORY))
+    (note,) = predictor.notes()
+    told = "corrected by +1.00 GiB and raised by 11.1 %, since 1 candidate ran out of memory (3 probes)."
+    assert note == f"Memory predictions were {told}"
 
 
 def test_a_raise_rules_out_no_more_than_the_probes_that_fitted_did() -> None:
@@ -220,6 +234,9 @@ class FailingTracer(AnalyticTracer):
 def unknown_speeds(_: GpuSpeeds | None) -> GpuSpeeds:
     """A CPU that cannot be measured."""
     raise ProbeServerError("no process can be started")
+
+
+LISTED = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA H100 80GB HBM3"))
 
 
 def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
@@ -300,7 +317,7 @@ def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Pat
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
-    problem = problem_of(attention=UNTRACEABLE)
+    problem = problem_of(machine=LISTED, attention=UNTRACEABLE)
     forecast = trace_before_search(
         problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
     )
@@ -345,6 +362,28 @@ def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured
     assert unknown is not None
     assert found.launch_seconds == 1e-4
     assert unknown == replace(found, launch_seconds=None)
+
+
+def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(tmp_path: Path) -> None:
+    with ServerTracer(1, ignore) as tracer:
+        on_cpu, on_gpu = (times_of(machine, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
+    assert on_cpu is not None
+    assert on_gpu is None
+
+
+def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:
+    strange = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA Strange 9000"))
+    problem, tracer = problem_of(machine=strange), AnalyticTracer()
+    forecast = trace_before_search(problem, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    assert forecast.notes() == ("The speed of NVIDIA Strange 9000 is not known, so no speed is predicted.",)
+
+
+def test_traces_that_are_not_kept_between_runs_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file" / "cache")
+    here, tracer = problem_of(machine=LISTED), AnalyticTracer()
+    forecast = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 0.0, lambda _: None)
+    assert forecast.notes() == (f"Traces are not cached: {cache.failure}.",)
 
 
 def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:

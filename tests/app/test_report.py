@@ -14,9 +14,9 @@ from autotune.core.codec import encode
 from autotune.core.result import BaseFile, Result, Timelines
 from autotune.emit.document import json_text
 from autotune.errors import InputError, UnwrittenError
-from autotune.reporting.page import html, markdown
 from autotune.units import MIB
 from tests.reporting.examples import a_result, a_timeline, traced
+from tests.reporting.pages import html, markdown
 from tests.reporting.plans import a_plan
 
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import traceback
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from autotune.core.events import Event, StageStarted, Tracing, ignore
+from autotune.core.exchange import write_reply, write_request
 from autotune.core.plan import TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.protocol import LOG_FILE, Failure, Job
+from autotune.core.traced import TracedPeak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
-from autotune.errors import AutotuneError, JobLostError
-from autotune.probing import JobServer, trace_all
-from autotune.probing.tracing import ServerTracer, Untraceable, groups
+from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
+from autotune.probing import JobServer, trace
+from autotune.probing.scratch import ScratchFolder
+from autotune.probing.server import JobExit
+from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.probing.worker import Worker
+from autotune.step.child import execute
+from autotune.step.job import JobType, failure_of
 from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
+
+A_REPLY = TraceReply(1, TracedPeak(1), TracedPeak(0), 1, 1, 1, 64, None, 64.0)
 
 
 def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest:
@@ -26,37 +36,36 @@ def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest
     return TraceRequest(plan, ModelSource(model), "cuda", ((64,),) * rows)
 
 
-def indices(requests: Sequence[TraceRequest], workers: int) -> list[tuple[int, ...]]:
-    return [group.indices for group in groups(requests, workers)]
+def test_a_trace_of_a_whole_model_starts_first(monkeypatch: pytest.MonkeyPatch, job_server: JobServer) -> None:
+    started = list[int | None]()
 
+    def traced(_worker: object, asked: TraceRequest, *_: object) -> TraceReply:
+        started.append(asked.layers)
+        raise AutotuneError("not traced")
 
-def test_plans_that_differ_in_sizes_alone_are_traced_one_after_another() -> None:
-    requests = [request(1), request(1, use_liger_kernel=True), request(4), request(4, use_liger_kernel=True)]
-    assert indices(requests, workers=1) == indices(requests, workers=2) == [(0, 2), (1, 3)]
-
-
-def test_those_for_which_libraries_are_the_same_can_be_traced_in_the_same_process() -> None:
-    requests = [request(), request(optim="adafactor"), request(bf16=True), request(use_liger_kernel=True)]
-    first, second, third, liger = groups(requests, workers=1)
-    assert first.libraries == second.libraries == third.libraries != liger.libraries
-
-
-def test_what_is_not_known_to_leave_libraries_alone_has_a_process_of_its_own() -> None:
-    requests = [request(), request(something_new=True), request(optim="adafactor", something_new=True)]
-    plain, new, other = groups(requests, workers=1)
-    assert plain.libraries != new.libraries == other.libraries
-
-
-def test_a_trace_of_a_whole_model_starts_first() -> None:
-    few = [replace(request(rows), layers=2) for rows in (1, 2, 3, 4)]
+    monkeypatch.setattr("autotune.probing.tracing.trace", traced)
     whole = replace(request(gradient_checkpointing=False), layers=32)
-    assert indices([*few, whole], workers=2) == [(4,), (0, 1, 2), (3,)]
+    with ServerTracer(1, ignore, job_server) as tracer:
+        assert len(list(tracer([replace(request(), layers=2), replace(request(2), layers=1), whole]))) == 3
+    assert started == [32, 2, 1]
 
 
-def test_no_process_is_left_without_work_while_there_is_some() -> None:
-    requests = [request(rows) for rows in (1, 2, 4)]
-    assert indices(requests, workers=2) == [(0, 1), (2,)]
-    assert indices(requests, workers=8) == [(0,), (1,), (2,)]
+@pytest.mark.parametrize(
+    ("other", "processes"), [({"optim": "adafactor"}, 1), ({"use_liger_kernel": True}, 2), ({"something_new": True}, 2)]
+)
+def test_only_those_for_which_libraries_are_the_same_are_traced_in_the_same_process(
+    other: dict[str, Any], processes: int, monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+) -> None:
+    used = set[int]()
+
+    def traced(worker: Worker, *_: object) -> TraceReply:
+        used.add(id(worker))
+        return A_REPLY
+
+    monkeypatch.setattr("autotune.probing.tracing.trace", traced)
+    with ServerTracer(1, ignore, job_server) as tracer:
+        tracer([request(), request(**other), request(), request(**other)])
+    assert len(used) == processes
 
 
 def children_of(server: JobServer) -> list[int]:
@@ -95,20 +104,97 @@ def test_one_that_cannot_be_traced_takes_none_with_it(job_server: JobServer, tmp
 def test_of_a_process_that_is_lost_each_way_to_train_is_tried_on_its_own(
     job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed_by_adafactor(
-        server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
-    ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
-        if any(one.plan.args.get("optim") == "adafactor" for one in requests):
-            raise JobLostError("killed")
-        return trace_all(server, requests, folder, timeout_seconds)
+    tried = list[Worker]()
 
-    monkeypatch.setattr("autotune.probing.tracing.trace_all", killed_by_adafactor)
+    def killed_by_adafactor(
+        worker: Worker, asked: TraceRequest, folder: Path, timeout_seconds: float | None = None
+    ) -> TraceReply:
+        if asked.plan.args.get("optim") == "adafactor":
+            tried.append(worker)
+            raise JobLostError("killed")
+        return trace(worker, asked, folder, timeout_seconds)
+
+    monkeypatch.setattr("autotune.probing.tracing.trace", killed_by_adafactor)
     model = str(write_small_model(tmp_path / "model", weights=False))
     with ServerTracer(1, ignore, job_server) as tracer:
         kept, lost = tracer([request(model=model), request(model=model, optim="adafactor")])
 
     assert isinstance(kept, TraceReply)
     assert lost == Untraceable("killed", lasting=False)
+    # Not in a new process alone, but first in the one that had traced the other.
+    assert len(set(map(id, tried))) == 2
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), OSError(errno.EMFILE, "too many open files")])
+def test_what_lacks_memory_or_files_may_be_tried_again(error: Exception, tmp_path: Path) -> None:
+    write_reply(tmp_path, failure_of(error))
+    with pytest.raises(JobLostError, match=type(error).__name__):
+        trace(Ended(JobExit(1.0)), request(), tmp_path)
+
+
+def test_a_trace_that_finds_a_full_disk_ends_all(tmp_path: Path) -> None:
+    def trace_on_a_full_disk(*_: object) -> object:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_request(tmp_path, Job.TRACE, request())
+    execute(tmp_path, {Job.TRACE: JobType(TraceRequest, trace_on_a_full_disk)}, [])
+    with pytest.raises(InputError, match="no space left on a disk"):
+        trace(Ended(JobExit(1.0)), request(), tmp_path)
+
+
+class Ended(Worker):
+    """A worker whose jobs have ended already, in the folders that they are given."""
+
+    def __init__(self, ending: JobExit) -> None:
+        self.ending = ending
+
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
+        return self.ending
+
+
+@pytest.mark.parametrize(
+    ("ending", "kills", "message"),
+    [
+        (JobExit(1.0, server_died=True), 0, "The job trace was lost: its process died."),
+        (JobExit(1.0, server_died=True), 1, "The job trace was killed by the kernel because memory ran out."),
+        (JobExit(1.0, signal=9), 1, "The job trace was killed by the kernel because memory ran out."),
+        (JobExit(1.0, signal=9), 0, "The job trace ended with signal 9, and its reply.json is absent."),
+        (JobExit(120.0, timed_out=True), 0, "The job trace exceeded its time limit and was killed after 2 min 00 s."),
+    ],
+)
+def test_of_a_job_that_left_no_reply_its_end_is_reported(
+    ending: JobExit, kills: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = iter((3, 3 + kills))
+    monkeypatch.setattr("autotune.probing.jobs.out_of_memory_kills", lambda: next(counted))
+    with pytest.raises(JobLostError) as lost:
+        trace(Ended(ending), request(), tmp_path)
+    assert lost.value.message == message
+
+
+def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(tmp_path: Path) -> None:
+    with ScratchFolder() as scratch:
+        for folder, names_log in ((tmp_path, True), (scratch / "job-1", False)):
+            folder.mkdir(exist_ok=True)
+            (folder / LOG_FILE).write_text("the last words")
+            write_reply(folder, Failure("KeyError", "'layers'", "  File model.py, line 7"))
+            with pytest.raises(AutotuneError, match="the last words") as failed:
+                trace(Ended(JobExit(1.0)), request(), folder)
+            assert "File model.py, line 7" in "".join(traceback.format_exception(failed.value))
+            assert "model.py" not in str(failed.value)
+            assert (str(folder) in str(failed.value)) is names_log
+
+
+@pytest.mark.parametrize("error", [ProbeServerError("died twice"), InputError("no such model")])
+def test_what_no_trace_can_do_without_ends_all(
+    job_server: JobServer, monkeypatch: pytest.MonkeyPatch, error: AutotuneError
+) -> None:
+    def traced(*_: object) -> TraceReply:
+        raise error
+
+    monkeypatch.setattr("autotune.probing.tracing.trace", traced)
+    with ServerTracer(1, ignore, job_server) as tracer, pytest.raises(type(error), match=error.message):
+        tracer([request()])
 
 
 def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
@@ -121,7 +207,7 @@ def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
 
     assert isinstance(late, Untraceable)
     assert not late.lasting
-    assert "longer than it may take" in late.reason
+    assert "exceeded its time limit" in late.reason
 
 
 def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tmp_path: Path) -> None:
@@ -139,27 +225,29 @@ def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tm
 def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
     job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, asked = str(write_small_model(tmp_path / "model", weights=False)), list[int]()
+    model, asked = str(write_small_model(tmp_path / "model", weights=False)), list[TraceRequest]()
 
     def without_end(
-        server: JobServer | Worker, requests: Sequence[TraceRequest], folder: Path, timeout_seconds: float | None = None
-    ) -> tuple[tuple[TraceReply, ...], AutotuneError | None]:
-        asked.append(len(requests))
-        return trace_all(server, [*requests] * 10_000, folder, timeout_seconds)
+        worker: Worker, request: TraceRequest, folder: Path, timeout_seconds: float | None = None
+    ) -> TraceReply:
+        asked.append(request)
+        while True:
+            trace(worker, request, folder, timeout_seconds)
 
     def interrupt(event: Event) -> None:
-        if isinstance(event, Tracing) and event.done:
+        if isinstance(event, Tracing):
+            assert wait_until(lambda: bool(asked))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("autotune.probing.tracing.trace_all", without_end)
+    monkeypatch.setattr("autotune.probing.tracing.trace", without_end)
     requests = [request(model=model), request(model=model, something_new=True)]
     with ServerTracer(1, interrupt, job_server) as tracer:
         server = tracer.server
         with pytest.raises(KeyboardInterrupt):
             tracer(requests)
-        assert asked == [1]
+        assert asked == requests[:1]
         # The server is there for what comes next.
-        monkeypatch.setattr("autotune.probing.tracing.trace_all", trace_all)
+        monkeypatch.setattr("autotune.probing.tracing.trace", trace)
         monkeypatch.setattr(tracer, "_listener", ignore)
         (traced,) = tracer(requests[:1])
         assert isinstance(traced, TraceReply)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from autotune.app.tracking import Tracking
-from autotune.core.estimate import Origin, distinct, need, smallest_changes
+from autotune.core.candidate import Candidate
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, smallest_changes
 from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB
@@ -40,6 +41,16 @@ def test_all_that_a_plan_shows_is_traced_and_was_preceded_by_provisional_ranking
     assert len(rankings) > 2
     assert all(found.origin is Origin.TRACED for event in rankings for found in event.best)
     assert rankings[-1].best[0] == ranked[0]
+
+
+def test_shares_of_vllm_that_differ_in_what_vllm_holds_alone_are_rows_of_their_own() -> None:
+    found = [
+        Estimate(
+            Candidate({"share": size}), Origin.TRACED, MemoryEstimate(GIB, GIB, 0, {}, 0, None, 0.1, beside_bytes=size)
+        )
+        for size in (10, 1000, 5000)
+    ]
+    assert distinct(found, TOP) == tuple(found)
 
 
 def test_where_nothing_fits_what_needs_the_least_is_found(tmp_path: Path) -> None:

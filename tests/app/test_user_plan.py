@@ -127,12 +127,18 @@ def strange(config: Any, name: str) -> Any:
     return copy
 
 
-def test_of_the_installed_trl_only_several_devices_and_the_template_of_another_model_are_refused() -> None:
+def test_of_the_installed_trl_only_devices_another_models_template_and_the_end_of_rows_alone_are_refused() -> None:
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "truncation_mode",
     }  # fmt: skip
+
+
+def test_rows_of_which_the_end_is_kept_are_refused_by_the_name_of_the_field() -> None:
+    assert plan_of(sft(truncation_mode="keep_start")) == plan_of(sft())
+    with pytest.raises(InputError, match="truncation_mode='keep_end'"):
+        plan_of(sft(truncation_mode="keep_end"))
 
 
 def is_refused(config: Any) -> bool:
@@ -255,6 +261,8 @@ def test_types_and_attention_of_the_model_are_taken_over() -> None:
 def test_what_would_change_the_model_while_it_is_loaded_is_refused() -> None:
     with pytest.raises(InputError, match="num_hidden_layers=2"):
         plan_of(sft(model_init_kwargs={"num_hidden_layers": 2}))
+    with pytest.raises(InputError, match="subfolder='other'"):
+        plan_of(sft(model_init_kwargs={"subfolder": "other"}))
 
 
 def test_four_bit_weights_are_traced_as_they_are_given() -> None:

@@ -25,7 +25,7 @@ from benchmarks.gpu.accuracy import (
     spread,
     verdict,
 )
-from benchmarks.gpu.accuracy_report import page
+from benchmarks.gpu.accuracy_report import page, summary
 from benchmarks.gpu.predicted import SCHEDULE
 from benchmarks.gpu.record import Record
 
@@ -54,6 +54,16 @@ def test_an_underestimate_is_beyond_the_margin_where_more_was_measured_than_it_a
     assert not Pair(10, 11, 0.1).beyond_margin
     assert Pair(10, 11.1, 0.1).beyond_margin
     assert not Pair(20, 10, 0.1).beyond_margin
+
+
+def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_same_cases() -> None:
+    exact, off = (replace(PREDICTED, step_seconds=seconds) for seconds in (2.0, 3.0))
+    alone = outcome(predictions={"traced": exact, "planned": exact})
+    both = outcome(predictions={"traced": exact, "planned": off, "measured operators": exact})
+    text = summary({"H100": [alone, alone, alone, both]})
+    assert "Planned times of a step are 0% off in the median; 3 of 4 are within" in text
+    assert "Of 1, operators were measured" in text
+    assert "times that follow from these are 0.0% off, where the planned ones are 50.0% off." in text
 
 
 def test_a_spread_has_median_and_95th_percentile_of_sizes_and_the_worst_with_its_sign() -> None:

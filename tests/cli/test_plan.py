@@ -24,8 +24,8 @@ from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import gpus
 from autotune.probing.tracing import Untraceable
-from autotune.reporting.page import html
 from tests.planning.stand_in import AnalyticTracer
+from tests.reporting.pages import html
 from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
 from tests.small import write_small_model
 
@@ -70,8 +70,11 @@ def plan(*words: object) -> int:
             "--token-coverage has no effect on rows that are all --seq-len long.",
         ),
         ("MODEL --seq-len 8 --gpu RTX4O90", "'RTX4O90' is not a known GPU. Closest: RTX4090"),
-        ("MODEL --seq-len 8 --gpu V100", "Closest: V100-16GB, V100-32GB. A size such as 24GiB works too."),
-        ("MODEL --seq-len 8 --gpu 24apples", "'24apples' is not a size."),
+        (
+            "MODEL --seq-len 8 --gpu V100",
+            "Closest: V100-16GB, V100-32GB, V100-PCIe-16GB, V100-PCIe-32GB. A size such as 24GiB works too.",
+        ),
+        ("MODEL --seq-len 8 --gpu 24apples", "'24apples' is not a known GPU."),
         ("MODEL --seq-len 8 --gpu 24GiB --memory-budget 80GiB", "larger than 24GiB, which has 24.00 GiB"),
         ("MODEL --seq-len 8 --gpu T4 --fix packin=bfd", "Did you mean 'packing'?"),
         ("nowhere/at/all --seq-len 8 --gpu T4", "nowhere/at/all"),

@@ -13,13 +13,12 @@ from autotune.cli.parser import build_parser, read_arguments
 from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.dry_run import DryRun, Ending, FailedAllocation, Followed, Loader, Place, Refused, Span
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
+from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
 from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
-from autotune.reporting.plan_words import BASIS
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_PLANS = [Plan, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
@@ -67,5 +66,5 @@ def test_every_outcome_of_a_dry_run_is_documented() -> None:
     assert [outcome.value for outcome in dry_run.EXIT_CODES if f"`{outcome.value}`" not in keys] == []
 
 
-def test_every_word_for_what_an_estimate_stands_on_is_documented() -> None:
-    assert all(f"| {word} |" in DOCS["plan"] for word in BASIS.values())
+def test_every_origin_of_an_estimate_is_documented() -> None:
+    assert all(f"`{origin}`" in DOCS["plan"] for origin in Origin)

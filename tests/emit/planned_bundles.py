@@ -8,7 +8,7 @@ from typing import Any
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Completions, Launch, TrainingPlan
-from autotune.emit.serving import asking, serve_command
+from autotune.emit.serving import serve_command, with_server_address
 from autotune.units import GIB
 
 MODEL = "Qwen/Qwen2.5-0.5B"
@@ -23,7 +23,7 @@ def a_bundle(split: ServerSplit | None = SPLIT, trainer: str = "grpo", **changes
     """Return the document of a training on two GPUs, beside two of a server or without one."""
     plan = TrainingPlan(trainer, ARGS, launch=Launch(2), rewards=("my_rewards.length",), completions=Completions(8, 12))
     if split is not None:
-        plan = asking(replace(plan, args={**ARGS, "use_vllm": True, "vllm_mode": "server"}))
+        plan = with_server_address(replace(plan, args={**ARGS, "use_vllm": True, "vllm_mode": "server"}))
     document = PlannedBundle(
         schema=SCHEMA,
         basis=Basis.PLANNED,

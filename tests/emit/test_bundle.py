@@ -14,10 +14,10 @@ import yaml
 from autotune.api.probe import ProbeResult
 from autotune.core.codec import decode
 from autotune.core.lengths import LengthDistribution
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts
 from autotune.emit.bundle import write_bundle
 from autotune.errors import AutotuneError, InputError
 from tests.reporting.examples import BASELINE, a_choosable, a_result, a_workload, interrupted, nothing_fits
@@ -61,6 +61,35 @@ def test_a_hub_dataset_is_named_by_path_and_split(tmp_path: Path) -> None:
     workload = a_workload(dataset_source=DatasetSource("trl-lib/Capybara", "trl-lib/Capybara", split="test"))
     write_bundle(a_result(workload=workload), tmp_path)
     assert the_config(tmp_path)["datasets"] == [{"path": "trl-lib/Capybara", "split": "test"}]
+
+
+def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocated(tmp_path: Path) -> None:
+    write_bundle(a_result(), tmp_path)
+    text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+    assert "Result: needs 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
+    result = a_result()
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, device_bytes=None)), tmp_path)
+    assert "Result: peak memory 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+
+
+GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "imported"), [(("my_rewards.length",), True), (("think_format_reward",), False)], ids=["own", "TRL's"]
+)
+def test_only_rewards_that_are_imported_have_a_place_to_start_training_in(
+    rewards: tuple[str, ...], imported: bool, tmp_path: Path
+) -> None:
+    plan = TrainingPlan("grpo", GROUPS, rewards=rewards, completions=Completions(8, 12))
+    result = a_result(trainer="grpo", workload=a_workload(trainer="grpo", rollouts=Rollouts(rewards)))
+    assert result.recommended is not None
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
+    script = (tmp_path / "train.py").read_text(encoding="utf-8")
+    assert f"rewarded by {rewards[0]}" in script
+    assert ("start training where Python finds its module" in " ".join(script.split())) == imported
 
 
 def test_a_hub_revision_is_kept(tmp_path: Path) -> None:

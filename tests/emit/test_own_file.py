@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from autotune.api.probe import ProbeResult
@@ -53,6 +54,20 @@ def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
     assert arguments["model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
     assert arguments["datasets"] == [{"path": "json", "data_files": "/data/chats.jsonl", "split": "train"}]
     assert "os.environ['WANDB_PROJECT'] = 'mine'" in script
+
+
+@pytest.mark.parametrize(("trainer", "heeds"), [("dpo", True), ("sft", False)])
+def test_the_script_ignores_bias_buffers_where_the_trainer_s_own_script_does(
+    trainer: str, heeds: bool, tmp_path: Path
+) -> None:
+    result = own(further={"model_name_or_path": "m", "datasets": [{"path": "x"}], "ignore_bias_buffers": True})
+    assert result.recommended is not None
+    plan = replace(result.recommended.plan, trainer=trainer)
+    write_bundle(replace(result, trainer=trainer, recommended=replace(result.recommended, plan=plan)), tmp_path)
+    script = (tmp_path / "train.py").read_text(encoding="utf-8")
+    assert ("_ddp_params_and_buffers_to_ignore" in script) == ("import torch" in script) == heeds
+    assert "'ignore_bias_buffers': True" not in script
+    compile(script, "train.py", "exec")
 
 
 def test_the_objects_have_the_user_s_own_values() -> None:

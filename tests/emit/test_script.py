@@ -70,6 +70,20 @@ def test_one_process_sees_the_first_visible_gpu_alone(
     assert seen(script_of(TrainingPlan("sft"), tmp_path), variables) == expected
 
 
+def test_the_script_ends_trackers_and_the_group_of_processes_after_it_has_saved(tmp_path: Path) -> None:
+    script = script_of(TrainingPlan("sft"), tmp_path)
+    assert script.index("trainer.save_model(") < script.index("trainer.end()")
+
+
+def test_an_argument_that_trl_no_longer_has_is_named_and_not_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = script_of(TrainingPlan("sft", {"use_cpu": True, "gone_since": 1}), tmp_path)
+    with mock.patch.object(sys, "argv", ["train.py"]), pytest.raises(SystemExit):
+        exec(compile(script, "train.py", "exec"), {"__name__": "__main__", "__file__": str(tmp_path / "train.py")})
+    assert "this version of TRL has no --gone_since 1" in capsys.readouterr().err
+
+
 def test_processes_of_a_group_and_of_a_cpu_see_what_they_are_shown(tmp_path: Path) -> None:
     offloading = TrainingPlan("sft", {"deepspeed": {"zero_optimization": {"stage": 2}}})
     cpu = Hardware("cpu", "CPU", 2**33)

@@ -88,3 +88,29 @@ def test_the_options_of_a_launcher_are_read_with_their_values_whatever_their_for
     assert options_of((*words, "--cpu")) == {
         "num_processes": "2", "multi_gpu": True, "mixed_precision": "bf16", "main_process_port": "-1", "cpu": True,
     }  # fmt: skip
+
+
+def test_all_values_of_an_option_are_read() -> None:
+    assert options_of(("--loss_type", "sigmoid", "sft", "--beta=0.1", "stray")) == {
+        "loss_type": ["sigmoid", "sft"], "beta": "0.1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "uv run --with trl trl sft --config c.yaml",
+        "uvx --from trl trl sft --config c.yaml",
+        "conda run -n trl trl sft --config c.yaml",
+        "srun --job-name trl accelerate launch trl/scripts/sft.py --config c.yaml",
+    ],
+)
+def test_the_value_of_an_option_before_it_is_not_taken_for_the_command(words: str) -> None:
+    found = read_command_line(words.split())
+    assert (found.trainer, found.words) == ("sft", ("--config", "c.yaml"))
+
+
+def test_the_options_of_a_launcher_begin_behind_the_module_that_it_is() -> None:
+    words = "python -u -m accelerate.commands.launch --num_processes 2 trl/scripts/sft.py"
+    found = read_command_line(words.split())
+    assert (found.launcher, found.launch) == ("accelerate", ("--num_processes", "2"))

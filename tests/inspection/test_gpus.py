@@ -14,7 +14,8 @@ from autotune.units import GIB, MIB
 
 PROMISED = {
     "T4", "V100-16GB", "V100-32GB", "RTX3090", "RTX4090", "RTX5090", "A10", "L4", "L40S", "A100-40GB", "A100-80GB",
-    "H100-PCIe", "H100-SXM", "H200", "B200", "MI300X",
+    "H100-PCIe", "H100-SXM", "H100-NVL", "H200", "B200", "MI300X", "V100-PCIe-16GB", "V100-PCIe-32GB",
+    "A100-PCIe-40GB", "A100-PCIe-80GB",
 }  # fmt: skip
 ROOT = Path(__file__).parents[2]
 EVERY = pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
@@ -113,6 +114,11 @@ def test_the_gpu_without_known_speeds_is_marked_unverified() -> None:
         ("4090", "RTX4090"),
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
         ("Tesla T4", "T4"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
+        ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
+        ("Tesla V100-PCIE-32GB", "V100-PCIe-32GB"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
     ],
 )
 def test_names_are_found_however_they_are_written(word: str, name: str) -> None:
@@ -127,7 +133,12 @@ def test_a_size_is_a_gpu_with_that_memory_and_no_known_speeds(word: str, size: i
 
 @pytest.mark.parametrize(
     ("word", "close"),
-    [("A100", ["A100-40GB", "A100-80GB"]), ("V100", ["V100-16GB", "V100-32GB"]), ("RTX4080", ["RTX4090"])],
+    [
+        ("A100", ["A100-40GB", "A100-80GB"]),
+        ("V100", ["V100-16GB", "V100-32GB"]),
+        ("RTX4080", ["RTX4090"]),
+        ("4080", ["RTX4090"]),
+    ],
 )
 def test_an_unknown_name_is_answered_with_the_closest_ones(word: str, close: list[str]) -> None:
     with pytest.raises(InputError) as caught:

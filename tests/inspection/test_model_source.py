@@ -10,6 +10,7 @@ import pytest
 
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError
+from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 
 
@@ -148,3 +149,18 @@ def test_pretrained_weights_that_are_not_there_are_missed_at_once(directory: Pat
 
 def test_a_model_that_transformers_saved_is_taken_with_its_weights(small_model_directory: Path) -> None:
     assert model_source(str(small_model_directory), "pretrained").init == "pretrained"
+
+
+def test_a_directory_in_which_nothing_can_be_looked_at_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a path that is nearly as long as one can be, no file can be named, whoever asks.
+    monkeypatch.chdir(tmp_path)
+    long, most = tmp_path, os.pathconf("/", "PC_PATH_MAX") - 6
+    while (left := most - len(str(long))) > 1:
+        long /= "d" * min(left - 1, 200)
+        Path(long.name).mkdir()
+        os.chdir(long.name)
+    for source in (lambda: model_source(long, "random"), lambda: dataset_source(long)):
+        with pytest.raises(InputError, match="cannot be looked at: File name too long"):
+            source()

@@ -92,7 +92,7 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
         ("b: 1\nyes: 1\n", "line 2: the key means True, which is no string."),
         ("env: {1: 2}\n", "line 1: the key means 1, which is no string."),
         ("? [a]\n: 1\n", "line 1: a key is a collection."),
-        ("- a\n", "c.yaml holds a list; a TRL configuration is a YAML mapping."),
+        ("- a\n", "c.yaml holds a list; a configuration is a YAML mapping."),
         ("text\n", "c.yaml holds a single value;"),
         ("", "c.yaml is empty;"),
         ("# only a comment\n", "c.yaml is empty;"),

@@ -126,6 +126,18 @@ def test_a_limit_that_is_no_size_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
         cache_limit_bytes()
 
 
+def test_without_a_home_directory_nothing_is_kept_and_the_reason_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    cache = user_cache()
+    cache.put("a", TEXT)
+    assert cache.get("a") is None
+    assert cache.failure == "there is no home directory, and XDG_CACHE_HOME is not set"
+
+
 def test_the_users_cache_has_the_users_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("AUTOTUNE_CACHE_LIMIT", "0")

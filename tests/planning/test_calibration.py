@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autotune.planning.calibration import ENOUGH, SMALLEST_ERROR, Correction, Pair, correction, factor
+from autotune.planning.predictor import ENOUGH, SMALLEST_ERROR, Correction, Pair, correction
 
 MIB = 2**20
 STATED = 0.10
@@ -18,7 +18,6 @@ def pairs(*measured_by_predicted: tuple[float, float]) -> list[Pair]:
 
 def test_one_probe_corrects_nothing() -> None:
     assert correction(pairs((100, 200)), STATED) == Correction(error=STATED)
-    assert factor(pairs((100, 200))) == Correction()
 
 
 def test_what_is_missing_everywhere_is_added() -> None:
@@ -35,7 +34,7 @@ def test_what_is_a_share_everywhere_is_multiplied() -> None:
 def test_one_probe_that_was_disturbed_moves_nothing() -> None:
     steady = [(size, size + 10.0) for size in (100.0, 200.0, 300.0, 400.0)]
     assert correction(pairs(*steady, (250.0, 900.0)), STATED)(1000) == pytest.approx(1010)
-    assert factor(pairs((1, 2), (3, 6), (5, 50))).factor == 2.0
+    assert correction(pairs((1, 2), (30, 60), (500, 1000), (70, 5000)), STATED).factor == 2.0
 
 
 def test_the_stated_error_covers_every_probe_seen() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.planning.extrapolation.depth import layer_weights, traced_depths
-from autotune.planning.extrapolation.fit import from_end, from_start
+from autotune.planning.extrapolation.fit import from_end, from_start, layer_weights
+from autotune.planning.points import traced_depths
 
 
 @pytest.mark.parametrize(

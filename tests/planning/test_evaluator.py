@@ -61,6 +61,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Evaluator, Analytic
     return evaluator, tracer
 
 
+def test_where_vllm_does_not_start_that_is_why_nothing_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.planning.evaluator.with_vllm", lambda *_: "vLLM does not start")
+    evaluator = evaluator_of(problem_of(), AnalyticTracer(), tmp_path)
+    evaluator.run([evaluator.problem.baseline])
+    assert evaluator.why_unknown == "vLLM does not start"
+
+
 def test_each_candidate_is_traced_at_its_own_sizes_and_at_few_layers(whole: tuple[Evaluator, AnalyticTracer]) -> None:
     evaluator, tracer = whole
     assert len(evaluator.candidates) <= 100
@@ -183,7 +192,7 @@ def test_candidates_whose_training_plans_are_the_same_are_traced_once(tmp_path: 
     evaluator.run([here.baseline, here.baseline])
     traced = len(tracer.requests)
     evaluator.run([here.baseline])
-    evaluator.of(here).run([here.baseline])
+    evaluator.for_problem(here).run([here.baseline])
     assert 0 < traced == len(tracer.requests)
 
 
@@ -260,7 +269,7 @@ def test_what_is_reserved_and_what_varied_lengths_add_is_traced_for_the_asked_ca
     assert best.memory.varied_bytes is None
     asked = len(tracer.requests)
 
-    evaluator.whole(best.candidate)
+    evaluator.trace_full_depth(best.candidate)
 
     found = evaluator.estimate(best.candidate).memory
     assert found is not None
@@ -285,14 +294,14 @@ def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(
     tracer, here = AnalyticTracer(), problem_of()
     equal = evaluator_of(here, tracer, tmp_path / "equal")
     equal.run([here.baseline])
-    equal.whole(here.baseline)
+    equal.trace_full_depth(here.baseline)
     memory = equal.estimate(here.baseline).memory
     assert memory is not None
     assert (memory.varied_bytes, tracer.requests[-1].layers, tracer.requests[-1].varied) == (0, LAYERS, False)
 
     lost = evaluator_of(here, LosingTracer(), tmp_path / "lost")
     lost.run([here.baseline])
-    lost.whole(here.baseline)
+    lost.trace_full_depth(here.baseline)
     assert lost.estimate(here.baseline).memory is None
 
 
@@ -323,5 +332,5 @@ def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_pat
     evaluator = evaluator_of(here, tracer, tmp_path)
     growing = here.baseline.but(allocator="expandable_segments")
     evaluator.run([growing])
-    evaluator.whole(growing)
+    evaluator.trace_full_depth(growing)
     assert [request.allocator.expandable_segments for request in tracer.requests if request.varied] == [True]

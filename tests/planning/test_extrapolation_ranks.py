@@ -14,7 +14,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.points import fit_of, traced_points
-from autotune.probing import JobServer, trace_all
+from autotune.probing import JobServer, trace
 from autotune.step.distributed.engines import zero_stage
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
@@ -112,10 +112,4 @@ def _traced(
         TraceRequest(plan, source, "cuda", ((TOKENS,),), layers=depth, gpu=find_gpu("H100-80GB"))
         for plan, depth in wanted
     ]
-    replies: list[TraceReply] = []
-    for number, request in enumerate(requests):
-        # Plans that patch libraries differently may not share a process.
-        found, failure = trace_all(server, [request], folder / str(number), 250.0)
-        assert failure is None
-        replies += found
-    return replies
+    return [trace(server, request, folder / str(number), 250.0) for number, request in enumerate(requests)]

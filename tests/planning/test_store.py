@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.tracing.cache import Cache, digest_of
 from autotune.planning.tracing.store import Traces
-from autotune.probing.tracing import Traced
+from autotune.probing.tracing import Traced, Untraceable
 from tests.planning.stand_in import AnalyticTracer
 
 GROWING, EMPTIED = AllocatorUse(expandable_segments=True), AllocatorUse(emptied=True)
@@ -55,38 +54,22 @@ def test_requests_of_one_trace_are_run_once_for_all_their_replays(tmp_path: Path
     assert [set(asked.replayed) for asked in tracer.requests] == [{AllocatorUse(), EMPTIED, GROWING}]
 
 
-def same(key: str) -> str:
-    return json.dumps({"kind": "same", "body": key})
-
-
 @pytest.mark.parametrize(
     "broken",
     [
-        same("KEY"), same("../" * 9 + "x"), same("x\0"), "[" * 10_000, "[]", '{"kind": ["same"], "body": {}}',
-        '{"kind": "reply", "body": {"peaks": {"a": 1e999}}}',
+        "[" * 10_000, "[]", '{"replies": {}}', '{"replies": [[[[9, 0]], {"peaks": {"a": 1e999}}]]}',
+        '{"failures": [[[[9, 0, 1]], {"reason": "why"}]]}', '{"failures": [[["9"], {"reason": "why"}]]}',
     ],
-    ids=["itself", "outside", "no name", "deep", "list", "kind", "shape"],
+    ids=["deep", "list", "replies", "shape", "three numbers", "no capability"],
 )  # fmt: skip
 def test_a_broken_document_of_the_cache_is_written_anew(tmp_path: Path, broken: str) -> None:
     tracer = AnalyticTracer()
     replays(tmp_path, tracer)
     (file,) = tmp_path.glob("*.json")
     before = file.read_text(encoding="utf-8")
-    file.write_text(broken.replace("KEY", file.stem), encoding="utf-8")
+    file.write_text(broken, encoding="utf-8")
     replays(tmp_path, tracer)
     assert (len(tracer.requests), file.read_text(encoding="utf-8")) == (2, before)
-
-
-def test_a_document_may_name_one_that_names_another(tmp_path: Path) -> None:
-    """As after two runs, of which each found another's trace to stand for its own."""
-    tracer = AnalyticTracer()
-    replays(tmp_path, tracer)
-    (file,) = tmp_path.glob("*.json")
-    file.rename(tmp_path / f"{'b' * 32}.json")
-    (tmp_path / f"{'a' * 32}.json").write_text(same("b" * 32), encoding="utf-8")
-    file.write_text(same("a" * 32), encoding="utf-8")
-    assert replays(tmp_path, tracer) == [AllocatorUse()]
-    assert len(tracer.requests) == 1
 
 
 A100, H100, H200 = map(find_gpu, ("A100-80GB", "H100-SXM", "H200"))
@@ -107,6 +90,15 @@ def test_a_trace_for_one_gpu_is_that_of_others_with_the_same_kernels(tmp_path: P
     assert (len(tracer.requests), again.count, again.new_count) == (1, 1, 0)
 
 
+def test_a_shared_trace_that_lacks_a_replay_is_run_again_once_for_all_gpus(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    traces = Traces(tracer, Cache(tmp_path), "model", {}, (A100, H100))
+    for asked in (request(), request(GROWING)):
+        traces.get([replace(asked, gpu=A100)])
+        traces.get([replace(asked, gpu=H100)])
+    assert (len(tracer.requests), traces.count, traces.new_count) == (2, 1, 1)
+
+
 def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:
     class Unlike(AnalyticTracer):
         """Finds that no GPU but the asked one takes the same kernels."""
@@ -120,6 +112,26 @@ def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> 
     traces.get([replace(request(), gpu=A100)])
     traces.get([replace(request(), gpu=H100)])
     assert [asked.gpu for asked in tracer.requests] == [A100, H100]
+    again = Traces(tracer, Cache(tmp_path), "model", {})
+    again.get([replace(request(), gpu=gpu) for gpu in (A100, H100)])
+    assert (len(tracer.requests), again.count, again.new_count) == (2, 2, 0)
+
+
+def test_a_failure_on_one_gpu_is_kept_beside_the_trace_for_another(tmp_path: Path) -> None:
+    class Failing(AnalyticTracer):
+        """Traces for an A100 alone."""
+
+        def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+            """Answer requests."""
+            for asked, reply in zip(requests, super().__call__(requests), strict=True):
+                yield reply if asked.gpu == A100 else Untraceable("there is no such kernel")
+
+    tracer = Failing()
+    asked = [replace(request(), gpu=gpu) for gpu in (A100, H100)]
+    first = Traces(tracer, Cache(tmp_path), "model", {}).get(asked)
+    assert Traces(tracer, Cache(tmp_path), "model", {}).get(asked) == first
+    assert first[1] == Untraceable("there is no such kernel")
+    assert len(tracer.requests) == 2
 
 
 def test_a_trace_without_the_speeds_of_a_gpu_is_run_again_with_those_that_it_has(tmp_path: Path) -> None:
@@ -168,14 +180,21 @@ def test_gpus_that_share_a_trace_are_in_machines_with_the_same_network(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "file", ["virtual/device.py", "virtual/kernels/flash.py", "step/jobs/trace.py", "core/plan.py"]
+    "file",
+    [
+        "virtual/device.py",
+        "virtual/cuda_kernels.yaml",
+        "virtual/kernels/flash.py",
+        "step/jobs/trace.py",
+        "core/plan.py",
+    ],
 )
-def test_a_change_anywhere_below_the_packages_of_a_trace_counts(tmp_path: Path, file: str) -> None:
+def test_a_change_anywhere_below_the_package_counts(tmp_path: Path, file: str) -> None:
     target = tmp_path / file
     target.parent.mkdir(parents=True)
     target.write_text("a = 1", encoding="utf-8")
     before = digest_of(tmp_path)
     target.write_text("a = 2", encoding="utf-8")
     assert digest_of(tmp_path) != before
-    target.rename(target.with_name("other.py"))
+    target.rename(target.with_name(f"other{target.suffix}"))
     assert digest_of(tmp_path) != before

@@ -10,8 +10,7 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, MemoryTimeline
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.timelines import memory_timeline
+from autotune.planning.evaluator import Evaluator, memory_timeline
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.planning.test_evaluator import LAYERS, TOKENS, problem_of, searched
 

@@ -19,7 +19,6 @@ from autotune.planning.vllm import (
     block_bytes,
     cache_bytes,
     engine_of,
-    requested_bytes,
     reservation,
     sequences_held,
     together,
@@ -47,11 +46,12 @@ def model(cache: KeyValueCache | None, parameters: int = 8_000_000_000) -> Model
     [(79.14, 0.25, 19.78), (14.56, 0.50, 7.28), (79.25, 0.15, 11.89), (79.18, 0.825, 65.32)],
 )
 def test_vllm_requests_a_share_of_all_memory(total: float, utilization: float, requested: float) -> None:
-    assert requested_bytes(round(total * GIB), utilization) == pytest.approx(requested * GIB, abs=ROUNDED)
+    found = reservation(engine(utilization=utilization), model(QWEN3_8B), round(total * GIB))
+    assert found.requested_bytes == pytest.approx(requested * GIB, abs=ROUNDED)
 
 
 def test_a_request_is_rounded_up_to_bytes() -> None:
-    assert requested_bytes(1001, 0.3) == 301
+    assert reservation(engine(utilization=0.3), model(QWEN3_8B), 1001).requested_bytes == 301
 
 
 # "model weights take W; non_torch_memory takes N; PyTorch activation peak memory takes A; the rest of the memory
@@ -153,6 +153,18 @@ def test_vllm_does_not_start_without_room_for_one_sequence() -> None:
     assert why_not(engine(on_server=True, utilization=0.01), model(QWEN3_8B), 80 * GIB) == ""
 
 
+# Qwen2.5-7B: 28 layers of linear modules with 233 million weights each, of 7.6 billion weights in all.
+def test_weights_that_training_holds_in_4_bits_are_quantised_by_vllm_too() -> None:
+    whole = replace(model(QWEN2_5_1_5B, 7_615_616_512), quantizable=28 * 233_046_016)
+    card = round(23.5 * GIB)
+    assert "less than its weights" in why_not(engine(), whole, card)
+    assert why_not(engine(in_4_bits=True), whole, card) == ""
+    saved = (
+        reservation(engine(in_4_bits=True), whole, card).cache_bytes - reservation(engine(), whole, card).cache_bytes
+    )
+    assert (7_615_616_512 * TYPE_BYTES - saved) / GIB == pytest.approx(5.2, abs=0.1)
+
+
 def test_a_model_whose_cache_is_not_known_is_not_refused_for_it() -> None:
     assert reservation(engine(), model(None), 80 * GIB).sequences is None
     assert why_not(engine(), model(None), 80 * GIB) == ""
@@ -167,6 +179,12 @@ def test_the_engine_is_the_one_that_trl_starts() -> None:
     assert engine_of(TrainingPlan("grpo", args), model(None)) == Engine(False, True, 0.4, 2, 3072)
     untold = {name: args[name] for name in list(args)[:3]}
     assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072)
+    # A server loads the model by itself.
+    for mode, in_4_bits in (("colocate", True), ("server", False)):
+        plan = TrainingPlan("grpo", {**args, "vllm_mode": mode}, {"load_in_4bit": True})
+        found = engine_of(plan, model(None))
+        assert found is not None
+        assert found.in_4_bits is in_4_bits
     assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), model(None)) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import REPLY_FILE, Job, ProbeReply, ProbeRequest
+from autotune.core.protocol import REPLY_FILE, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.job import JobContext, JobType
@@ -30,10 +31,10 @@ def request(behaviour: str, limit_bytes: int | None = None) -> ProbeRequest:
     return ProbeRequest(TrainingPlan(behaviour), ModelSource("none"), "cpu", "none", Schedule(), limit_bytes)
 
 
-def misbehave(request: ProbeRequest, context: JobContext) -> ProbeReply:
+def misbehave(request: ProbeRequest, context: JobContext) -> Measurement:
     """Do what the plan's trainer says."""
     globals()[f"_{request.plan.trainer}"](context.folder)
-    return ProbeReply((Measurement(ProbeStatus.OK),))
+    return Measurement(ProbeStatus.OK)
 
 
 JOBS = {Job.PROBE: JobType(ProbeRequest, misbehave)}
@@ -108,6 +109,10 @@ def _reply_in_another_shape(folder: Path) -> None:
 
 def _raise(folder: Path) -> None:
     raise ArithmeticError("two and two are five")
+
+
+def _fill_the_disk(folder: Path) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _fail_to_allocate_in_cpp(folder: Path) -> None:

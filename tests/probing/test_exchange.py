@@ -18,7 +18,7 @@ from autotune.core.exchange import (
 )
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import FORWARD
-from autotune.core.protocol import Failure, InputProblem, Job, ProbeReply, ProbeRequest
+from autotune.core.protocol import Failure, InputProblem, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from tests.probing.misbehaving import request
 
@@ -35,14 +35,14 @@ def test_a_request_arrives_as_it_was_sent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        ProbeReply((Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(FORWARD, 1, None, 2)),)),
+        Measurement(ProbeStatus.OUT_OF_MEMORY, "x", out_of_memory=OutOfMemory(FORWARD, 1, None, 2)),
         InputProblem("the file is empty", "fill it"),
         Failure("KeyError", "'x'", "Traceback …"),
     ],
 )
 def test_a_reply_of_each_kind_arrives_as_it_was_sent(tmp_path: Path, reply: object) -> None:
     write_reply(tmp_path, reply)
-    assert read_reply(tmp_path, ProbeReply) == reply
+    assert read_reply(tmp_path, Measurement) == reply
 
 
 def test_a_document_that_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path) -> None:

@@ -182,6 +182,11 @@ def test_a_reply_that_a_full_disk_has_no_room_for_is_no_measurement(
         probe(misbehaving_server, request(behaviour), tmp_path)
 
 
+def test_a_training_that_finds_a_full_disk_is_no_measurement(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no space left on a disk"):
+        probe(misbehaving_server, request("fill_the_disk"), tmp_path)
+
+
 def test_a_probe_whose_folder_is_removed_is_no_measurement(misbehaving_server: JobServer, tmp_path: Path) -> None:
     folder = tmp_path / "7"
     with pytest.raises(InputError, match=f"{folder} was removed while a job ran in it"):

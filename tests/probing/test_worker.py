@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -111,6 +112,28 @@ def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: P
         worker = Worker(server, tmp_path / "worker")
         psutil.Process(server.pid).kill()
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
+
+
+def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        server.wait()
+        psutil.Process(server.pid).suspend()
+        workers = [Worker(server, tmp_path / f"worker-{number}") for number in range(8)]
+        psutil.Process(server.pid).kill()
+        with ThreadPoolExecutor(8) as pool:
+            endings = pool.map(
+                lambda number: workers[number].run(Job.PROBE, request("behave"), tmp_path / f"job-{number}"), range(8)
+            )
+            assert [ending.code for ending in endings] == [0] * 8
+
+
+def test_servers_may_die_again_once_a_worker_has_completed_a_job(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
+        for number in range(3):
+            worker = Worker(server, tmp_path / f"worker-{number}")
+            assert worker.run(Job.PROBE, request("behave"), tmp_path / f"job-{number}").code == 0
+            psutil.Process(server.pid).kill()
+            worker.close()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting.check import fixed_report, verdict_report
 from autotune.reporting.terminal import show
-from autotune.units import GIB
+from autotune.units import GIB, MIB, format_bytes
 from tests.cli.screen import screen
 
 FOLDER = "configurations/of/a/team/whose/names/go/on/and/on"
@@ -55,6 +57,23 @@ def test_paragraphs_wrap_within_the_terminal_and_further_lines_stand_in(columns:
     last = lines.index("  The weights are trained in bfloat16.")
     assert last > first + 1
     assert all(line.startswith("    ") for line in lines[first + 1 : last])
+
+
+@pytest.mark.parametrize(
+    ("varied_bytes", "process_bytes", "named"),
+    [
+        (None, 0, "by the stated error of 10.0 %"),
+        (2 * GIB, 0, "by the stated error of 10.0 %, 2.00 GiB after batches of varied lengths"),
+        (None, 160 * MIB, "by the stated error of 10.0 %, 160 MiB of the process outside tensors"),
+    ],
+)
+def test_each_part_of_the_bound_of_a_need_is_named(varied_bytes: int | None, process_bytes: int, named: str) -> None:
+    memory = MemoryEstimate(20 * GIB, None, 0, {}, 0, None, 0.1, varied_bytes=varied_bytes)
+    most_bytes = memory.most_bytes + process_bytes
+    need = Need(Source.TRACED, 20 * GIB, 18 * GIB, most_bytes, 4, 2048, memory=memory, varied_bytes=memory.varied_bytes)
+    shown = verdict_report(replace(VERDICT, need=need)).verdict
+    assert shown is not None
+    assert shown.evidence[-1].endswith(f"at most {format_bytes(most_bytes)} {named}")
 
 
 @pytest.mark.parametrize("colour", [False, True])

@@ -11,11 +11,11 @@ import pytest
 from autotune.core.estimate import Plan
 from autotune.core.result import Result
 from autotune.reporting import document as doc
-from autotune.reporting.page import html, markdown
 from autotune.reporting.plan import plan_report
 from autotune.reporting.probe import probe_report
 from tests.reporting.as_text import as_text
 from tests.reporting.examples import a_result, interrupted, nothing_fits, only_the_default_fits
+from tests.reporting.pages import html, markdown
 from tests.reporting.plans import DEFAULT, UNKNOWN, a_plan
 from tests.reporting.test_own_file_drawn import own
 from tests.reporting.test_page import own as own_part

@@ -12,6 +12,7 @@ from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
+from autotune.reporting.document import Facts
 from autotune.reporting.plan import plan_report
 from autotune.units import GIB, MIB
 from tests.reporting.as_text import as_text
@@ -44,6 +45,9 @@ EXPLANATION = Explanation(
     additions=Additions(11 * MIB, 22 * MIB, 33 * MIB, 44 * MIB),
     times=(PartTime(FIRST, 0.5, 1), PartTime(FURTHER, 0.25, 1), PartTime(UPDATE, 0.125, 1)),
 )
+
+
+OFFLOADED = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
 
 
 def drawn(explanation: Explanation, width: int = 100, plan: Plan | None = None) -> str:
@@ -100,6 +104,52 @@ def test_a_device_of_unknown_speed_has_no_times() -> None:
     silent = replace(FASTEST, memory=replace(FASTEST.memory, step_seconds=None), tokens_per_second=None)
     text = drawn(replace(EXPLANATION, times=()), plan=a_plan(estimates=(silent,)))
     assert "Not predicted: the speed of the device is not known." in text
+
+
+SUMMANDS = ("tensors at the peak", "training at rest", "+ ")
+
+
+def memory_rows(breakdown: dict[str, int], beside_bytes: int) -> list[tuple[str, str]]:
+    """Return the rows of the device's memory, of a training that itself needs 20 GiB with its context of 0.5 GiB."""
+    assert FASTEST.memory is not None
+    memory = replace(FASTEST.memory, beside_bytes=beside_bytes, breakdown=breakdown)
+    known = replace(EXPLANATION, additions=Additions(GIB, GIB, 5 * GIB // 2, GIB // 2))
+    plan = a_plan(estimates=(replace(FASTEST, memory=memory),), explanation=known)
+    (found,) = (block for block in plan_report(plan, top=20).blocks(Facts) if "= needs" in dict(block.pairs))
+    return list(found.pairs)
+
+
+@pytest.mark.parametrize(
+    ("breakdown", "beside_bytes"),
+    [
+        ({"vLLM": 3 * GIB}, 3 * GIB),
+        # While it generates, training holds 12 GiB less than at its own peak.
+        ({"training at rest": 8 * GIB - GIB // 2, "vLLM": 20 * GIB}, 8 * GIB),
+        ({}, 0),
+    ],
+    ids=["asleep at the peak", "generating at the peak", "none"],
+)
+def test_the_parts_of_the_need_add_up_with_vllm_among_them(breakdown: dict[str, int], beside_bytes: int) -> None:
+    rows = memory_rows(breakdown, beside_bytes)
+    sizes = [float(size.split()[0]) for name, size in rows if name.startswith(SUMMANDS) and "GiB" in size]
+    sizes += [float(size.split()[0]) / 1024 for name, size in rows if name.startswith(SUMMANDS) and "MiB" in size]
+    assert dict(rows)["= needs"] == f"{sum(sizes):.2f} GiB, ±10 %"
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"use_vllm": True}, "how long vLLM generates is not known"),
+        ({"deepspeed": OFFLOADED}, "a part of the step runs on the host, whose time is not known"),
+        ({}, "only the largest micro-batches were traced, since it does not fit"),
+    ],
+    ids=["vLLM", "an optimizer on the host", "too large"],
+)
+def test_the_reason_why_a_known_gpu_has_no_time_is_given(args: dict[str, object], reason: str) -> None:
+    assert FASTEST.memory is not None
+    silent = replace(FASTEST, memory=replace(FASTEST.memory, step_seconds=None), tokens_per_second=None)
+    known = replace(EXPLANATION, training_plan=TrainingPlan("sft", args))
+    assert f"Not predicted: {reason}." in words(drawn(known, plan=a_plan(estimates=(silent,))))
 
 
 def test_what_could_not_be_traced_ends_with_the_reason() -> None:

@@ -58,8 +58,8 @@ def test_a_trainer_that_does_both_says_so() -> None:
     assert "rows dropped" in text
 
 
-@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation"])
-def test_a_trainer_without_a_maximum_length_has_no_section_of_them(trainer: str) -> None:
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation", "online_dpo"])
+def test_a_trainer_that_limits_no_rows_has_no_section_of_them(trainer: str) -> None:
     report = report_of(CUT)
     assert "max_length" in shown(report)
     assert "max_length" not in shown(replace(report, workload=replace(report.workload, trainer=trainer)))

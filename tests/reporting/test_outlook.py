@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.core.images import ImageProfile
+from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Launch
 from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut
@@ -84,6 +86,25 @@ def test_ways_out_are_the_lengths_below_the_shortest_that_was_to_fit_and_that_wh
     said = way_out_lines(only_the_default_fits())
     assert [line.split()[1] for line in said if line.startswith("--max-length")] == ["4096", "2048", "1024"]
     assert "--max-length 1024 would keep 24.3 % of the tokens" in said
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation", "online_dpo"])
+def test_no_length_is_offered_where_none_limits_rows(trainer: str) -> None:
+    result = nothing_fits()
+    said = way_out_lines(replace(result, workload=replace(result.workload, trainer=trainer)))
+    assert said[1:] == ("a larger --memory-budget",)
+
+
+def test_no_length_is_offered_for_images_since_training_fails_where_one_is_cut() -> None:
+    result = nothing_fits()
+    one = LengthDistribution({1: 700})
+    dataset = replace(result.workload.dataset, images=ImageProfile(one, one, one))
+    said = way_out_lines(replace(result, workload=replace(result.workload, dataset=dataset)))
+    assert said[1:] == ("a larger --memory-budget",)
+
+
+def test_no_larger_budget_is_offered_than_the_device_has() -> None:
+    assert way_out_lines(only_the_default_fits())[-1] == "a device with more memory"
 
 
 def test_the_best_so_far_is_the_fastest_that_ran() -> None:

@@ -11,10 +11,10 @@ from autotune.core.result import BaseFile, Contribution, Result
 from autotune.core.status import ProbeStatus
 from autotune.reporting.comparison import costs, headline, runs_text
 from autotune.reporting.document import Code, Diff
-from autotune.reporting.page import html, markdown
 from autotune.reporting.probe import probe_report
 from autotune.reporting.progress import Progress
 from tests.reporting.examples import a_result, a_workload, nothing_fits
+from tests.reporting.pages import html, markdown
 from tests.reporting.test_page import HOSTILE
 from tests.reporting.test_page import own as own_part
 
@@ -109,3 +109,11 @@ def test_a_hostile_file_stays_text() -> None:
     text = markdown(result)
     assert "\n`````diff\n" in text
     assert f"\n-a: {HOSTILE}\\x1b[2J\n" in text
+
+
+def test_a_difference_of_a_file_from_windows_can_be_copied_and_names_its_line_ends_once() -> None:
+    base = BaseFile("mine.yaml", diff="--- mine.yaml\n+++ mine.yaml\n-a:\t1\r\n+a:\t2\r\n")
+    result = replace(own(), base=base)
+    assert "line ends: CRLF\n--- mine.yaml\n+++ mine.yaml\n-a:\t1\n+a:\t2\n" in markdown(result)
+    assert "+a:\t2</span>" in unescape(html(result))
+    assert "CRLF" not in markdown(own())

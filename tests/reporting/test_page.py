@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import pytest
 
 from autotune.core.result import Result
-from autotune.reporting.page import html, markdown
 from tests.reporting.examples import a_result, nothing_fits
+from tests.reporting.pages import html, markdown
 
 HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
 
@@ -98,6 +98,14 @@ def test_every_chart_has_its_text() -> None:
 def test_markdown_ends_with_the_command_that_searches_again() -> None:
     text = markdown(a_result(settings={"base": "mine.yaml"}))
     assert text.endswith("\nSearch again with `autotune probe --base mine.yaml`\n")
+
+
+def test_markdown_leaves_code_as_it_is_but_for_the_bars_that_would_end_a_cell() -> None:
+    text = markdown(a_result(settings={"output": "vision|visual"}))
+    assert text.endswith("\nSearch again with `autotune probe --output 'vision|visual'`\n")
+    result = a_result()
+    piped = replace(result, contributions=(replace(result.contributions[0], choice="a|b"),))
+    assert r"| `packing=a\|b` |" in markdown(piped)
 
 
 def test_markdown_makes_no_html_of_a_hostile_name() -> None:

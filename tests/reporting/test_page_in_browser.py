@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from autotune.core.result import BaseFile
-from autotune.reporting.page import html
 from autotune.units import GIB
 from tests.reporting.examples import traced
+from tests.reporting.pages import html
 from tests.reporting.test_page_of_plan import planned
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -148,16 +148,18 @@ def test_filters_leave_the_trials_that_have_the_words_and_the_outcome(shown: Any
     assert rows_shown(shown) == 1
 
 
-def test_the_theme_changes_by_keyboard_and_the_charts_with_it(shown: Any) -> None:
-    from selenium.webdriver.common.keys import Keys
-
-    def ink() -> str:
+def test_the_charts_follow_the_theme_of_the_system(shown: Any) -> None:
+    def ink(theme: str) -> str:
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        shown.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        # The change is heard of with the next frame.
+        shown.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
         script = "return getComputedStyle(document.querySelector('#front .xtick text')).fill"
         return str(shown.execute_script(script))
 
-    before = ink()
-    shown.find_element("id", "theme").send_keys(Keys.ENTER)
-    assert ink() != before
+    light = ink("light")
+    assert ink("dark") != light
+    assert ink("light") == light
     assert shown.get_log("browser") == []
 
 

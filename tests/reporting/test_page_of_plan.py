@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from autotune.core.estimate import Estimate, Origin, Plan
-from autotune.core.length_report import LengthBin
+from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.reporting.document import Candidates, Charts, Paragraph, Point, Snippet, Table, Tone, Verdict
-from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.plan import plan_report
 from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
+from tests.reporting.pages import html, markdown
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
 from tests.reporting.test_page import HOSTILE, own
 
@@ -26,7 +26,8 @@ BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
 def planned(**changes: Any) -> Plan:
     """A plan of a trainer and rows, with the steps of both compared candidates."""
     known: dict[str, Any] = {
-        "trainer": "sft", "lengths": BINS, "environment": {"torch": "2.13.0", "trl": "1.16.0"},
+        "trainer": "sft", "lengths": BINS, "limit": LengthLimit(1024, 0.9, 10, 2_000),
+        "environment": {"torch": "2.13.0", "trl": "1.16.0"},
         "timeline": a_timeline(), "baseline_timeline": a_timeline(micro_batches=8),
         "settings": {"model": "Qwen/Qwen2.5-7B", "gpu": "RTX4090", "seq_len": 1024, "dataset": None, "fix": {}},
     }  # fmt: skip
@@ -59,7 +60,7 @@ def test_the_charts_are_those_of_a_report() -> None:
 
 
 def test_the_cut_is_that_of_the_fastest() -> None:
-    assert "40 rows of up to 2,048 tokens; the fastest that fits cuts at 1,024." in html(planned())
+    assert "40 rows of up to 2,048 tokens; the fastest that fits cuts 10 (max_length 1,024)." in html(planned())
 
 
 def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
@@ -67,7 +68,7 @@ def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
     assert [row.outcome for row in rows] == ["fits", "fits", "does not fit", "unknown"]
     assert rows[2].reason.startswith("fits with")
     assert rows[3].reason == UNKNOWN.reason
-    assert [row.cells[-1] for row in rows] == ["traced", "traced", "traced", "unknown"]
+    assert [row.cells[-1] for row in rows] == ["9,000", "8,000", "7,000", "-"]
 
 
 def test_what_was_traced_is_drawn_and_counted() -> None:
@@ -89,7 +90,7 @@ def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
     (figures,) = shown.blocks(Charts)
     assert [step.name for step in figures.steps] == ["least memory"]
     _, _, help_ = markdown(planned(estimates=(DEFAULT,))).partition("## What might change this (not predicted)\n")
-    assert "a GPU with more memory" in help_.partition("##")[0]
+    assert "a device with more memory" in help_.partition("##")[0]
 
 
 def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.documents import Documents
-from autotune.core.length_report import histogram, length_report
+from autotune.core.length_report import LengthBin, histogram, length_report, limit
 from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
@@ -24,7 +24,6 @@ from autotune.reporting.document import (
     Verdict,
 )
 from autotune.reporting.lengths import lengths_report
-from autotune.reporting.page import markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
 from autotune.reporting.sections import lengths_section
@@ -38,6 +37,7 @@ from tests.reporting.examples import (
     only_the_default_fits,
     traced,
 )
+from tests.reporting.pages import markdown
 
 
 def verdict(result: Result) -> Verdict:
@@ -87,7 +87,14 @@ def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_co
     assert points.keys() == {"recommended", "default", "other"}
     assert result.recommended is not None
     assert points["recommended"].tokens_per_second == result.recommended.tokens_per_second
-    assert points["recommended"].peak_bytes == result.recommended.peak_bytes == 21 * GIB
+    assert points["recommended"].peak_bytes == result.recommended.device_bytes == 23 * GIB
+
+
+def test_a_point_without_a_driver_s_figure_has_the_peak_of_its_allocations() -> None:
+    result = a_result()
+    assert result.recommended is not None
+    found = figures(replace(result, recommended=replace(result.recommended, device_bytes=None))).plane.points
+    assert {point.role: point.peak_bytes for point in found}["recommended"] == 21 * GIB
 
 
 def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> None:
@@ -137,23 +144,34 @@ def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
 @pytest.mark.parametrize(
     ("length", "where", "row"),
     [
-        (1024, "the recommendation cuts at 1,024", "769 to 1,024, cut at 1,024"),
-        (1025, "the recommendation cuts at 1,025", "1,025 to 1,536, cut at 1,025"),
-        (2900, "no row is cut", None),
-        (5000, "no row is cut", None),
-        (None, "no row is cut", None),
+        (1024, "; the recommendation cuts 10 (max_length 1,024)", "769 to 1,024, max_length 1,024"),
+        (1025, "; the recommendation cuts 10 (max_length 1,025)", "1,025 to 1,536, max_length 1,025"),
+        (2900, "; the recommendation cuts and drops none", None),
+        (5000, "; the recommendation cuts and drops none", None),
+        (None, "", None),
     ],
 )
 def test_the_row_and_the_sentence_name_the_length_that_cuts(length: int | None, where: str, row: str | None) -> None:
     chosen = a_result().recommended
     assert chosen is not None
     text, table = lengths(a_result(recommended=replace(chosen, max_length=length)))
-    assert text == f"700 rows of up to 2,900 tokens; {where}."
-    assert [name for name, *_ in table.rows if "cut" in str(name)] == ([row] if row else [])
+    assert text == f"700 rows of up to 2,900 tokens{where}."
+    assert [name for name, *_ in table.rows if "max_length" in str(name)] == ([row] if row else [])
+
+
+def test_rows_that_are_dropped_are_not_called_cut() -> None:
+    dropped = limit(Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)]), 512)
+    section, *_ = lengths_section((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
+    text = "100 rows of up to 1,024 tokens; the recommendation drops 10 (max_length 512)."
+    assert section.blocks[0] == Paragraph(text)
+
+
+def test_a_length_that_only_changes_scoring_limits_no_row() -> None:
+    assert lengths(a_result(trainer="online_dpo"))[0] == "700 rows of up to 2,900 tokens."
 
 
 def test_without_rows_there_is_no_histogram() -> None:
-    assert list(lengths_section((), 1024, "it")) == []
+    assert list(lengths_section((), None, "it")) == []
 
 
 def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
@@ -162,6 +180,8 @@ def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
     shown = figures(replace(result, trials=(trial, *result.trials[1:])))
     assert [(item.predicted, item.measured) for item in shown.memory] == [(14 * GIB, trial.reserved_bytes)]
     assert [(item.predicted, item.measured) for item in shown.speed] == [(9_000.0, trial.tokens_per_second)]
+    drawn = charts(probe_report(replace(result, trials=(trial,))))
+    assert {chart.name: chart.caption for chart in drawn}["memory"].startswith("1 probe; ")
 
 
 def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
@@ -189,7 +209,7 @@ def test_a_choice_that_may_have_contributed_nothing_has_a_grey_bar_and_says_so()
 
 def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
     result = a_result(
-        recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, peak_bytes=1 << 28), trials=()
+        recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, device_bytes=1 << 28), trials=()
     )
     (chart, *_) = charts(probe_report(result))
     assert chart.figure["layout"]["xaxis"]["title"]["text"] == "peak memory (MiB)"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.reporting.document import Point
+from autotune.reporting.document import Document, Plane, Point, Section
 from autotune.reporting.terminal import MARKS, scatter
 from autotune.units import GIB
+from tests.reporting.as_text import as_text
 
 OTHER, BASELINE, RECOMMENDED = MARKS.values()
 ROLES = {mark: role for role, mark in MARKS.items()}
@@ -46,6 +47,17 @@ def test_points_far_below_the_budget_are_spread_over_the_axis() -> None:
     lines = scatter((a_point(GIB, 1.0, OTHER), a_point(GIB // 2, 0.5, BASELINE)), 80 * GIB, 80)
     assert lines[-1].endswith("1.25 GiB")
     assert place(lines, OTHER)[1] - place(lines, BASELINE)[1] > 20
+
+
+def test_points_without_memory_are_drawn() -> None:
+    assert scatter((a_point(0, 1.0, OTHER), a_point(0, 2.0, BASELINE)), 24 * GIB, 80)
+
+
+@pytest.mark.parametrize("width", [1, 8, 20, 41])
+def test_a_terminal_that_is_too_narrow_has_no_picture(width: int) -> None:
+    points = (a_point(GIB, 23_000.0, RECOMMENDED), a_point(GIB, 1.0, BASELINE))
+    found = Document(None, (Section("", (Plane(points, 24 * GIB, (), "peak memory"),)),))
+    assert as_text(found, width) == ""
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

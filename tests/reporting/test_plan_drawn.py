@@ -50,14 +50,14 @@ def test_a_plan_fits_the_console_and_cuts_nothing_off(width: int) -> None:
 def test_each_row_shows_its_figures_and_what_differs_from_the_default(width: int) -> None:
     first, second, third, fourth = rows(drawn(a_plan(), width))
     assert first == (
-        "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 traced gradient_checkpointing=selective lora=r16 packing=bfd "
+        "1 20.00 GiB 4.00 GiB 3.00 MiB 9,000 gradient_checkpointing=selective lora=r16 packing=bfd "
         "per_device_train_batch_size=4"
     )
-    assert second == "2 21.00 GiB 3.00 GiB 3.00 MiB 8,000 traced lora=r16 packing=bfd"
+    assert second == "2 21.00 GiB 3.00 GiB 3.00 MiB 8,000 lora=r16 packing=bfd"
     assert third == (
-        "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 traced TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
+        "3 31.00 GiB -7.00 GiB 3.00 MiB 7,000 TRL's default fits with lora=r16 packing=bfd, 3.00 GiB to spare"
     )
-    assert fourth == "4 - - - - unknown attention=strange_attention strange_attention gives no shape"
+    assert fourth == "4 - - - - attention=strange_attention strange_attention gives no shape"
 
 
 def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:
@@ -69,6 +69,16 @@ def test_the_default_is_shown_last_where_it_is_not_among_the_best() -> None:
 def test_candidates_that_predict_the_same_share_a_row() -> None:
     same = replace(FASTEST, candidate=LONGEST.but(padding_free="on"))
     assert len(rows(drawn(a_plan(estimates=(FASTEST, same, UNKNOWN, DEFAULT)), 80))) == 3
+
+
+def test_candidates_that_differ_in_what_vllm_holds_have_a_row_each() -> None:
+    assert FASTEST.memory is not None
+    memories = [replace(FASTEST.memory, beside_bytes=size) for size in (10, 1_000, 5_000)]
+    shares = tuple(
+        replace(FASTEST, candidate=LONGEST.but(vllm_share=number), memory=memory)
+        for number, memory in enumerate(memories)
+    )
+    assert len(rows(drawn(a_plan(estimates=shares), 80))) == 3 + 1
 
 
 @WIDTHS

@@ -7,16 +7,17 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.estimate import Change
+from autotune.core.length_report import LengthLimit
 from autotune.reporting.plan_words import (
-    basis_lines,
     candidate_counts_text,
     change_text,
     choices_text,
     doubt_text,
     headline,
-    target_text,
+    traces_text,
     unknown_lines,
     way_out_lines,
+    workload_and_gpu_text,
 )
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE
@@ -54,7 +55,7 @@ def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
 
 def test_without_a_known_speed_nothing_is_said_of_time() -> None:
     roomy = an_estimate(LONGEST, 20 * GIB, None)
-    assert headline(a_plan(estimates=(roomy, SECOND))) == "What fits with most room: with 4.00 GiB to spare"
+    assert headline(a_plan(estimates=(roomy, SECOND))) == ("Largest margin: 4.00 GiB to spare; no speed is predicted")
 
 
 def test_a_single_candidate_fits_or_does_not() -> None:
@@ -114,18 +115,18 @@ def test_candidates_are_counted_by_whether_they_fit() -> None:
     assert candidate_counts_text(a_plan(estimates=(FASTEST,))) == "1 candidate: 1 fitting."
 
 
-def test_each_basis_that_is_shown_is_explained_with_its_largest_error() -> None:
-    said = basis_lines([FASTEST, UNKNOWN, DEFAULT])
-    assert len(said) == 2
-    assert said[0].startswith("traced: ")
-    assert said[0].endswith("memory may be off by 10 %")
-    assert said[1].startswith("unknown: ")
+def test_the_largest_error_of_what_is_shown_is_named() -> None:
+    assert FASTEST.memory is not None
+    exact = replace(FASTEST, memory=replace(FASTEST.memory, error=0.0))
+    traces = "14 traces (5 new) in 12 s"
+    assert traces_text(a_plan(), [exact, UNKNOWN, DEFAULT]) == f"{traces}; memory may be off by 10 %"
+    assert traces_text(a_plan(), [exact]) == traces_text(a_plan()) == traces
 
 
 def test_an_error_may_be_larger_than_the_whole() -> None:
     assert FASTEST.memory is not None
     wide = replace(FASTEST, memory=replace(FASTEST.memory, error=1.63))
-    assert basis_lines([wide])[0].endswith("memory may be off by 163 %")
+    assert traces_text(a_plan(), [wide]).endswith("memory may be off by 163 %")
 
 
 def test_unknown_candidates_are_counted_by_reason() -> None:
@@ -138,8 +139,8 @@ def test_unknown_candidates_are_counted_by_reason() -> None:
 
 
 def test_the_target_says_which_part_of_a_gpu_may_be_used() -> None:
-    assert target_text(a_plan()).endswith("planned for RTX4090, which has 24.00 GiB")
-    assert target_text(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
+    assert workload_and_gpu_text(a_plan()).endswith("planned for RTX4090, which has 24.00 GiB")
+    assert workload_and_gpu_text(a_plan(budget_bytes=BUDGET_BYTES // 2)).endswith("planned for 12.00 GiB of RTX4090")
 
 
 @pytest.mark.parametrize(("fixed", "said"), [({}, "TRL's default"), ({"lora": "none"}, "TRL's default otherwise")])
@@ -147,7 +148,13 @@ def test_what_was_fixed_is_told_from_what_is_the_default(fixed: dict[str, str], 
     plan = a_plan(settings={"fix": fixed})
     assert choices_text(BASELINE, plan) == said
     assert choices_text(BASELINE.but(lora="r16"), plan) == "lora=r16"
-    assert ("with lora=none" in target_text(plan)) == bool(fixed)
+    assert ("with lora=none" in workload_and_gpu_text(plan)) == bool(fixed)
+
+
+def test_ways_out_name_lengths_only_where_one_limits_rows_and_a_budget_only_below_the_device() -> None:
+    assert way_out_lines(a_plan())[1:] == ("a device with more memory",)
+    limited = a_plan(limit=LengthLimit(1024, 0.9, 10, 2_000), budget_bytes=BUDGET_BYTES // 2)
+    assert way_out_lines(limited)[1:] == ("a --max-length below 1,024", "a larger --memory-budget")
 
 
 def test_ways_out_name_what_was_not_allowed() -> None:

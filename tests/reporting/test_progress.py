@@ -100,6 +100,24 @@ def test_a_reason_of_several_lines_stays_one_plain_line() -> None:
     assert plain(ProbeFinished(0, PACKED, "search", crashed, best=False))[0].count("\n") == 0
 
 
+ESCAPES = "\x1b[2Jgone\x07"
+
+
+def test_what_comes_from_outside_reaches_no_terminal_as_a_command() -> None:
+    crashed = Measurement(ProbeStatus.CRASHED, reason=f"ValueError: {ESCAPES}")
+    events = (
+        Noted(ESCAPES), CandidateVetoed(1, WINNER, ESCAPES), ProbeFinished(2, PACKED, "search", crashed, best=False)
+    )  # fmt: skip
+    assert all("\x1b" not in line and "\x07" not in line for line in plain(*events))
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100, highlight=False, _environ={"TERM": "xterm"})
+    with watching(console) as listener:
+        for event in events:
+            listener(event)
+    assert ESCAPES[:4] not in file.getvalue()
+    assert r"\x1b[2Jgone" in file.getvalue()
+
+
 def test_without_a_terminal_lines_are_written_as_they_are() -> None:
     console = Console(file=io.StringIO(), width=40, record=True)
     with watching(console) as listener:
@@ -161,6 +179,12 @@ def test_remaining_time_is_not_invented_before_a_probe_ended() -> None:
     assert followed(*EVENTS[:4]).remaining_seconds is None
 
 
+def test_no_remaining_time_is_named_while_only_uncounted_probes_are_left() -> None:
+    counted = [ProbeFinished(number, PACKED, "search", RAN, best=False) for number in range(3, 17)]
+    assert followed(*EVENTS, *counted).remaining_seconds is None
+    assert followed(*EVENTS, ProbeStarted(0, BASELINE, "confirmation", 16)).remaining_seconds is None
+
+
 BEST = ProbeFinished(3, PACKED, "search", RAN, best=True)
 RESUMED = (READY, StudyResumed(5, 2, 16, BEST))
 
@@ -204,6 +228,12 @@ def test_the_best_so_far_is_kept_until_there_is_a_better() -> None:
     assert followed(*EVENTS).best_text == "best so far: TRL's default (10,000 tok/s, 12.00 GiB)"
     better = ProbeFinished(4, PACKED, "search", RAN, best=True)
     assert followed(*EVENTS, better).best_text.startswith("best so far: packing=bfd")
+
+
+def test_a_candidate_whose_confirmation_failed_is_no_longer_the_best_so_far() -> None:
+    other = ProbeFinished(2, PACKED, "confirmation", RAN_OUT, best=False)
+    assert followed(*EVENTS, other).best is not None
+    assert followed(*EVENTS, ProbeFinished(0, BASELINE, "confirmation", RAN_OUT, best=False)).best_text == ""
 
 
 def test_a_candidate_is_told_in_full_until_the_baseline_is_known() -> None:

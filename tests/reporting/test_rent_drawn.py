@@ -49,9 +49,11 @@ def test_without_prices_there_is_no_cost() -> None:
     assert not any("cost" in title for title in columns(free))
 
 
-def test_a_cost_below_one_keeps_its_digits() -> None:
-    small = replace(CHEAPEST, cost=0.001234)
-    assert cells(small, a_rent())[-1] == "0.0012"
+@pytest.mark.parametrize(
+    ("cost", "shown"), [(0.001234, "0.0012"), (0.5, "0.50"), (0.999, "1.00"), (1e-5, "0.000010"), (0.0, "0.00")]
+)
+def test_a_cost_below_one_keeps_its_digits(cost: float, shown: str) -> None:
+    assert cells(replace(CHEAPEST, cost=cost), a_rent())[-1] == shown
 
 
 def test_a_gpu_without_a_price_has_a_dash() -> None:

@@ -12,12 +12,12 @@ import pytest
 from autotune.core.memory_timeline import BESIDE_TENSORS, MemoryTimeline
 from autotune.reporting import page as home
 from autotune.reporting.document import Bar, Charts, Step, Table
-from autotune.reporting.page import html, markdown
 from autotune.reporting.page.charts import charts
 from autotune.reporting.page.step_charts import COLOURS, shown_levels, step_charts, stretches
 from autotune.reporting.probe import probe_report
 from autotune.units import GIB
 from tests.reporting.examples import a_result, a_timeline, traced
+from tests.reporting.pages import html, markdown
 
 # https://jfly.uni-koeln.de/color/, and a grey.
 OKABE_ITO = {"#0072b2", "#cc79a7", "#d55e00", "#009e73", "#e69f00", "#f0e442", "#56b4e9", "#999999"}

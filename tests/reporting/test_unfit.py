@@ -80,6 +80,13 @@ def test_that_nothing_fits_names_the_smallest_predicted_need_and_what_became_of_
     )
 
 
+def test_the_smallest_predicted_need_that_ran_and_crashed_later_is_not_called_ok() -> None:
+    later = LaterFailure(longer=True, status=ProbeStatus.CRASHED, reason="signal 9")
+    trial = a_trial(1, SMALL, later_failure=later)
+    result = replace(nothing_fits(), trials=(nothing_fits().trials[0], trial), smallest=Smallest(SMALL, 3 * GIB, 1))
+    assert nothing_fits_text(result).endswith("ended crashed in a further run of trial 1.")
+
+
 def test_what_a_limit_left_untried_without_predictions_is_not_said_to_not_fit() -> None:
     assert nothing_fits_text(replace(nothing_fits(), ended=Ending.TIME)).startswith("Nothing that was tried fits in")
     assert nothing_fits_text(replace(nothing_fits(), ended=Ending.EXHAUSTED)).startswith("Nothing fits in")

@@ -68,7 +68,7 @@ def token_workload(server: JobServer, folder: Path, lengths: Sequence[int], **co
 
 def probed_here(request: ProbeRequest, folder: Path) -> Measurement:
     """Run a probe's job in this process, and return what its first rank measured."""
-    return probe(request, JobContext(folder, time.monotonic())).ranks[0]
+    return probe(request, JobContext(folder, time.monotonic()))
 
 
 def trained(request: ProbeRequest, folder: Path) -> tuple[Progress, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.traced import TraceReply, TraceRequest, TraceRequests
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers.prompts import GENERATION, NO_REWARD
@@ -33,10 +34,9 @@ pytestmark = pytest.mark.slow
 def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceReply, int]]:
     """Return the reply to a request, and one for which every token was generated; each with its forward passes."""
     from autotune.step.job import JobContext
-    from autotune.step.jobs import trace
     from autotune.step.run import traced_training
 
-    job: Any = trace
+    job: Any = importlib.import_module("autotune.step.jobs.trace")
     run, passes = job.run_virtually, []
 
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -49,9 +49,7 @@ def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceRepl
     replies: list[TraceReply] = []
     for patch in (nullcontext(), mock.patch.object(traced_training, "short_generation", nullcontext)):
         with patch, mock.patch.object(job, "run_virtually", traced):
-            found = job.trace_all(TraceRequests((request,)), JobContext(folder, time.monotonic()))
-        assert found.failure is None, found.failure
-        replies += found.replies
+            replies.append(job.trace(request, JobContext(folder, time.monotonic())))
     return list(zip(replies, passes, strict=True))
 
 

@@ -19,11 +19,12 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource
 from autotune.step.child import execute
 from autotune.step.job import JobContext, JobType
-from autotune.step.jobs.probe import _failed
+from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
+from tests.small import write_small_model
 from tests.step.requests import BRIEF, plan
 
 
@@ -33,6 +34,19 @@ def kind(
     return judge(
         error, began_training=began, device="cpu", limit_bytes=limit_bytes, headroom_bytes=headroom_bytes
     ).status
+
+
+def test_a_full_disk_in_a_training_is_no_result_of_its_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setitem(probe.__globals__, "train", full)
+    model = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
+    asked = ProbeRequest(plan(), model, "cpu", "none", BRIEF)
+    with pytest.raises(OSError, match="No space left"):
+        probe(asked, JobContext(tmp_path, 0.0))
 
 
 def test_a_tensor_that_does_not_fit_is_out_of_memory_with_its_size() -> None:

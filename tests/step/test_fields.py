@@ -10,6 +10,7 @@ import pytest
 
 from autotune.core.configuration import ReadCommand
 from autotune.core.protocol import ReadCommandRequest
+from autotune.step.fields import mismatch
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import absent_entries
 from autotune.step.jobs.read_command import read_command
@@ -34,6 +35,13 @@ def test_a_field_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "args.packing" not in found
     assert {"args.max_length", "args.use_liger_kernel", "args.model_init_kwargs.use_kernels"} <= set(found)
     assert not any(entry.startswith(("model.", "env.", "peft")) for entry in found)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1.5])
+def test_a_number_that_is_not_whole_is_no_whole_number(value: float) -> None:
+    assert mismatch(int, value) == "a whole number"
+    assert not mismatch(float, value)
+    assert not mismatch(int, 2.0)
 
 
 GROUPS = ("--use_cpu", "true", "--per_device_train_batch_size", "2", "--num_generations", "8")

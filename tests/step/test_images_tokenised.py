@@ -21,6 +21,7 @@ from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
+from autotune.step.trainers import adapter
 from tests.vision import picture, small_processor, write_small_vision_model
 
 SIZES = [[(90, 60)], [], [(40, 90), (64, 64)], [(90, 60)]]
@@ -95,6 +96,16 @@ def of_trl(trainer: str, processor: Any, row: dict[str, Any]) -> Any:
         [prepare_multimodal_messages(row["prompt"], images=row["images"])],
         add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo", "kto"])
+def test_rows_with_images_keep_every_column_that_the_collator_of_trl_reads(trainer: str) -> None:
+    known = adapter(trainer)
+    of_trl: Any = object.__new__(known.trainer)
+    of_trl._signature_columns, of_trl._is_vision_dataset = None, True
+    of_trl._set_signature_columns_if_needed()
+    # The collators pass no tools to the template.
+    assert {*of_trl._signature_columns} - {"image", "images", "tools"} == {*known.collated_columns}
 
 
 @pytest.mark.parametrize("trainer", PICTURED)

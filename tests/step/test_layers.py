@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from autotune.planning.extrapolation.depth import traced_depths
+from autotune.planning.points import traced_depths
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers, shrunken_model

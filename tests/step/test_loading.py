@@ -11,12 +11,13 @@ from unittest import mock
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoProcessor, modeling_utils
+from transformers import AutoModelForCausalLM, AutoProcessor, modeling_utils
 
 from autotune.core.workload import ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.models import loading
-from autotune.step.models.loading import load_processor
+from autotune.step.models.heads import LANGUAGE_MODEL
+from autotune.step.models.loading import load_config, load_processor, virtual_model
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.units import GIB, MIB
 from tests.small import write_small_model
@@ -28,6 +29,47 @@ from tests.vision import small_processor, small_vision_config
 @pytest.fixture
 def source(tmp_path: Path) -> ModelSource:
     return ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"num_attention_heads": 5}, "multiple of the number of attention heads"),
+        ({"layer_types": ["full_attention", "no_attention"]}, "no_attention|layer_types"),
+        ({"dtype": "float13"}, "float13"),
+    ],
+)
+def test_a_configuration_that_is_not_valid_is_an_error_that_names_the_model(
+    source: ModelSource, changes: dict[str, Any], problem: str
+) -> None:
+    rewrite(source, changes)
+    with pytest.raises(InputError, match=f"{source.name} is not valid: .*({problem})"):
+        load_config(source, LANGUAGE_MODEL)
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", "gptq", "awq", "mxfp4"])
+def test_a_checkpoint_of_quantised_weights_may_train_and_is_not_known(source: ModelSource, method: str) -> None:
+    rewrite(source, {"quantization_config": {"quant_method": method, "load_in_4bit": True}})
+    with pytest.raises(UnreadError, match=rf"are quantised in its checkpoint \({method}\)"):
+        load_config(source, LANGUAGE_MODEL)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_type_of_a_configuration_without_one_is_that_of_its_weights(tmp_path: Path, dtype: torch.dtype) -> None:
+    source = ModelSource(str(write_small_model(tmp_path / "model")))
+    AutoModelForCausalLM.from_pretrained(source.name, dtype=dtype).save_pretrained(source.name)
+    rewrite(source, {"dtype": None})
+    config = load_config(source, LANGUAGE_MODEL)
+    assert config.dtype is dtype is AutoModelForCausalLM.from_pretrained(source.name, dtype="auto").dtype
+    assert (
+        virtual_model(config, {"dtype": "auto", "attn_implementation": None}, None, torch.device("cpu")).dtype is dtype
+    )
+
+
+def rewrite(source: ModelSource, changes: dict[str, Any]) -> None:
+    file = Path(source.name) / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def settings(tokenizer: Any) -> dict[str, Any]:

@@ -136,6 +136,10 @@ def test_the_models_profile_is_that_of_the_model_that_is_built(
     assert (profile.model_type, profile.architecture) == ("llama", "LlamaForCausalLM")
     assert (profile.layers, profile.vocabulary, profile.max_positions) == (2, 512, 2048)
     assert profile.linear_modules == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    quantizable = (
+        module for name, module in model.named_modules() if name.rpartition(".")[2] in profile.linear_modules
+    )
+    assert profile.quantizable == sum(module.weight.numel() for module in quantizable)
     assert profile.experts is None
     assert profile.has_weights is True
 

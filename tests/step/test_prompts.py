@@ -20,6 +20,7 @@ from autotune.emit.rows import write_rows
 from autotune.errors import InputError
 from autotune.space import Wishes
 from autotune.step.trainers import adapter
+from autotune.step.trainers.prompts import reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
@@ -43,6 +44,13 @@ def rows_of(words: list[int]) -> list[dict[str, Any]]:
 def tokens_of(words: int) -> int:
     """Return the tokens of a prompt, by the tokenizer alone."""
     return len(small_tokenizer()(" ".join(["memory"] * words))["input_ids"])
+
+
+def test_a_module_of_rewards_that_exits_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exiting_rewards.py").write_text("import sys\nsys.exit('no key')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match=r"exiting_rewards.length cannot be imported: no key"):
+        reward_function("exiting_rewards.length")
 
 
 def to_cover(

@@ -18,7 +18,7 @@ from autotune.core.exchange import write_reply
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, ProbeReply, ProbeRequest
+from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource
@@ -63,7 +63,7 @@ def planned(**choices: str | int) -> TrainingPlan:
 _SILENT, _KILLED, _HELD, _UPDATE, _WATCHED = 101, 102, 103, 104, 105
 
 
-def _behave(request: ProbeRequest, context: JobContext) -> ProbeReply:
+def _behave(request: ProbeRequest, context: JobContext) -> Measurement:
     training: Any = importlib.import_module("autotune.step.run.training")
 
     (context.folder.parent / f"{PIDS}-{os.environ['RANK']}").write_text(str(os.getpid()))
@@ -171,7 +171,7 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
         # What an earlier try in this folder ended with is no measurement of this one.
         earlier = tmp_path / "probe" / RANK_FOLDER.format(rank=rank)
         earlier.mkdir(parents=True)
-        write_reply(earlier, ProbeReply((Measurement(ProbeStatus.OK, peak_bytes=1),)))
+        write_reply(earlier, Measurement(ProbeStatus.OK, peak_bytes=1))
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is status
     assert found.reason.startswith(reason)
@@ -203,7 +203,7 @@ _SCALARS = 1024
 GATHERED = {"stage3_gather_16bit_weights_on_model_save": True}
 
 
-def _watched(request: ProbeRequest, context: JobContext) -> ProbeReply:
+def _watched(request: ProbeRequest, context: JobContext) -> Measurement:
     """Run a probe, and write down the bytes of the largest state that this rank was given to save."""
     most = [0]
 

@@ -141,6 +141,13 @@ def test_an_end_that_is_no_token_is_told(prepared: Prepare) -> None:
         prepared(text_rows(TEXTS), eos_token="<|nothing|>")
 
 
+def test_a_template_that_cannot_write_a_row_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:
+    file = tmp_path / "sums.jinja"
+    file.write_text("{{ messages[0].content + 1 }}")
+    with pytest.raises(InputError, match=r"chat template .*sums.jinja refuses a row of rows.jsonl: can only concat"):
+        prepared(messages_rows(TEXTS), chat_template_path=str(file))
+
+
 def test_a_template_that_refuses_rows_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:
     file = tmp_path / "strict.jinja"
     file.write_text("{{ raise_exception('only users may speak') }}")

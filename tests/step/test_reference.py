@@ -126,7 +126,7 @@ def test_a_reference_is_made_where_trl_loads_one(
     name: str, args: Mapping[str, object], processes: int, peft: bool, loads: bool
 ) -> None:
     plan = TrainingPlan(name, args, {"use_peft": peft}, launch=Launch(processes))
-    assert bool(adapter(name).beside_model(plan, lambda **_: object())) is loads
+    assert bool(adapter(name).arguments_for_built_model(plan, lambda **_: object())) is loads
 
 
 @TRAINERS
@@ -181,7 +181,7 @@ def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     asked = Asked()
-    asked.ask_some(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), ())
+    asked.precompute_sample(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), ())
     assert asked.seconds_per_row == {PRECOMPUTE: pytest.approx(wide.mean())}
 
 

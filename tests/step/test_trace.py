@@ -16,13 +16,14 @@ from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
 from autotune.core.step_time import USUAL_PACE
 from autotune.core.timeline import Occurrence, Part
-from autotune.core.traced import TraceReply, TraceRequest, TraceRequests
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
-from autotune.probing import JobServer, trace, trace_all
+from autotune.probing import JobServer, trace
+from autotune.probing.worker import Worker
 from autotune.step.job import JobContext
-from autotune.step.jobs.trace import trace_all as trace_in_this_process
+from autotune.step.jobs.trace import trace as trace_in_this_process
 from autotune.techniques.traits import libraries_of
 from autotune.units import MIB
 from tests.small import write_small_model
@@ -231,8 +232,7 @@ def test_a_trace_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_o
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    found = trace_in_this_process(TraceRequests((a_request(model),)), JobContext(tmp_path, time.monotonic()))
-    assert found.failure is None
+    assert trace_in_this_process(a_request(model), JobContext(tmp_path, time.monotonic())).device.bytes
 
 
 def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) -> None:
@@ -240,6 +240,13 @@ def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) ->
     run({"use_liger_kernel": True})
 
     assert run({"learning_rate": 2e-5}).device == before.device
+
+
+def traced_in_one_process(server: JobServer, requests: list[TraceRequest], folder: Path) -> list[TraceReply]:
+    worker = Worker(server, folder / "worker")
+    replies = [trace(worker, each, folder / f"in-one-process-{number}") for number, each in enumerate(requests)]
+    worker.close()
+    return replies
 
 
 @pytest.mark.nightly
@@ -259,9 +266,8 @@ def test_what_changes_no_library_is_traced_beside_others_as_it_is_alone(
     ]
     requests = [replace(a_request(model, args, words), layers=2) for args, words in plans]
 
-    replies, failure = trace_all(job_server, requests, tmp_path / "together")
+    replies = traced_in_one_process(job_server, requests, tmp_path)
 
-    assert failure is None
     assert len({libraries_of(request.plan) for request in requests}) == 1
     for (args, words), reply in zip(plans, replies, strict=True):
         assert replace(reply, seconds=0.0) == replace(run(args, words, layers=2), seconds=0.0)
@@ -274,20 +280,10 @@ def test_a_reference_model_has_no_kernels_of_liger_in_any_trace_of_a_process(
     plan = TrainingPlan("dpo", shape)
     request = replace(a_request(model), plan=plan, worst=((20, 100, 100), (20, 80, 80)), layers=2)
 
-    replies, failure = trace_all(job_server, [request, request], tmp_path / "together")
+    replies = traced_in_one_process(job_server, [request, request], tmp_path)
 
-    assert failure is None
     first, second = (replace(reply, seconds=0.0) for reply in replies)
     assert first == second
-
-
-def test_the_first_that_cannot_be_traced_ends_its_process(job_server: JobServer, model: Path, tmp_path: Path) -> None:
-    requests = [a_request(model, args) for args in ({}, {"optim": "lomo"}, {})]
-
-    replies, failure = trace_all(job_server, requests, tmp_path / "together")
-
-    assert len(replies) == 1
-    assert "lomo" in str(failure)
 
 
 @pytest.mark.parametrize(("refused", "by_name"), [({}, "lora_dropout"), ({"use_dora": True}, "use_dora")])
@@ -296,12 +292,10 @@ def test_peft_wants_adapters_of_fused_experts_without_dropout_or_dora(
 ) -> None:
     model = write_small_model(tmp_path / "model", "qwen3_moe", weights=False)
     without = {**LORA, "lora_dropout": 0.0}
-    words = [without, {**without, **refused} if refused else LORA]
 
-    replies, failure = trace_all(job_server, [a_request(model, {}, one) for one in words], tmp_path / "traced")
-
-    assert len(replies) == 1
-    assert by_name in str(failure)
+    trace(job_server, a_request(model, {}, without), tmp_path / "without")
+    with pytest.raises(AutotuneError, match=by_name):
+        trace(job_server, a_request(model, {}, {**without, **refused} if refused else LORA), tmp_path / "refused")
 
 
 def test_tied_embeddings_are_held_once(run: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
+from autotune.errors import AutotuneError
 from autotune.inspection.gpus import find_gpu
-from autotune.probing import JobServer, trace, trace_all
+from autotune.probing import JobServer, trace
+from autotune.probing.worker import Worker
 from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.techniques.traits import libraries_of, same_step
@@ -186,9 +189,8 @@ def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(
     )
     plan = a_plan({**zero(2), **ACCUMULATED})
     requests = [replace(a_request(plan, model), layers=LAYERS) for model in (whole, deeper)]
-    (most, last), failure = trace_all(job_server, requests, tmp_path / "job", 200.0)
+    most, last = (trace(job_server, each, tmp_path / str(number), 200.0) for number, each in enumerate(requests))
 
-    assert failure is None
     # One rank holds the words whole, in bfloat16, and the first tensors of a layer; the last holds less than a layer.
     assert words * WIDTH < most.device.bytes - last.device.bytes < 2 * 2 * (words + 3 * INNER) * WIDTH
 
@@ -238,11 +240,10 @@ def test_rows_are_split_by_the_kernels_that_context_parallel_takes(
     planned = trainer.plan(split, here)
     args = {**a_plan(context_parallel(2, 4)).args, "bf16": planned.args["bf16"], "fp16": planned.args["fp16"]}
     plan = TrainingPlan("sft", args, {"dtype": planned.model["dtype"]}, launch=Launch(RANKS))
-    _, failure = trace_all(job_server, [replace(a_request(plan, model), gpu=device)], tmp_path / "job", 200.0)
     said = find("context_parallel", trainer.techniques).conflict(2, split, here)
-    assert (failure is None) is (said is None), (failure, said)
-    if failure is not None:
-        assert "got mixed torch.Tensor and DTensor" in str(failure)
+    mixed = pytest.raises(AutotuneError, match=r"got mixed torch\.Tensor and DTensor")
+    with mixed if said is not None else nullcontext():
+        trace(job_server, replace(a_request(plan, model), gpu=device), tmp_path / "job", 200.0)
 
 
 @pytest.mark.nightly
@@ -254,9 +255,8 @@ def test_trainers_that_cannot_split_rows_fail(
 ) -> None:
     plan = replace(a_plan(context_parallel(2, 4)), trainer=trainer)
     row, _ = find_trainer(trainer).row_of(LENGTH)
-    _, failure = trace_all(job_server, [replace(a_request(plan, model), worst=(row,) * ROWS)], tmp_path / "job", 200.0)
-    assert failure is not None
-    assert reason in str(failure)
+    with pytest.raises(AutotuneError, match=reason):
+        trace(job_server, replace(a_request(plan, model), worst=(row,) * ROWS), tmp_path / "job", 200.0)
     assert 2 in facts(find("context_parallel", find_trainer(trainer).techniques), trainer).refused
 
 
@@ -303,14 +303,15 @@ def test_ranks_send_what_their_engine_reduces_and_gathers(traced: Any) -> None:
     assert sent == pytest.approx((RANKS - 1) / RANKS * 2 * (3 * PARAMETERS - tail), rel=0.02)
 
 
-def test_a_job_traces_one_engine_several_times_and_other_engines_run_apart(
+def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
     job_server: JobServer, model: Path, tmp_path: Path
 ) -> None:
     plan = a_plan(zero(2)) if importlib.util.find_spec("deepspeed") else a_plan(fsdp2())
     request = a_request(plan, model)
-    replies, failure = trace_all(job_server, [request, request], tmp_path / "job", 200.0)
-    assert failure is None
-    assert replies[0].sections == replies[1].sections
+    worker = Worker(job_server, tmp_path / "worker")
+    first, second = (trace(worker, request, tmp_path / name, 200.0) for name in ("first", "second"))
+    worker.close()
+    assert first.sections == second.sections
 
     plans = [a_plan({}), a_plan({}, processes=1), a_plan({}, processes=2), a_plan(fsdp2()), a_plan(zero(2))]
     assert len({libraries_of(plan) for plan in plans}) == len({same_step(plan) for plan in plans}) == len(plans)

@@ -16,11 +16,10 @@ from autotune.core.measurement import Schedule
 from autotune.core.program import MICRO_BATCH, Repeat
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
-from autotune.core.traced import TraceRequests
 from autotune.planning.points import trace_request
 from autotune.step.job import JobContext
-from autotune.step.jobs.trace import trace_all
-from autotune.step.run.traced_training import Trained, traced_training
+from autotune.step.jobs.trace import trace as trace_job
+from autotune.step.run.traced_training import TraceFacts, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.geometry import rows_of
@@ -32,7 +31,7 @@ from tests.step.requests import probed_here
 from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared
 from tests.virtual.reference import run_on_cpu
 
-Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, Trained]]
+Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, TraceFacts]]
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
 EVERY = pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def shapes(found: Prepared, layout: Layout) -> list[Shape]:
     return [replace(shape, generated=shape.tokens // 3 if generates else 0) for shape in SHAPES[layout]]
 
 
-def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: Trained) -> Any:
+def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: TraceFacts) -> Any:
     """Return two optimizer steps, at a shape, of the trainer's baseline."""
     plan = found.trainer.traced_plan(found.plan({}), layout, shape)
     dataset = found.reply.dataset
@@ -82,12 +81,12 @@ def steps_of(found: Prepared, layout: Layout, shape: Shape, trained: Trained) ->
 @pytest.fixture(scope="module")
 def traced_of() -> Traces:
     """A function that returns the trace of those steps, made once for all tests, and what it trained on."""
-    known: dict[tuple[str, Layout, Shape], tuple[Trace, Trained]] = {}
+    known: dict[tuple[str, Layout, Shape], tuple[Trace, TraceFacts]] = {}
 
-    def of(found: Prepared, layout: Layout, shape: Shape) -> tuple[Trace, Trained]:
+    def of(found: Prepared, layout: Layout, shape: Shape) -> tuple[Trace, TraceFacts]:
         key = (found.trainer.name, layout, shape)
         if key not in known:
-            trained = Trained()
+            trained = TraceFacts()
             known[key] = trace(steps_of(found, layout, shape, trained), target="cpu"), trained
         return known[key]
 
@@ -118,7 +117,7 @@ def test_a_trace_needs_what_the_real_cpu_s_allocator_hands_out(
     found = prepared(trainer, trainer.formats[-1].name)
     for layout in layouts(found):
         shape = shapes(found, layout)[-1]
-        (traced, _), real = traced_of(found, layout, shape), run_on_cpu(steps_of(found, layout, shape, Trained()))
+        (traced, _), real = traced_of(found, layout, shape), run_on_cpu(steps_of(found, layout, shape, TraceFacts()))
         for number in (0, 1):
             expected = real[step_name(number)].peak_bytes
             error = traced.phase(step_name(number)).device_peak.bytes / expected - 1
@@ -158,9 +157,8 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
     found = prepared(trainer, trainer.formats[-1].name)
     layout, plan = layouts(found)[-1], found.plan({"per_device_train_batch_size": 2})
     request = trace_request(plan, layout, shapes(found, layout)[0], 2, found.setting, None)
-    answer = trace_all(TraceRequests((request,)), JobContext(tmp_path, time.monotonic()))
-    assert answer.failure is None, answer.failure
-    program, (reply,) = trainer.program(plan), answer.replies
+    reply = trace_job(request, JobContext(tmp_path, time.monotonic()))
+    program = trainer.program(plan)
     phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
     assert phases == [phase.name for phase in program.phases]
     # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.

@@ -91,7 +91,7 @@ def test_no_generation_and_no_micro_batch_of_it_has_more_pixels_than_those_that_
         load[1:] for load in possible if load[0] == widest
     )
     assert {shape.tokens - 16 for shape in geometry.shapes} == {load[0] for load in traced}
-    assert all(phase.beside(shape) == shape for phase in geometry.apart for shape in geometry.shapes)
+    assert all(phase.shape_for(shape) == shape for phase in geometry.apart for shape in geometry.shapes)
 
 
 Answered = tuple[int, int, int]

@@ -86,7 +86,7 @@ def _main(folder: Path, kind: str) -> None:
     import trl.trainer.utils
 
     from autotune.step.distributed.engines import worst_rank
-    from autotune.step.run.traced_training import Trained, traced_training
+    from autotune.step.run.traced_training import TraceFacts, traced_training
     from autotune.step.run.virtual_trainer import TracedRows
     from tests.small import small_tokenizer
     from tests.virtual.models import config_of
@@ -97,7 +97,7 @@ def _main(folder: Path, kind: str) -> None:
     case = decode(Case, json.loads((folder / _CASE).read_text(encoding="utf-8")))
     rank, size = int(os.environ["RANK"]), case.plan.launch.processes
     model_config = config_of(case.architecture, **case.config)
-    trained = Trained()
+    trained = TraceFacts()
     steps = traced_training(case.plan, model_config, small_tokenizer(), TracedRows(case.worst), trained)
     measured = _traced(steps, size, rank) if kind == "virtual" else _real(steps, case.plan, folder, size, rank)
     found = {name: encode(figures) for name, figures in measured.items()}

@@ -26,10 +26,13 @@ from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import check_documents, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
-from autotune.userconfig.launch import ALONE, Launching, default_file, launching, of_ranks
+from autotune.userconfig.launch import ALONE, Launching, default_file, launching
 from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
-from autotune.userconfig.reading import read
+from autotune.userconfig.reading import read_command
 from autotune.userconfig.written import Written, written
+
+# Texts that transformers' parser takes for true.
+_TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
 
 def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
@@ -83,7 +86,7 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]
     Raises:
         InputError: there is no such GPU.
     """
-    on_cpu = text.values.get("use_cpu") is True or "--use_cpu" in text.command.words
+    on_cpu = str(text.given.get("use_cpu")).lower() in _TRUE
     word = asked.gpu or (CPU if on_cpu else None)
     if not asked.fits and word is None:
         return None, ""
@@ -122,21 +125,19 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
 def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
-    default = default_file(task.written)
-    ranks = of_ranks(task.written, task.gpus, default)
-    known, config, found = _read(task, tracer, ranks)
-    if config is None:
-        return task.wrong(found)
+    default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
+    known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
+    found = problems(task.written, known)
+    config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
-        if started.processes != ranks:
-            # The processes that ``trl`` starts read the words again, and share out what it read alone.
-            known, config, found = _read(task, tracer, started.processes)
-            if config is None:
-                return task.wrong(found)
+        if config is None:
+            return task.wrong(found)
         check_documents(started, config)
         config = with_precision(config, started)
     except UnreadError as error:
+        if config is None:
+            return task.wrong(found)
         if task.asked.fits:
             return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
@@ -154,17 +155,6 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     return Fitting(task, known, config, started, found, tracer, cache).verdict()
 
 
-def _read(
-    task: Task, tracer: ServerTracer, processes: int
-) -> tuple[ReadCommand, Configuration | None, tuple[Finding, ...]]:
-    """Return a command as read by TRL's parser, with its problems; no configuration if one is fatal."""
-    hardware = task.target.hardware if task.target is not None else None
-    known = read(task.written, hardware, tracer.server, tracer.new_folder(), processes)
-    found = problems(task.written, known)
-    config = known.configurations.get(task.trainer.config_class)
-    return known, None if fatal(found) else config, found
-
-
 def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     """Return the verdict on a configuration object; see :func:`autotune.check`.
 
@@ -175,14 +165,14 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     _check_options(asked)
     found = configuration_of(asked.config)
     # Of a training that runs already, it is known what became of the fields that choose an engine.
-    found = without_engine(found) if launched.known else found
+    found = without_engine(found) if launched.is_observed else found
     trainer = trainer_of(found)
     if asked.model is None or asked.dataset is None:
         raise InputError("A configuration object names no model and no data.", hint="Give model= and dataset=.")
     text = Written(Command(trainer.name, ()), None, trainer.name)
     if not asked.fits:
         raise InputError("A configuration object has been read already.", hint="Leave out fits=False.")
-    on_each = launched.processes // launched.machines if launched.known else None
+    on_each = launched.processes // launched.machines if launched.is_observed else None
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
     task = Task(asked, text, planned, budget_bytes, started)

@@ -26,6 +26,7 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
 from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
@@ -40,7 +41,7 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import number
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
-from autotune.userconfig.candidate import AsCandidate, as_candidate
+from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.keys import writable
@@ -71,7 +72,7 @@ class Fitting:
     @cached_property
     def user(self) -> UserPlan:
         """The training plan of the configuration, without what shards it."""
-        config = without_engine(self.config) if self.launching.known else self.config
+        config = without_engine(self.config) if self.launching.is_observed else self.config
         return plan_of(self.task.written, self.read, config)
 
     @cached_property
@@ -150,7 +151,7 @@ class Fitting:
         self,
         answer: CheckAnswer,
         plan: TrainingPlan,
-        known: AsCandidate,
+        known: NearestCandidate,
         setting: Setting,
         file: SpaceFile,
         steps: PlanTracer,
@@ -220,7 +221,7 @@ class Fitting:
             most_seconds=_READING_SECONDS,
         )
         started = self.launching
-        args = {**plan.args, **engine_args(started.document, self.config, started.folder, started.processes)}
+        args = {**plan.args, **engine_args(started.document, self.config, started.processes)}
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
@@ -250,10 +251,10 @@ class Fitting:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
     def _diff(self, keys: Mapping[Key, object]) -> str:
-        """Return the change of the file; empty where words of the command override it, or only a person can edit."""
+        """Return the change of the file; empty where options of the command override it, or only a person can edit."""
         file = self.task.written.file
-        words = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in self.task.written.command.words}
-        if file is None or any(path[0] in words for path in keys):
+        options = options_of(self.task.written.command.words)
+        if file is None or any(path[0] in options for path in keys):
             return ""
         edits = [Edit(path, {path[-1]: value} if value is not None else None) for path, value in keys.items()]
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.core.nested import mapping
 from autotune.core.verdict import Fixed, Severity
 from autotune.emit.files import write_text
 from autotune.errors import InputError
@@ -30,7 +32,8 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     assert file is not None
     # What is written is the user's own file, with all that is in it.
     own = read_yaml(file.path)
-    edits, left = [], []
+    edits: list[Edit] = []
+    left = []
     for key, value in file.values.items():
         old = legacy_of(text.trainer, key, value)
         if old is None:
@@ -38,7 +41,7 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
         clash = next((name for name in old.write or () if name in file.values and name != key), None)
         if old.write is not None and clash is None:
             replaced = legacy_of(text.trainer, key, own.values[key])
-            edits.append(Edit((key,), replaced.write if replaced is not None else old.write))
+            edits.append(_apart(Edit((key,), replaced.write if replaced is not None else old.write), edits))
         elif old.write is not None or old.by_hand:
             why = f" The file has {clash} already." if clash is not None else ""
             left.append(finding(text, Severity.SILENT, key, f"{old.sentence()}{why}"))
@@ -53,3 +56,13 @@ def fix_legacy(config: str | Path, *, trainer: str | None = None, output: str | 
     write_text(place, after)
     diff = unified_diff(file.text, withheld(parsed(after, file.path)).text, str(file.path))
     return Fixed(str(place), diff, tuple(left))
+
+
+def _apart(edit: Edit, others: list[Edit]) -> Edit:
+    """Return an edit without those mappings that another edit writes too, which becomes the place of both."""
+    kept = dict(edit.write or {})
+    for index, other in enumerate(others):
+        both = {key for key in kept if isinstance(kept[key], Mapping) and key in (other.write or {})}
+        merged = {key: {**mapping((other.write or {})[key]), **mapping(kept.pop(key))} for key in both}
+        others[index] = Edit(other.path, {**(other.write or {}), **merged}) if merged else other
+    return Edit(edit.path, kept or None)

@@ -16,7 +16,7 @@ from autotune.space import SpaceFile
 from autotune.techniques.base import Effect, Technique, how_changes, impossible
 from autotune.trainers import Trainer
 from autotune.trainers.evaluation import whole_geometry
-from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.candidate import NearestCandidate
 from autotune.userconfig.keys import PARTS, Writable
 
 # Techniques that a change may involve before it is no longer small.
@@ -47,7 +47,7 @@ class Remedies:
     """
 
     plan: TrainingPlan
-    known: AsCandidate
+    known: NearestCandidate
     trainer: Trainer
     setting: Setting
     file: SpaceFile

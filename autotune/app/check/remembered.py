@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +25,7 @@ from autotune.planning.tracing.cache import fingerprint, package_digest
 from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.bundle import DOCUMENTS
 from autotune.userconfig.launch import default_file
+from autotune.userconfig.launchers import TORCHRUN_VARIABLES
 from autotune.userconfig.written import Written
 
 # A file whose content decides the verdict; of other paths, names, sizes and times decide.
@@ -70,6 +72,7 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     named = {word: _state(Path(word)) for word in words if exists(word)}
     further = {str(file): _state(file) for file in _named_further(words)}
     text = written.file.text if written.file is not None else ""
+    options_of_torchrun = {name: os.environ[name] for name in TORCHRUN_VARIABLES if name in os.environ}
     local = _local(asked, written)
     if not all(name in named for name in local):
         return None
@@ -80,7 +83,9 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
     options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
-    return fingerprint("verdict", options, text, named, further, bundle, device, software, package_digest())
+    return fingerprint(
+        "verdict", options, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
+    )
 
 
 def _words(asked: CheckArguments, written: Written) -> Iterator[str]:

@@ -16,7 +16,7 @@ from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, number, rows_of, steps_of_epoch
 from autotune.units import format_share
-from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.candidate import NearestCandidate
 
 _HALF = ("bfloat16", "float16")
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
@@ -27,7 +27,7 @@ def silent_findings(
     geometry: BatchGeometry,
     trainer: Trainer,
     setting: Setting,
-    known: AsCandidate,
+    known: NearestCandidate,
     given: Mapping[str, object],
     *,
     drops_last: bool = False,
@@ -177,7 +177,7 @@ def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
         )
 
 
-def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: AsCandidate) -> Iterator[Finding]:
+def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: NearestCandidate) -> Iterator[Finding]:
     """Yield the techniques' rules about choices that TRL refuses or undoes, or that conflict."""
     for technique in trainer.techniques:
         if technique.name not in known.exact:

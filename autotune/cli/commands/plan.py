@@ -1,4 +1,4 @@
-"""``autotune plan``: predict memory and speed of every configuration, with no GPU."""
+"""``autotune plan``: search for the fastest configuration that fits by traces, with no GPU."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
-    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, and predicts the memory and\n"
-    "the speed of every configuration on any GPU of the catalogue. Predictions are not measurements: their errors\n"
-    "are stated, and autotune probe measures."
+    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, for any GPU of the catalogue.\n"
+    "Searches the space by traces and ranks the candidates that it traced (about 100). Predictions are not\n"
+    "measurements: their errors are stated, and autotune probe measures."
 )
 _LIST = "list"
 _FOR_ONE_PLAN = ("html", "all", "top", "explain", "output", "server_gpus")
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, RentArguments, PlanArguments, optional=("model",))
     parser.add_argument("--html", metavar="FILE", help="write a page about the plan, such as plan.html")
     add_json(parser, "the plan, with the estimates that the table would show,")
-    parser.add_argument("--all", action="store_true", help="with --json: the estimates of all candidates")
+    parser.add_argument("--all", action="store_true", help="with --json: all traced candidates")
 
 
 def epilog() -> str:

@@ -11,7 +11,6 @@ from autotune.core.plan import AllocatorUse
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply
-from autotune.planning.extrapolation.depth import layer_weights
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
 from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
 
@@ -74,7 +73,7 @@ class Fit:
         # varies irregularly with the size, so that extrapolating single figures would multiply random differences.
         added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
         always = max(0, min(added))
-        # What it reserves and does not use depends on block sizes, not on depth.
+        # Mean of the shallow traces, an approximation; `PlanTracer.whole` replaces it at full depth.
         unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
         host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
         machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
@@ -138,6 +137,21 @@ class Fit:
             if start.moments:
                 found_stretches.append(Aligned(start, end, moved[-1][kept], apart[kept], self._edges))
         return found_stretches
+
+
+def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:
+    """Return the weights of one or two known depths in the figures at the wanted depth, which are affine in layers.
+
+    Raises:
+        ValueError: a single depth is known, and it is not the wanted one.
+    """
+    if len(known) == 1:
+        if known[0] != wanted:
+            raise ValueError(f"{wanted} layers do not follow from {known[0]}")
+        return (1.0,)
+    short, long = known
+    share = (wanted - short) / (long - short)
+    return (1.0 - share, share)
 
 
 def _section(reply: TraceReply, part: Part) -> Section:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -23,7 +22,6 @@ DEFAULT_LIMIT_BYTES = 512 * MIB
 """Size limit for all documents together, unless the user's environment sets another."""
 _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
-_KEY = re.compile(rf"[0-9a-f]{{{_DIGITS}}}")
 # The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
 
@@ -58,23 +56,18 @@ def user_cache() -> Cache:
     Raises:
         InputError: its limit is not a size.
     """
-    return Cache(cache_directory(), cache_limit_bytes())
+    limit_bytes = cache_limit_bytes()
+    try:
+        return Cache(cache_directory(), limit_bytes)
+    except RuntimeError:  # of Path.home(): a user without HOME and without an entry in /etc/passwd
+        unkept = Cache(Path(), 0)
+        unkept.failure = "there is no home directory, and XDG_CACHE_HOME is not set"
+        return unkept
 
 
 def fingerprint(*parts: object) -> str:
     """Return a hash that is equal for equal parts."""
     return hashlib.sha256(json.dumps(encode(parts), sort_keys=True).encode()).hexdigest()[:_DIGITS]
-
-
-def checked_key(key: object) -> str:
-    """Return a key that a document names, which may be anything.
-
-    Raises:
-        DecodeError: it is none that :func:`fingerprint` makes.
-    """
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise DecodeError("it names no document")
-    return key
 
 
 class Cache:
@@ -177,20 +170,12 @@ _DIGEST_DIGITS = 16
 
 
 @cache
-def source_digest() -> str:
-    """Return a hash of the packages whose code a trace depends on."""
+def package_digest() -> str:
+    """Return a hash of all of autotune, on which whatever is kept between runs depends."""
     return digest_of(Path(__file__).parents[2])
 
 
-@cache
-def package_digest() -> str:
-    """Return a hash of all of autotune, on which what it says depends."""
-    return digest_of(Path(__file__).parents[2], ("",), ("*.py", "*.yaml"))
-
-
-def digest_of(
-    package: Path, parts: Sequence[str] = ("core", "step", "trainers", "virtual"), patterns: Sequence[str] = ("*.py",)
-) -> str:
+def digest_of(package: Path, parts: Sequence[str] = ("",), patterns: Sequence[str] = ("*.py", "*.yaml")) -> str:
     """Return a hash of the files of parts of a directory, sub-directories included."""
     digest = hashlib.sha256()
     for name in parts:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.codec import encode
 from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
-from autotune.planning.tracing.cache import Cache, checked_key, fingerprint
+from autotune.planning.tracing.cache import Cache, fingerprint
 from autotune.planning.tracing.operators import OperatorTimes
 from autotune.probing.tracing import Traced, Untraceable
 
 Tracer = Callable[[Sequence[TraceRequest]], Iterable[Traced]]
 """Runs traces; the results are in the order of the requests and may arrive one by one."""
+
+_Capability = tuple[int, int] | None
+_At = tuple[str, _Capability]
+"""The fingerprint of a request without its GPU, and the compute capability of that."""
+
+
+@dataclass(frozen=True)
+class _Document:
+    """The traces of a request, each with the compute capabilities of the GPUs that it stands for."""
+
+    replies: tuple[tuple[tuple[_Capability, ...], TraceReply], ...] = ()
+    failures: tuple[tuple[tuple[_Capability, ...], Untraceable], ...] = ()
 
 
 class Traces:
@@ -38,70 +50,53 @@ class Traces:
         self.times = times
         self._tracer = tracer
         self._gpus = tuple(gpus)
-        self._cache = cache
+        self.cache = cache
         self._identity = (model_fingerprint, dict(versions))
-        self._known: dict[str, Traced] = {}
-        # By the key of a request that another's trace stands for, that one's key.
-        self._same: dict[str, str] = {}
-        self._new: set[str] = set()
+        self._known: dict[_At, Traced] = {}
+        self._new: set[_At] = set()
 
     @property
     def count(self) -> int:
         """Number of traces."""
-        return len(self._known)
+        return len({id(traced) for traced in self._known.values()})
 
     @property
     def new_count(self) -> int:
         """How many of them were run rather than found."""
-        return len(self._new)
+        return len({id(self._known[at]) for at in self._new})
 
     def is_new(self, request: TraceRequest) -> bool:
         """Return whether the trace of a request was run rather than found."""
-        return self._found_at(self._key(self._asked(request))) in self._new
+        return self._at(self._asked(request)) in self._new
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
         asked = [self._asked(request) for request in requests]
-        keys = [self._key(request) for request in asked]
-        missing = self._missing(zip(keys, asked, strict=True))
+        places = [self._at(request) for request in asked]
+        missing = self._missing(zip(places, asked, strict=True))
         replies = self._tracer([*missing.values()]) if missing else ()
-        for (key, request), traced in zip(missing.items(), replies, strict=True):
-            self._known[key] = traced
-            self._same.pop(key, None)
-            if isinstance(traced, TraceReply):
-                self._cache.put(key, {"kind": "reply", "body": encode(traced)})
-                self._share(key, request, traced)
-            elif traced.lasting:
-                self._cache.put(key, {"kind": "untraceable", "body": encode(traced)})
-            self._new.add(key)
-        found = [
-            _of(self._known[self._found_at(key)], request) or self._known[key]
-            for key, request in zip(keys, asked, strict=True)
-        ]
+        for (key, capability), traced in zip(missing, replies, strict=True):
+            before = self._known.get((key, capability))
+            others = [figures.capability for figures in traced.gpus] if isinstance(traced, TraceReply) else []
+            # Not those with a trace of their own.
+            sharing = (other for other in others if self._known.get((key, other), before) is before)
+            capabilities = tuple(dict.fromkeys((capability, *sharing)))
+            self._known.update(((key, each), traced) for each in capabilities)
+            self._new.update((key, each) for each in capabilities)
+            self._keep(key, capabilities, traced)
+        found = [_of(self._known[at], request) or self._known[at] for at, request in zip(places, asked, strict=True)]
         return self.times.timed(found) if self.times is not None else found
 
     def _asked(self, request: TraceRequest) -> TraceRequest:
         return replace(request, operators=self.times is not None)
 
-    def _key(self, request: TraceRequest) -> str:
+    def _at(self, request: TraceRequest) -> _At:
         # Model and dataset are identified by their fingerprints, not by their paths; a reply may have more replays and
         # GPUs than are asked for, and what it has for all GPUs alike depends on their kernels alone.
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
         asked = replace(request, model=ModelSource(""), allocators=(), gpu=None, others=(), chosen=chosen)
-        return fingerprint("trace", asked, capability, self._identity)
-
-    def _found_at(self, key: str) -> str:
-        """Return the key of the trace that stands for a request's, which is its own if there is no other."""
-        return self._same.get(key, key)
-
-    def _share(self, key: str, request: TraceRequest, reply: TraceReply) -> None:
-        """Remember the requests for other GPUs that a reply stands for."""
-        for figures in reply.gpus:
-            other = self._key(replace(request, gpu=figures.gpu))
-            if other != key and other not in self._known:
-                self._same[other] = key
-                self._cache.put(other, {"kind": "same", "body": key})
+        return fingerprint("trace", asked, self._identity), capability
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
         """Return the GPUs that a request's trace may stand for too; what follows varied lengths is of one GPU."""
@@ -112,11 +107,11 @@ class Traces:
         alike = dict.fromkeys(gpu.networked(network) for gpu in self._gpus)
         return tuple(gpu for gpu in alike if gpu != request.gpu)
 
-    def _missing(self, asked: Iterable[tuple[str, TraceRequest]]) -> dict[str, TraceRequest]:
-        """Return the requests to run, by key: those that are not known, and those that lack a replay."""
-        missing: dict[str, TraceRequest] = {}
-        for key, request in asked:
-            known = self._known[self._found_at(key)] if self._find(key) else None
+    def _missing(self, asked: Iterable[tuple[_At, TraceRequest]]) -> dict[_At, TraceRequest]:
+        """Return the requests to run, by place: those that are not known, and those that lack a replay."""
+        missing: dict[_At, TraceRequest] = {}
+        for at, request in asked:
+            known = self._find(at)
             if isinstance(known, Untraceable):
                 continue
             own = known and _of(known, request)
@@ -124,39 +119,38 @@ class Traces:
             if own is None or not set(request.replayed) <= set(replays):
                 # Replayed and timed again for what is known too: of two search spaces, neither drops what the other
                 # needs.
-                uses = missing[key].allocators if key in missing else replays
+                uses = missing[at].allocators if at in missing else replays
                 gpus = [figures.gpu for figures in known.gpus if not figures.are_of(request.gpu)] if known else []
                 others = self._others(request) or tuple(gpus)
-                missing[key] = replace(request, allocators=(*request.allocators, *uses), others=others)
+                missing[at] = replace(request, allocators=(*request.allocators, *uses), others=others)
         return missing
 
-    def _find(self, key: str) -> bool:
-        place, passed = self._found_at(key), set[str]()
-        while place not in self._known:
-            passed.add(place)
-            named = self._read(place)
-            # What a document names may have been removed from the cache; or processes named each other's.
-            if named is None or (named in passed and named not in self._known):
-                return False
-            place = named
-        if place != key:
-            self._same[key] = place
-        return True
+    def _find(self, at: _At) -> Traced | None:
+        """Return what is known of a request, from memory or the cache."""
+        key, capability = at
+        if at not in self._known:
+            for capabilities, traced in self._kept(key):
+                if capability in capabilities:
+                    for each in capabilities:
+                        self._known.setdefault((key, each), traced)
+        return self._known.get(at)
 
-    def _read(self, key: str) -> str | None:
-        """Read a document of the cache; return the key of the trace that it has or names, None where it has none."""
-        document = self._cache.get(key)
-        if document is None:
-            return None
-        try:
-            if document["kind"] == "same":
-                return checked_key(document["body"])
-            kind: type[Traced] = Untraceable if document["kind"] == "untraceable" else TraceReply
-            self._known[key] = decode(kind, document["body"])
-        except (DecodeError, KeyError, TypeError):
-            self._cache.drop(key)
-            return None
-        return key
+    def _kept(self, key: str) -> Sequence[tuple[tuple[_Capability, ...], Traced]]:
+        document = self.cache.decoded(_Document, key) or _Document()
+        return (*document.replies, *document.failures)
+
+    def _keep(self, key: str, capabilities: Sequence[_Capability], traced: Traced) -> None:
+        """Write the document of a request with a new trace, and with those of GPUs that it does not stand for.
+
+        If two processes write one at once, the trace of one of them is lost and run again when it is asked for.
+        """
+        kept = [(capabilities, traced)]
+        for known, other in self._kept(key):
+            kept.append(([each for each in known if each not in capabilities], other))
+        if not isinstance(traced, Untraceable) or traced.lasting:
+            replies = [entry for entry in kept if entry[0] and isinstance(entry[1], TraceReply)]
+            failures = [entry for entry in kept if entry[0] and isinstance(entry[1], Untraceable)]
+            self.cache.put(key, encode({"replies": replies, "failures": failures}))
 
 
 def _of(traced: Traced, request: TraceRequest) -> Traced | None:

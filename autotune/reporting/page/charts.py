@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
-from autotune.reporting.page.drawing import Chart, Figure, plain, scale, vertical_line
+from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
 from autotune.units import format_bytes, format_rate
 
@@ -83,7 +83,7 @@ def _drawn_up_to(shown: Plane) -> float:
 def _hovered(point: Point) -> str:
     figures = f"{format_bytes(point.peak_bytes)}, {format_rate(point.tokens_per_second)}"
     lines = [f"{point.label}: {figures}", *point.name.split(" ")]
-    return "<br>".join(map(plain, lines))
+    return "<br>".join(map(escaped_for_plotly, lines))
 
 
 def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
@@ -99,7 +99,7 @@ def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
                 "type": "scatter", "mode": "markers", "name": "probes",
                 "x": [item.predicted / unit for item in pairs], "y": [item.measured / unit for item in pairs],
                 "marker": {"color": _RECOMMENDED, "size": 8},
-                "text": ["<br>".join(map(plain, item.name.split(" "))) for item in pairs],
+                "text": ["<br>".join(map(escaped_for_plotly, item.name.split(" "))) for item in pairs],
                 "hovertemplate": "%{text}<br>predicted %{x:,.4~g}, measured %{y:,.4~g}<extra></extra>",
             },
         ],
@@ -128,4 +128,5 @@ def _front_caption(shown: Plane) -> str:
 def _pairs_caption(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
     middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
-    return f"{len(pairs)} probes; half of the predictions were within {middle}."
+    probes = "1 probe" if len(pairs) == 1 else f"{len(pairs)} probes"
+    return f"{probes}; half of the predictions were within {middle}."

@@ -45,7 +45,7 @@ def vertical_line(at: float, label: str, anchor: str) -> Figure:
     }  # fmt: skip
 
 
-def level(at: float, label: str) -> Figure:
+def horizontal_limit(at: float, label: str) -> Figure:
     """Return a dashed horizontal line with its label above it, for a layout."""
     return {
         "shapes": [
@@ -60,7 +60,7 @@ def level(at: float, label: str) -> Figure:
     }  # fmt: skip
 
 
-def plain(text: str) -> str:
+def escaped_for_plotly(text: str) -> str:
     """Return text of which Plotly, which reads some HTML in texts, makes the same text."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 

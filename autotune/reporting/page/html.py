@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from autotune.reporting.document import Bar, Cell, Code, Document, Line, Medium, Tone
 from autotune.reporting.page.charts import charts
-from autotune.reporting.words import printable
 
 
 def html_page(document: Document) -> str:
@@ -18,7 +17,7 @@ def html_page(document: Document) -> str:
     drawn = charts(document)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    environment.filters.update(part=_part, line=_line, mark=_mark, printable=printable)
+    environment.filters.update(part=_part, line=_line, mark=_mark)
     environment.tests["shown"] = lambda section: section.medium is not Medium.TERMINAL
     template = environment.from_string((here / "page.html").read_text(encoding="utf-8"))
     return template.render(

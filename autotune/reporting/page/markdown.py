@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from autotune.reporting import document as doc
-from autotune.reporting.words import printable
 from autotune.units import format_bytes, format_rate
 
 # What Markdown or the HTML in it would read as more than text.
@@ -61,7 +60,7 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Facts():
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
-            yield from _fenced(printable(block.text).splitlines(), "diff")
+            yield from _fenced(block.lines, "diff")
         case doc.Snippet():
             yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
@@ -88,7 +87,12 @@ def _rows(head: Sequence[str], rows: Iterable[Sequence[doc.Cell]]) -> Iterator[s
     yield f"| {' | '.join(map(_text, head))} |"
     yield f"|{'---|' * len(head)}"
     for row in rows:
-        yield f"| {' | '.join(map(_part, row))} |"
+        yield f"| {' | '.join(map(_cell, row))} |"
+
+
+def _cell(cell: doc.Cell) -> str:
+    """Return a cell of a table, which a bar would end in code too."""
+    return _part(cell).replace("|", r"\|") if isinstance(cell, doc.Code) else _part(cell)
 
 
 def _line(line: doc.Line) -> str:
@@ -120,4 +124,4 @@ def _text(text: str) -> str:
 def _code(text: str) -> str:
     """Return text as code: between more backticks than it has in a row."""
     fence, space = "`" * (_longest_ticks(text) + 1), " " if "`" in text else ""
-    return f"{fence}{space}{' '.join(text.split()).replace('|', chr(92) + '|')}{space}{fence}"
+    return f"{fence}{space}{' '.join(text.split())}{space}{fence}"

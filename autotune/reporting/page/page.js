@@ -2,9 +2,8 @@
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
-  const button = document.getElementById("theme");
 
-  // Replaces "var(--name)" by the colour that it stands for in the present theme.
+  // Replaces "var(--name)" by the colour that it stands for in the theme of the system.
   const coloured = (value, style) => {
     if (typeof value === "string") {
       const name = /^var\((--[a-z]+)\)$/.exec(value);
@@ -32,12 +31,6 @@
     }
   };
 
-  const choose = (theme) => {
-    root.dataset.theme = theme;
-    button.textContent = theme === "dark" ? "Light theme" : "Dark theme";
-    draw();
-  };
-
   const status = document.getElementById("status");
   const words = document.getElementById("words");
   const count = document.getElementById("count");
@@ -54,8 +47,8 @@
     count.textContent = `${shown} shown`;
   };
 
-  button.addEventListener("click", () => choose(root.dataset.theme === "dark" ? "light" : "dark"));
   status.addEventListener("input", filter);
   words.addEventListener("input", filter);
-  choose(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  draw();
 })();

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
+from autotune.core.memory_timeline import AT_REST, BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.program import CONSTRUCTION
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting.document import Step
-from autotune.reporting.page.drawing import Chart, Figure, level, plain, scale
+from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, horizontal_limit, scale
 from autotune.units import format_bytes, format_share
 
 OUTSIDE, _OTHER = "outside tensors", "other"
@@ -23,7 +23,7 @@ COLOURS = {
     "activation": "var(--activation)",
     "temporary": "var(--temporary)",
     _OTHER: "var(--rest)",
-    "training at rest": "var(--parameter)",
+    AT_REST: "var(--parameter)",
     VLLM: "var(--vllm)",
 }
 _NARROWEST = 0.05
@@ -110,11 +110,11 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
     traces.append({
         "type": "scatter", "mode": "lines", "name": "all", "showlegend": False, "x": places,
         "y": [round(totals[moment] / unit, 3) for moment in moments], "line": {"width": 0},
-        "text": [f"{plain(within[moment])}: {format_bytes(totals[moment])}" for moment in moments],
+        "text": [f"{escaped_for_plotly(within[moment])}: {format_bytes(totals[moment])}" for moment in moments],
         "hovertemplate": "%{text}<extra></extra>",
     })  # fmt: skip
     peak = places[moments.index(timeline.peak)]
-    line = level(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}") if budget_bytes <= most else {}
+    line = horizontal_limit(budget_bytes / unit, f"budget {format_bytes(budget_bytes)}") if budget_bytes <= most else {}
     return {
         "data": traces,
         "layout": {
@@ -122,7 +122,7 @@ def _course(timeline: MemoryTimeline, budget_bytes: int, most: int) -> Figure:
             "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", **_ENTRIES},
             "xaxis": {
                 "tickvals": [round((low + high) / 2, 4) for low, high in pairwise(edges)],
-                "ticktext": [plain(part.name) for part in parts], "tickangle": -60, "showgrid": False,
+                "ticktext": [escaped_for_plotly(part.name) for part in parts], "tickangle": -60, "showgrid": False,
                 "tickfont": {"size": 11},
                 "range": [0, 1], "unifiedhovertitle": {"text": " "},
             },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +58,24 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         cache=key_value_cache(text),
         attention_heads=attention_heads(text),
         grouped_heads=grouped_heads(text),
+        quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
     )
 
 
 def linear_modules(model: Any) -> tuple[str, ...]:
     """Return the last names of the linear modules inside the layers, in the order of the first layer."""
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in _linear_in_layers(model)))
+
+
+def _linear_in_layers(model: Any) -> Mapping[str, Any]:
     head = model.get_output_embeddings()
-    inside_layers = [
-        (name, module)
+    return {
+        name: module
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D)) and any(part.isdigit() for part in name.split("."))
-    ]
-    return tuple(dict.fromkeys(name.rpartition(".")[2] for name, module in inside_layers if module is not head))
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and any(part.isdigit() for part in name.split("."))
+        and module is not head
+    }
 
 
 def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> DatasetProfile:

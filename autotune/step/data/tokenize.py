@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             args=arguments,
             train_dataset=loaded.rows,
             processing_class=processor,
-            **known.beside_model(None, small_model),
+            **known.arguments_for_built_model(None, small_model),
         )
-    except TemplateError as error:
+    except Exception as error:
+        if not isinstance(error, TemplateError) and not _raised_in_template(error):
+            raise
         template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
         raise InputError(
             f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
@@ -54,6 +57,13 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
+def _raised_in_template(error: Exception) -> bool:
+    """Whether the code that Jinja compiles a template to raised an error, such as for a sum of a text and nothing."""
+    return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
+
+
+_TEMPLATE_CODE = "<template>"
+"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
 _FEWEST = 2
 """Fewest rows of a dataset (:func:`autotune.inspection.rows.check_row_count`)."""
 _NAMED = 10

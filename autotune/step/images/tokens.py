@@ -16,7 +16,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 
 from autotune.core.images import ImageProfile
 from autotune.core.table import Table
-from autotune.errors import InputError
+from autotune.errors import InputError, first_line
 from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts, distribution
 from autotune.trainers import Trainer
@@ -114,7 +114,7 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
             except Exception as error:
                 # Chat templates, processors and TRL refuse a row with errors of any class.
                 raise InputError(
-                    f"Row {number} of {name} cannot be trained on by TRL: {_first_line(error)}",
+                    f"Row {number} of {name} cannot be trained on by TRL: {first_line(error)}",
                     hint="Look at its images and at their places in its messages.",
                 ) from error
             for known, values in found.items():
@@ -205,7 +205,3 @@ def _light(values: Any) -> Any:
     if isinstance(values, np.ndarray) and prod(values.shape) > _KEPT_ELEMENTS:
         return np.broadcast_to(np.zeros((), dtype=values.dtype), values.shape)
     return values
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from autotune.core.protocol import (
     ReadCommandRequest,
     SpeedsRequest,
 )
-from autotune.core.traced import TraceRequests
+from autotune.core.traced import TraceRequest
 from autotune.step.job import JobType
 from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
@@ -21,13 +21,13 @@ from autotune.step.jobs.prepare import prepare
 from autotune.step.jobs.probe import probe, processes_of, succeeded
 from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
-from autotune.step.jobs.trace import trace_all
+from autotune.step.jobs.trace import trace
 
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe, processes_of, succeeded),
-    Job.TRACE: JobType(TraceRequests, trace_all),
+    Job.TRACE: JobType(TraceRequest, trace),
     Job.BUILD: JobType(BuildRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
     Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),

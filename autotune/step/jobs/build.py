@@ -14,7 +14,7 @@ import torch
 
 from autotune.core.configuration import Built, Override
 from autotune.core.protocol import BuildRequest
-from autotune.errors import InputError
+from autotune.errors import InputError, one_line
 from autotune.step.distributed.zero import engine_on
 from autotune.step.fields import plain, same
 from autotune.step.job import JobContext
@@ -22,7 +22,7 @@ from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.shrink import FEWEST_BUILT, first_layers
 from autotune.step.objects import config
 from autotune.step.run.traced_training import world_of
-from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual
+from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.step.trainers.prompts import reward_function
 from autotune.virtual import trace as run_virtually
@@ -52,7 +52,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
 
     def run(device: torch.device) -> None:
         with tempfile.TemporaryDirectory(dir=context.folder) as folder, engine_on(device, plan):
-            planned = config(plan, output_dir=folder, **NOT_TRACED)
+            planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             with _listening(messages):
                 trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
@@ -63,7 +63,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
-        return Built(refused=f"{type(error).__name__}: {' '.join(str(error).split())}", warnings=tuple(messages))
+        return Built(refused=f"{type(error).__name__}: {one_line(error)}", warnings=tuple(messages))
     return Built(overrides=tuple(_overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
 
 
@@ -74,7 +74,7 @@ def _overrides(given: Mapping[str, object], used: Mapping[str, Any]) -> Iterator
 
 
 # What every trace sets itself.
-_SET_BY_TRACES = frozenset({*NOT_TRACED, "gradient_accumulation_steps", "eval_strategy", "model_init_kwargs"})
+_SET_BY_TRACES = frozenset({*OVERRIDDEN_IN_TRACES, "gradient_accumulation_steps", "eval_strategy", "model_init_kwargs"})
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from autotune.core.machine import DeviceKind
 from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
 from autotune.core.workload import PackingCheck
+from autotune.errors import first_line
 from autotune.step.job import JobContext
 from autotune.step.models.heads import Head
 from autotune.step.models.loading import load_config, model_class
@@ -95,5 +96,4 @@ def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _reason(error: Exception) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}"[:_REASON_CHARACTERS]
+    return f"{type(error).__name__}: {first_line(error)}"[:_REASON_CHARACTERS]

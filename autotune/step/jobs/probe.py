@@ -11,10 +11,10 @@ import torch
 
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
-from autotune.core.protocol import ProbeReply, ProbeRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import leave, prepare_rank
-from autotune.step.job import JobContext, logged
+from autotune.step.job import JobContext, lacks_space, logged
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.process import counted_stops
 from autotune.step.run.failures import judge
@@ -30,13 +30,17 @@ def processes_of(request: ProbeRequest) -> int:
     return request.plan.launch.processes
 
 
-def succeeded(reply: ProbeReply) -> bool:
+def succeeded(reply: Measurement) -> bool:
     """Return whether the training ran to the end."""
-    return all(measurement.ok for measurement in reply.ranks)
+    return reply.ok
 
 
-def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
-    """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply."""
+def probe(request: ProbeRequest, context: JobContext) -> Measurement:
+    """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
+
+    Raises:
+        Exception: a disk is full, which is no result of the candidate's.
+    """
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
     # Import the architecture's module before the meter takes its baseline.
@@ -48,16 +52,18 @@ def probe(request: ProbeRequest, context: JobContext) -> ProbeReply:
             meter.limit(request.limit_bytes)
         trainer = train(request, context.folder, progress)
         leave()
-    except Exception as error:  # noqa: BLE001 any exception of a candidate is its result
+    except Exception as error:
         # Lift the limit first: building the reply needs to allocate.
         meter.lift_limit()
+        if lacks_space(error):
+            raise
         logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
         passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
         measurement = _finished(request.plan, progress, meter, context.sent_seconds, sum(passes.values()))
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
-    return ProbeReply((measurement,))
+    return measurement
 
 
 def _finished(

@@ -8,17 +8,19 @@ import importlib
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 from unittest import mock
 
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
-from autotune.core.configuration import Fault, Override, ReadCommand, configured
+from autotune.core.configuration import Fault, Launched, Override, ReadCommand, configured
 from autotune.core.protocol import ReadCommandRequest
-from autotune.inspection.command_line import options_of
+from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
 from autotune.step.fields import mismatch, plain, same, shown
 from autotune.step.job import JobContext
+from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_parser, launched, refuse
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 
@@ -27,11 +29,11 @@ _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
 _TEXT_TOO = frozenset({"lora_target_modules"})
 """Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
 _BF16 = (8, 0)
-_SCRIPT = "the script of TRL"
-
-
-class _RefusedError(Exception):
-    """TRL's parser ended; the message is what it would have printed."""
+_ACCELERATE_CONFIG = "accelerate_config"
+_SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
+_READ_ONCE = (
+    "is read once, as `--accelerate_config NAME` in two words or as a key of the file: accelerate ends at another"
+)
 
 
 def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadCommand:
@@ -40,7 +42,7 @@ def read_command(request: ReadCommandRequest, _context: JobContext) -> ReadComma
     The file's ``env`` is set in this process, as TRL's parser does. The file is read as it is, and what is secret in it
     stays in this process.
     """
-    return _without_secrets(_found(request), secrets_in(dict(_file_of(request.words))))
+    return _without_secrets(_found(request), secrets_in(dict(_values_in(split_config(request.words)[0]))))
 
 
 def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
@@ -57,19 +59,39 @@ def _without_secrets(found: ReadCommand, known: Collection[str]) -> ReadCommand:
             if not is_secret(item.key)
         ),
         launch=hidden_values(found.launch),
+        launched=found.launched and dataclasses.replace(found.launched, refused=hidden(found.launched.refused, known)),
         refused=hidden(found.refused, known),
         warnings=tuple(hidden(warning, known) for warning in found.warnings),
     )
 
 
 def _found(request: ReadCommandRequest) -> ReadCommand:
-    from accelerate.commands.launch import launch_command_parser
+    if request.launcher != ACCELERATE:
+        return _read(request, starts=request.launcher == TRL)
+    start = launched(request.launch, request.gpus, request.default_file)
+    if start.refused:
+        return ReadCommand(launched=start)
+    return _read_by_each(request, start)
 
-    parser, launcher = _parser(request.trainer), launch_command_parser()
-    parser.error = launcher.error = _refuse
-    launch_names = {item.dest for item in launcher._actions if item.option_strings and item.dest != "help"}
-    faults = tuple(_faults(parser, request.given, launch_names))
-    names = tuple(sorted({*_dests(parser), *launch_names, *_OUTSIDE_OF_CLASSES}))
+
+def _read_by_each(request: ReadCommandRequest, start: Launched) -> ReadCommand:
+    """Return a command as each of the processes that accelerate starts reads it."""
+    found = _read(dataclasses.replace(request, processes=start.processes), starts=False)
+    return dataclasses.replace(found, launched=start)
+
+
+def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
+    """Return a command as TRL's parser reads it.
+
+    Args:
+        starts: whether that process starts others by accelerate, as ``trl`` does.
+    """
+    parser, launcher = _parser(request.trainer), launch_parser()
+    parser.error = refuse
+    switches = {item.dest: item.nargs == 0 for item in launcher._actions if item.option_strings and item.dest != "help"}
+    hands_on = request.launcher == TRL
+    faults = tuple(_faults(parser, request.given, switches, hands_on=hands_on))
+    names = tuple(sorted({*_dests(parser), *switches, *_OUTSIDE_OF_CLASSES}))
     unreadable = {fault.key for fault in faults}
     with _on(request), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -77,18 +99,24 @@ def _found(request: ReadCommandRequest) -> ReadCommand:
             *objects, of_file, of_words = parser.parse_args_and_config(
                 list(request.words), return_remaining_strings=True, separate_remaining_strings=True
             )
-            faults += tuple(_unknown_words(launcher, of_words))
-        except (_RefusedError, ValueError, TypeError, ImportError, OSError) as error:
+            handed = _resolved([*of_file, *of_words]) if hands_on else of_words
+            unknown = (fault for fault in _unknown_words(launcher, handed) if fault.key not in unreadable)
+            faults += () if unreadable & switches.keys() else tuple(unknown)
+        except (RefusedError, ValueError, TypeError, ImportError, OSError) as error:
             refusal = " ".join(str(error).split())
             return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
     # A class may turn what it is given into what it takes, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
+    start = launched(handed, request.gpus, request.default_file) if starts and not faults else None
+    if start is not None and start.processes != request.processes:
+        return _read_by_each(request, start)
     given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
         configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
         overrides=tuple(_overrides(objects, given)),
         launch=options_of([*of_file, *of_words]),
+        launched=start,
         names=names,
         warnings=tuple(
             dict.fromkeys(warning for warning in _own(caught) if any(f"`{key}`" in warning for key in given))
@@ -102,10 +130,6 @@ def _parser(trainer: str) -> Any:
     from trl.scripts.grpo import GRPOScriptArguments
 
     return TrlParser((GRPOScriptArguments, adapter(trainer).config, ModelConfig, DatasetMixtureConfig))
-
-
-def _refuse(message: str) -> NoReturn:
-    raise _RefusedError(message)
 
 
 @contextmanager
@@ -127,26 +151,17 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:
     """Return the user's values in the types of the fields, before the classes change any."""
-    known = _dests(parser)
-    given = {key: _converted(parser, key, value) for key, value in _file_of(words).items() if key in known}
-    rest = [word for index, word in enumerate(words) if not _is_file(words, index)]
+    known, (file, rest) = _dests(parser), split_config(words)
+    given = {key: _converted(parser, key, value) for key, value in _values_in(file).items() if key in known}
     for action in parser._actions:
         action.default, action.required = argparse.SUPPRESS, False
     return {**given, **vars(parser.parse_known_args(rest)[0])}
 
 
-def _is_file(words: Sequence[str], index: int) -> bool:
-    return words[index] == "--config" or (index > 0 and words[index - 1] == "--config")
-
-
-def _file_of(words: Sequence[str]) -> Mapping[str, Any]:
+def _values_in(file: str | None) -> Mapping[str, Any]:
     import yaml
 
-    for index, word in enumerate(words[:-1]):
-        if word == "--config":
-            with open(words[index + 1], encoding="utf-8") as file:  # noqa: PTH123 (as TRL's parser opens it)
-                return dict(yaml.safe_load(file))
-    return {}
+    return dict(yaml.safe_load(Path(file).read_text(encoding="utf-8"))) if file is not None else {}
 
 
 def _converted(parser: Any, key: str, value: Any) -> Any:
@@ -159,6 +174,21 @@ def _dests(parser: Any) -> set[str]:
     return {action.dest for action in parser._actions if action.dest != "help"}
 
 
+def _resolved(words: list[str]) -> list[str]:
+    """Return words with accelerate's option in place of ``--accelerate_config``, as ``trl`` hands them on.
+
+    Raises:
+        RefusedError: there is no such file.
+    """
+    from trl.cli.accelerate_config import resolve_accelerate_config_argument
+
+    try:
+        resolved: list[str] = resolve_accelerate_config_argument(words)
+    except ValueError as error:
+        refuse(f"{_ACCELERATE_CONFIG}: {error}")
+    return resolved
+
+
 def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> Iterator[Fault]:
     """Yield those of the words that TRL's parser does not know that accelerate's does not know either.
 
@@ -168,17 +198,16 @@ def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> I
         launcher: accelerate's parser.
 
     Raises:
-        _RefusedError: accelerate takes no such value.
+        RefusedError: accelerate takes no such value.
     """
-    launcher.add_argument("--accelerate_config")  # `trl` takes it out before
-    rest = [*words, _SCRIPT]
+    rest = [*words, SCRIPT]
     while rest:
         found, unknown = launcher.parse_known_args(rest)
         # Accelerate takes the first word that is no option for the script; behind an unknown option it is its value.
         options = [word.lstrip("-").partition("=")[0].replace("-", "_") for word in unknown if word.startswith("--")]
-        script = [found.training_script] if found.training_script != _SCRIPT else []
+        script = [found.training_script] if found.training_script != SCRIPT else []
         for key in options or script:
-            yield _unknown(key)
+            yield Fault(key, _READ_ONCE) if key == _ACCELERATE_CONFIG else _unknown(key)
         rest = found.training_script_args
 
 
@@ -186,12 +215,19 @@ def _unknown(key: str) -> Fault:
     return Fault(key, "is no key of this trainer", unknown=True)
 
 
-def _faults(parser: Any, given: Mapping[str, Any], launch_names: Collection[str]) -> Iterator[Fault]:
-    """Yield the problems of single keys; TRL's parser would end at the first of them, or miss them."""
+def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, hands_on: bool) -> Iterator[Fault]:
+    """Yield the problems of single keys; TRL's parser would end at the first of them, or miss them.
+
+    Args:
+        switches: options of accelerate's parser, and whether they take no value.
+        hands_on: whether ``trl`` hands such keys to accelerate.
+    """
     hints = {name: hint for kind in parser.dataclass_types for name, hint in get_type_hints(kind).items()}
     choices = {action.dest: action.choices for action in parser._actions}
     for key, value in given.items():
-        if key in _OUTSIDE_OF_CLASSES or (key in launch_names and key not in hints):
+        if key in _OUTSIDE_OF_CLASSES or (key in switches and key not in hints):
+            if hands_on and switches.get(key):
+                yield Fault(key, f"{_SCRIPT_OF_VALUE}: give --{key} in the command, or accelerate_config in its place")
             continue
         if key not in hints:
             yield _unknown(key)

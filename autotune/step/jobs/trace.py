@@ -24,22 +24,18 @@ from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.step_time import Pace, StepTime
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import (
-    TRACED_FILE,
     GpuFigures,
     Replayed,
     TracedOperator,
     TracedPeak,
-    TraceReplies,
     TraceReply,
     TraceRequest,
-    TraceRequests,
 )
-from autotune.errors import InputError
-from autotune.step.job import JobContext, failure_of
+from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
-from autotune.step.run.traced_training import Trained, traced_training, world_of
+from autotune.step.run.traced_training import TraceFacts, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
@@ -63,8 +59,8 @@ _FIGURES = {
 """By what the device does, the figure of :class:`StepTime` that its time is part of."""
 
 
-def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
-    """Train on the virtual accelerator once per request, stopping at the first that cannot be traced.
+def trace(request: TraceRequest, context: JobContext) -> TraceReply:
+    """Train on the virtual accelerator.
 
     The device stays registered with PyTorch for the rest of this process.
 
@@ -73,18 +69,9 @@ def trace_all(requests: TraceRequests, context: JobContext) -> TraceReplies:
     """
     # Traces do not use a real GPU.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    replies: list[TraceReply] = []
-    for request in requests.requests:
-        try:
-            replies.append(_trace(request, context.folder))
-        except InputError:
-            raise
-        except Exception as error:  # noqa: BLE001 any error in TRL or its dependencies ends the traces, not the job
-            return TraceReplies(tuple(replies), failure_of(error))
-        _freeze_once()
-        with (context.folder / TRACED_FILE).open("ab") as counted:
-            counted.write(b".")
-    return TraceReplies(tuple(replies))
+    reply = _reply(request, context.folder)
+    _freeze_once()
+    return reply
 
 
 @cache
@@ -94,14 +81,14 @@ def _freeze_once() -> None:
     gc.freeze()
 
 
-def _trace(request: TraceRequest, folder: Path) -> TraceReply:
+def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
     layers = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
-    trained = Trained()
+    facts = TraceFacts()
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     rows = TracedRows(
         request.worst,
@@ -111,13 +98,13 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         again=request.compiled_again,
     )
     processor = processor_for(request.model, known.processor)
-    steps = traced_training(request.plan, model_config, processor, rows, trained, parent=folder)
+    steps = traced_training(request.plan, model_config, processor, rows, facts, parent=folder)
     is_whole = model_config.get_text_config().num_hidden_layers == layers
-    traced = _of_worst_rank(steps, request, trained, is_whole=is_whole)
+    traced = _of_worst_rank(steps, request, facts, is_whole=is_whole)
     program = find_trainer(request.plan.trainer).program(request.plan)
     of_step = program.apart
     if rows.once:
-        traced = steady(traced, step_name(0), step_name(1), further=trained.micro_batches > 1, of_step=of_step)
+        traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
     timed: list[Sequence[OperatorRecord]] = []
     course = sections(
         traced,
@@ -130,7 +117,7 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
     )
     noted = iter(timed)
     run = [next(noted) if section.time is not None else None for section in course]
-    gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), trained, _between(request))))
+    gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), facts, _between(request))))
     operators, counts = _operators(run, request)
     replays = gpus[0].replays
     own = next((found for found in replays if found.allocator == request.allocator), None)
@@ -140,25 +127,25 @@ def _trace(request: TraceRequest, folder: Path) -> TraceReply:
         host=_peak(traced.host_peak),
         allocated_bytes=own.allocated_bytes if own is not None else traced.device_peak.bytes,
         reserved_bytes=own.reserved_bytes if own is not None else None,
-        worst_rows=trained.worst_rows,
-        worst_tokens=trained.worst_tokens,
+        worst_rows=facts.worst_rows,
+        worst_tokens=facts.worst_tokens,
         step=gpus[0].step,
         between=_between(request),
-        tokens_per_step=float(request.plan.data_ranks * trained.micro_batches * trained.tokens[-1].mean()),
+        tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(
             replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
             for section, time, count in zip(course, gpus[0].times, counts, strict=True)
         ),
-        varied_bytes=_varied_bytes(traced, request, trained, own),
+        varied_bytes=_varied_bytes(traced, request, facts, own),
         replays=replays,
         gpus=gpus,
         operators=operators,
     )
 
 
-def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, trained: Trained, *, is_whole: bool) -> Trace:
+def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
     """Return the trace of the rank that needs the most.
 
     Args:
@@ -178,7 +165,7 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, trained:
 
     world = world_of(request.plan)
     traced = trace_as(world)
-    largest = world_of(request.plan, trained.gradients)
+    largest = world_of(request.plan, facts.gradients)
     if largest == world or not is_whole:
         return traced
     return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
@@ -270,11 +257,11 @@ def _peak(peak: Peak) -> TracedPeak:
     return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
-def _varied_bytes(traced: Trace, request: TraceRequest, trained: Trained, own: Replayed | None) -> int | None:
+def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, own: Replayed | None) -> int | None:
     """Return the additional bytes that the allocator reserves when shorter micro-batches precede the second step."""
     if not request.varied or own is None or own.reserved_bytes is None:
         return None
-    batch = MicroBatch(trained.worst_rows, trained.worst_tokens // trained.worst_rows)
+    batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
     step = traced.phase(step_name(1))
     after = varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
     after_reserved_bytes = _replay_of(after, request.gpu, request.allocator).reserved_bytes
@@ -296,7 +283,7 @@ def _between(request: TraceRequest) -> Occurrence:
     return Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
 
 
-def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence) -> list[Work]:
+def _step_works(traced: Trace, name: str, facts: TraceFacts, between: Occurrence) -> list[Work]:
     """Return the works of a whole optimizer step."""
     step = traced.phase(name)
     run = micro_batches(traced, step)
@@ -304,7 +291,7 @@ def _step_works(traced: Trace, name: str, trained: Trained, between: Occurrence)
     before = _works(traced.operators[step.first_operator : last.end_operator])
     again = _works(traced.operators[stands.first_operator : stands.end_operator])
     after = _works(traced.operators[last.end_operator : step.end_operator])
-    return [*before, *again * (trained.micro_batches - len(run)), *after]
+    return [*before, *again * (facts.micro_batches - len(run)), *after]
 
 
 # accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoProcessor, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import get_state_dict_dtype, load_state_dict
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
@@ -19,7 +23,7 @@ from trl.trainer.utils import create_model_from_path
 
 from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.step.distributed.group import world_size
 from autotune.step.models.heads import Head
 from autotune.units import GIB
@@ -40,13 +44,44 @@ def load_config(source: ModelSource, head: Head) -> Any:
 
     Raises:
         InputError: it is missing, cannot be read, or names no architecture that can be trained here.
+        UnreadError: its weights are quantised in the checkpoint.
     """
     try:
         config = AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+        if config.dtype is None:
+            config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
-        text = _first_sentence(error)
-        raise InputError(f"The configuration of {source.name} cannot be loaded: {text}", hint=_OFFLINE_HINT) from error
+        message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
+        raise InputError(message, hint=_OFFLINE_HINT) from error
+    except (StrictDataclassError, AttributeError, SafetensorError) as error:
+        message = f"The configuration of {source.name} is not valid: {one_line(error)}"
+        raise InputError(message, hint="Correct its config.json.") from error
+    _check_not_quantized(config, source)
     return head.configured(config, source.name)
+
+
+def _dtype_of_weights(folder: Path) -> torch.dtype | None:
+    """Return the type that ``dtype: auto`` means where a configuration has none, as `_get_dtype` of transformers does.
+
+    None for a model without weights in a local directory.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    return get_state_dict_dtype(load_state_dict(files[0], map_location="meta")) if files else None
+
+
+def _check_not_quantized(config: Any, source: ModelSource) -> None:
+    """Check that the checkpoint's weights are not quantised: neither a trace nor random weights would be.
+
+    Raises:
+        UnreadError: they are.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if quantization:
+        method = quantization.get("quant_method", "a method without a name")
+        raise UnreadError(
+            f"The weights of {source.name} are quantised in its checkpoint ({method}), which autotune does not know.",
+            hint="Name the model that they were made of; load_in_4bit or load_in_8bit quantises it when it is loaded.",
+        )
 
 
 def model_class(config: Any) -> type[Any]:
@@ -69,14 +104,14 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
     try:
         return auto_class.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
     except ImportError as error:
-        lacking, *_ = _first_sentence(error).split(". ")
+        lacking, *_ = first_line(error).split(". ")
         raise InputError(
             f"The tokenizer or processor of {source.name} lacks a package: {lacking}.",
             hint="Install it; processors of images have theirs by pip install 'trl[vlm]'.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{source.name} has no tokenizer that can be loaded: {_first_sentence(error)}",
+            f"{source.name} has no tokenizer that can be loaded: {first_line(error)}",
             hint="Save a tokenizer next to the model's config.json.",
         ) from error
 
@@ -246,11 +281,6 @@ def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor
         for name, parameter in module.named_parameters(recurse=False)
     }
     return {name: tensor for name, tensor in names.items() if name not in tied}
-
-
-def _first_sentence(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].strip("'\" ")
 
 
 _UNKNOWN, _END, _PADDING = "<unk>", "<end>", "<pad>"

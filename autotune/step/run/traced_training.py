@@ -24,7 +24,7 @@ from autotune.step.objects import config
 from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize
 from autotune.step.run.saving import save_tensors
-from autotune.step.run.virtual_trainer import NOT_TRACED, TracedRows, build_virtual
+from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
@@ -35,7 +35,7 @@ from autotune.virtual.tracing import compiled_again_for
 
 
 @dataclass
-class Trained:
+class TraceFacts:
     """Figures recorded during a traced training.
 
     Attributes:
@@ -57,7 +57,7 @@ def traced_training(
     model_config: Any,
     processor: Any,
     rows: TracedRows,
-    trained: Trained | None = None,
+    facts: TraceFacts | None = None,
     parent: Path | None = None,
 ) -> Callable[[torch.device], None]:
     """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
@@ -65,7 +65,7 @@ def traced_training(
     Args:
         model_config: configuration of the model, as ``AutoConfig`` gives it.
         processor: its tokenizer or processor.
-        trained: filled in during the training.
+        facts: filled in during the training.
         parent: folder that the training's temporary folder is made in; None: the system's.
     """
 
@@ -83,16 +83,16 @@ def traced_training(
                 assume("a compiled step needs what the same step needs uncompiled")
             if rows.chosen is not None:
                 assume("no step waits for images to be read and resized")
-            planned = config(plan, output_dir=folder, **NOT_TRACED)
+            planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             known = adapter(plan.trainer)
             with phase(CONSTRUCTION):
                 trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
-            trainer.noted = trained or Trained()
-            trainer.noted.micro_batches = planned.gradient_accumulation_steps
+            trainer.facts = facts or TraceFacts()
+            trainer.facts.micro_batches = planned.gradient_accumulation_steps
             known.watch(trainer, phase)
             _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
-            trainer.noted.gradients = gradients_of_ranks(plan, trainer.accelerator)
+            trainer.facts.gradients = gradients_of_ranks(plan, trainer.accelerator)
             if plan.evaluates:
                 _evaluate(trainer, known)
             save_tensors(trainer, Path(folder))
@@ -175,7 +175,7 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) 
         worst = np.resize(np.arange(len(trainer.train_dataset)), at_once)
     chosen = np.tile(worst, (step.micro_batches * rows.steps, 1))
     share = step.rows / at_once
-    trainer.noted.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
+    trainer.facts.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
     yielded = np.repeat(chosen, step.drawn.copies, axis=1)
     # Gradients exist in the last micro-batch that is run, which therefore changes places with the first.
     yielded[:, : run * step.rows] = np.roll(yielded[:, : run * step.rows], (run - 1) * step.rows, axis=1)

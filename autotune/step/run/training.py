@@ -86,13 +86,16 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
-        loading: dict[str, Any] = {"quantization_config": quantization_config(plan), **known.beside_name(plan)}
+        loading: dict[str, Any] = {"quantization_config": quantization_config(plan), **known.arguments_by_name(plan)}
     else:
         load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
         make_model = model_maker(plan, source, kwargs, partial(load, device=request.device, head=known.head))
         model = make_model()
-        loading = {"processing_class": load_processor(source, known.processor), **known.beside_model(plan, make_model)}
+        loading = {
+            "processing_class": load_processor(source, known.processor),
+            **known.arguments_for_built_model(plan, make_model),
+        }
     evaluated = None
     if request.evaluation_directory is not None and plan.evaluates:
         evaluated = known.cut(load_from_disk(request.evaluation_directory), plan)

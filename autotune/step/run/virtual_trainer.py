@@ -34,9 +34,9 @@ STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
 # Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
-NOT_TRACED = {"use_cpu": True, "tf32": None, "torch_compile": False}
-"""Arguments that are left out: accelerate gets the device of a trace afterwards, TF32 changes no allocation, and
-compiled code cannot be traced."""
+OVERRIDDEN_IN_TRACES = {"use_cpu": True, "tf32": None, "torch_compile": False}
+"""Arguments that every trace sets itself: accelerate gets the device of a trace afterwards, TF32 changes no allocation,
+and compiled code cannot be traced."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def build_virtual(
         "gradient_accumulation_steps": min(planned.gradient_accumulation_steps, rows.most_micro_batches),
         "dataloader_pin_memory": False,
         "dataloader_num_workers": 0,
-        **NOT_TRACED,
+        **OVERRIDDEN_IN_TRACES,
         **settled_arguments(plan),
     }
     arguments = on_device(device, plan, lambda: config(plan, **overrides))
@@ -122,7 +122,7 @@ def build_virtual(
         processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
         peft_config=peft_config(plan),
         callbacks=[_Phases(once=rows.once)],
-        **known.beside_model(plan, make_model),
+        **known.arguments_for_built_model(plan, make_model),
     )
 
 
@@ -176,7 +176,7 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
             with for_real():
                 with mock.patch.object(self.accelerator, "device_placement", False):
                     batches = list(super().get_train_dataloader())
-                self.noted.worst_rows, self.noted.worst_tokens = known.loaded(self, batches[0])
+                self.facts.worst_rows, self.facts.worst_tokens = known.loaded(self, batches[0])
                 return _Batches(batches)
 
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:

@@ -98,9 +98,9 @@ class Adapter(ABC):
     """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
-    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`beside_model`), reads the
-    sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows in the order of its batches. A
-    trace does the same with rows of its own (:meth:`synthetic`).
+    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`,
+    :meth:`arguments_for_built_model`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows
+    in the order of its batches. A trace does the same with rows of its own (:meth:`synthetic`).
 
     Class attributes:
         name: the trainer's name.
@@ -175,7 +175,7 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
-    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return further arguments of a trainer that loads a model and what belongs to it by the model's name.
 
         Args:
@@ -183,7 +183,7 @@ class Adapter(ABC):
         """
         return {}
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return further arguments of the trainer, such as a reference model or reward functions.
 
         TRL loads those by the name of the trained model, which a model of random weights does not have.
@@ -191,7 +191,7 @@ class Adapter(ABC):
         Args:
             plan: None where rows are only tokenised.
         """
-        return self.beside_name(plan)
+        return self.arguments_by_name(plan)
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.

@@ -63,14 +63,14 @@ class OnPolicyDistillation(Generating):
     on_prompts = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
-    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
         return {} if plan is None else {"teacher_model": plan.args[TEACHER]}
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the teacher's name, and what builds it where TRL would load it."""
         made = {} if plan is None else {"make_beside": partial(make_model, teacher=True)}
-        return {**self.beside_name(plan), **made}
+        return {**self.arguments_by_name(plan), **made}
 
 
 ADAPTER = OnPolicyDistillation()

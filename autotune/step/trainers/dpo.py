@@ -12,7 +12,7 @@ from trl import DPOConfig, DPOTrainer
 from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths
-from autotune.step.trainers.reference import AskingReference, OnTokenizedRows
+from autotune.step.trainers.reference import OnTokenizedRows, WithReference
 
 
 class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
@@ -24,17 +24,17 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
         widest = np.resize(np.argsort(-widths, kind="stable"), batch_size)
         blocks = block_rows(len(dataset), batch_size)
         columns = ("ref_chosen_logps", "ref_rejected_logps")
-        return self.ask_some(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)
+        return self.precompute_sample(dataset, name, [widest], blocks, widths[blocks].max(axis=1), columns)
 
 
-class PreferenceOptimization(AskingReference):
+class PreferenceOptimization(WithReference):
     """Rows of ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``."""
 
     name = "dpo"
     config = DPOConfig
     trainer = DPOTrainer
     columns = ("prompt_ids", "chosen_ids", "rejected_ids")
-    collated_columns = ("prompt", "chosen", "rejected")
+    collated_columns = ("prompt", "chosen", "rejected", "chat_template_kwargs")
     on_rows = _OnTokenizedRows
 
     def collated_tokens(self, collated: Mapping[str, Any]) -> Mapping[str, Any]:

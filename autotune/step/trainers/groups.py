@@ -98,9 +98,9 @@ class Groups(Generating):
         """Return the micro-batches of a generation batch."""
         return {"steps_per_generation": steps_per_generation(plan)}
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and what builds the reference model where TRL would load it."""
-        rewards = super().beside_model(plan, make_model)
+        rewards = super().arguments_for_built_model(plan, make_model)
         return rewards if plan is None else {**rewards, "make_beside": make_model}
 
     def drawing(self, trainer: Any) -> Drawing:

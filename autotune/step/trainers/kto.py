@@ -15,7 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.images.tokens import image_elements
 from autotune.step.rows import Counts, RowSizes, column_lengths
 from autotune.step.trainers.base import Collation, InPhase
-from autotune.step.trainers.reference import AskingReference, OnTokenizedRows, watch_reference
+from autotune.step.trainers.reference import OnTokenizedRows, WithReference, watch_reference
 from autotune.trainers.kto import POLICY_KL, REFERENCE_KL, WITHOUT_KL, estimates_kl, mismatched
 
 _MISMATCHED = "KL_completion_ids"
@@ -40,17 +40,17 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
         # A last block with fewer rows repeats them, and would need more than TRL's.
         widest = [np.unique(blocks[place]) for place in worst_blocks(known)]
-        return self.ask_some(dataset, name, widest, blocks, known.tokens + known.beside, columns)
+        return self.precompute_sample(dataset, name, widest, blocks, known.tokens + known.beside, columns)
 
 
-class UnpairedPreference(AskingReference):
+class UnpairedPreference(WithReference):
     """Rows of ``prompt_ids``, ``completion_ids`` and ``label``."""
 
     name = "kto"
     config = KTOConfig
     trainer = KTOTrainer
     columns = ("prompt_ids", "completion_ids", "label")
-    collated_columns = ("prompt", "completion", "label")
+    collated_columns = ("prompt", "completion", "label", "chat_template_kwargs")
     on_rows = _OnTokenizedRows
 
     @property

@@ -125,12 +125,12 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the most tokens of a completion."""
         return int(trainer.args.max_new_tokens)
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and a reference unless that is the model without its adapters.
 
         TRL would copy the trained model, which needs as much; a trace cannot copy every architecture (Gemma 3).
         """
-        rewards = super().beside_model(plan, make_model)
+        rewards = super().arguments_for_built_model(plan, make_model)
         return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:

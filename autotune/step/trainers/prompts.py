@@ -108,7 +108,7 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def beside_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
 
         Raises:
@@ -173,7 +173,7 @@ def reward_function(name: str) -> Callable[..., Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(importlib.import_module(module), function, None)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"The module of reward_funcs' {name} cannot be imported: {error}", hint=hint) from error
     if not callable(found):
         raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=hint)

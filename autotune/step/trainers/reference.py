@@ -48,7 +48,7 @@ class OnTokenizedRows(_Trl):
         """Collate rows as the data loader would."""
         return self.data_collator(list(rows))
 
-    def ask_some(
+    def precompute_sample(
         self,
         dataset: Dataset,
         name: str,
@@ -97,7 +97,7 @@ class OnTokenizedRows(_Trl):
                 values.cpu()
 
 
-class AskingReference(Adapter):
+class WithReference(Adapter):
     """The child's side of trainers that ask a reference, or precompute its log-probabilities.
 
     Class attributes:
@@ -107,7 +107,7 @@ class AskingReference(Adapter):
     on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 
-    def beside_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
+    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the argument with a reference model where TRL would load one, from a path that random weights lack.
 
         With adapters it needs none, and none to precompute (``precompute_ref_log_probs``) but with FSDP, which shards
@@ -134,12 +134,12 @@ class AskingReference(Adapter):
         return dict(trainer.seconds_per_row)
 
 
-def watch_reference(trainer: Any, in_phase: InPhase, told_already: Callable[[], bool] = lambda: False) -> None:
+def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[], bool] = lambda: False) -> None:
     """Report the forward passes of the reference, but for those in a phase that is reported already."""
     inside = ExitStack()
 
     def enter(*_: Any) -> None:
-        if not torch.is_grad_enabled() and not told_already():
+        if not torch.is_grad_enabled() and not in_other_phase():
             inside.enter_context(in_phase(REFERENCE_PASS))
 
     def leave(*_: Any) -> None:

@@ -141,7 +141,7 @@ def test_what_accelerate_has_made_of_fsdp_is_read_back() -> None:
         transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
     )  # fmt: skip
     document = {"distributed_type": "FSDP", "fsdp_config": _fsdp(plugin)}
-    assert engine_args(document, Configuration("SFTConfig", {}, {}), Path()) == {
+    assert engine_args(document, Configuration("SFTConfig", {}, {})) == {
         "fsdp": True,
         "fsdp_config": {
             "version": 2, "reshard_after_forward": True, "cpu_offload": True,
@@ -158,7 +158,7 @@ def test_the_groups_of_a_training_that_runs_are_read_back() -> None:
     )
     with mock.patch("accelerate.state.AcceleratorState", return_value=state):
         found = launching_of(SimpleNamespace(world_size=8))
-    args = engine_args(found.document, Configuration("SFTConfig", {}, {}), Path(), found.processes)
+    args = engine_args(found.document, Configuration("SFTConfig", {}, {}), found.processes)
     assert args["parallelism_config"] == {"dp_replicate_size": 2, "dp_shard_size": 4}
 
 

@@ -23,6 +23,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.verdict import Outcome, Severity, Source, Verdict
 from autotune.errors import InputError, WillNotFit
 from tests.app.check.conftest import Checked, Write
+from tests.small import write_small_model
 
 GPU = "H100-80GB"
 
@@ -191,6 +192,18 @@ def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, ch
     assert f"`autotune dry-run --gpu {verdict.device} -- trl grpo --config {file}` runs" in told(verdict)
 
 
+def test_a_checkpoint_of_quantised_weights_leaves_the_answer_open(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    directory = write_small_model(tmp_path / "quantised", weights=False)
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (directory / "config.json").write_text(json.dumps(config))
+    verdict = checked(config=str(write("sft", "max_length: 64\n")), trainer="sft", gpu=GPU, model=str(directory))
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "quantised in its checkpoint (bitsandbytes)" in verdict.reason
+
+
 def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, checked: Checked) -> None:
     file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
     command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 20)
@@ -288,3 +301,11 @@ def test_a_real_run_decides_on_both_sides_of_the_limit(write: Write, checked: Ch
     assert fits.need.source is Source.PROBED
     tight = checked(**asked, probe=True, memory_budget=need.bytes // 4)
     assert (tight.outcome, tight.exit_code) == (Outcome.DOES_NOT_FIT, 1)
+
+
+def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
+    file = tmp_path / "old.yaml"
+    file.write_text("dispatch_batches: true\nmax_seq_length: 64\nsplit_batches: false\n", encoding="utf-8")
+    assert fix_legacy(str(file), trainer="sft").left == ()
+    new = {"accelerator_config": {"dispatch_batches": True, "split_batches": False}, "max_length": 64}
+    assert yaml.safe_load(file.read_text(encoding="utf-8")) == new

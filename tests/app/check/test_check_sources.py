@@ -81,7 +81,10 @@ def test_a_configuration_of_a_dataset_is_named_to_trl(find: Find) -> None:
     ("asked", "said"),
     [
         ({"dataset_train_split": "sft"}, "dataset_train_split is sft"),
-        ({"test_split_size": 0.1, "dataset_test_split": "dev"}, "dataset_test_split is dev"),
+        (
+            {"test_split_size": 0.1, "dataset_test_split": "dev", "args": {"eval_strategy": "steps"}},
+            "dataset_test_split is dev",
+        ),
         ({"args": {"eval_strategy": "steps"}}, "TRL ends with a KeyError"),
         ({"streaming": True}, "ends without max_steps"),
         ({"streaming": True, "test_split_size": 0.1, "args": {"max_steps": 3}}, "ends with an AttributeError"),
@@ -135,3 +138,47 @@ def test_the_worst_micro_batch_of_a_mixture_is_of_all_its_files(
     assert (verdict.need.rows, verdict.need.tokens >= 40) == (8, True)
     assert "an epoch has 1 step." in told
     assert "test_split_size=0.25 keeps rows from training at random" in told
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dataset_name": "~/rows"},
+        {"items": [{"path": "json", "data_files": "~/rows.jsonl"}]},
+        {"items": [{"path": "~/rows"}]},
+    ],
+    ids=str,
+)
+def test_a_path_that_only_a_shell_would_expand_is_refused(find: Find, given: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="TRL does not expand ~"):
+        find(given.pop("items", None), **given)
+
+
+def test_a_model_whose_path_only_a_shell_would_expand_is_refused() -> None:
+    with pytest.raises(InputError, match="model_name_or_path: ~/m is not found: TRL does not expand ~"):
+        sources(of_model("~/m"), Configuration("SFTConfig", {}, {}))
+
+
+def of_model(name: str, **more: object) -> ReadCommand:
+    values: dict[str, dict[str, object]] = {
+        MODEL_CONFIG: {"model_name_or_path": name, **more}, MIXTURE: {}, "ScriptArguments": {"dataset_name": "hub/id"}
+    }  # fmt: skip
+    return ReadCommand({kind: Configuration(kind, each, {}) for kind, each in values.items()})
+
+
+def test_the_revision_is_that_of_the_model_by_which_trl_loads_it() -> None:
+    read, plain = of_model("org/mine", model_revision="v1"), Configuration("SFTConfig", {}, {})
+    loading = Configuration("SFTConfig", {"model_init_kwargs": {"revision": "v2"}}, {})
+    assert sources(read, plain).model.revision == "v1"
+    assert sources(read, loading).model.revision == "v2"
+    assert sources(read, loading, name="org/other").model.revision == "main"
+
+
+def test_a_part_of_a_split_is_no_split_to_train_on(find: Find) -> None:
+    with pytest.raises(InputError, match=r"'train\[:1000\]' is not the name of a split.* an entry of datasets"):
+        find(dataset_name="hub/id", dataset_train_split="train[:1000]")
+
+
+def test_a_split_to_evaluate_on_matters_only_in_an_evaluation(find: Find, files: list[str]) -> None:
+    asked: dict[str, Any] = {"test_split_size": 0.1, "dataset_test_split": "validation"}
+    assert find([entry(files[0])], **asked).evaluation is None

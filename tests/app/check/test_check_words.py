@@ -11,7 +11,10 @@ from trl.cli.accelerate_launcher import launch_training_script
 from trl.cli.commands.base import CommandContext
 from trl.cli.commands.training import TrainingCommand
 
+from autotune.app.arguments import CheckArguments
+from autotune.app.check.check import _planned
 from autotune.core.verdict import Outcome, Severity
+from autotune.userconfig.written import written
 from tests.app.check.conftest import Checked, Write
 
 
@@ -25,7 +28,7 @@ def trl_starts(words: tuple[str, ...]) -> bool:
     with mock.patch("trl.cli.accelerate_launcher.launch_training_script", launch):
         try:
             TrainingCommand("sft").run(Namespace(), CommandContext(["sft", *words]))
-        except SystemExit:
+        except (SystemExit, ValueError):
             return False
     return script[0].endswith("sft.py")
 
@@ -79,3 +82,51 @@ def test_a_file_that_a_script_gets_by_itself_cannot_be_known(parser: str, checke
     verdict = checked(command=("python", str(script), "config.json"), fits=False)
     assert verdict.outcome is Outcome.CANNOT_RUN
     assert "reads its arguments by itself" in verdict.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "said"),
+    [
+        ("multi_gpu: true\n", "", "multi_gpu cannot be in the file"),
+        ("use_fsdp: false\n", "", "use_fsdp cannot be in the file"),
+        ("accelerate_config: multi_gpu\n", "--accelerate_config zero2", "accelerate_config is read once"),
+        ("", "--accelerate_config=zero2", "accelerate_config is read once"),
+        ("", "--accelerate-config zero2", "accelerate_config is read once"),
+        ("", "--accelerate_config zero9", "accelerate_config: Accelerate config zero9 is neither a file nor"),
+        ("accelerate_config: multi_gpu\n", "", None),
+    ],
+)
+def test_what_trl_hands_on_and_accelerate_refuses_is_refused(
+    body: str, words: str, said: str | None, write: Write, checked: Checked
+) -> None:
+    own = ("--config", str(write("sft", f"use_cpu: true\nbf16: false\n{body}")), *words.split())
+    verdict = checked(command=("trl", "sft", *own), fits=False)
+    errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
+    assert (verdict.outcome is Outcome.READ) is trl_starts(own) is (said is None), errors
+    assert len(errors) == (said is not None)
+    assert all(said in error for error in errors if said is not None)
+
+
+@pytest.mark.parametrize(
+    ("body", "words", "on_cpu"),
+    [
+        ("use_cpu: true\n", "", True),
+        ("use_cpu: true\n", "--use_cpu False", False),
+        ("", "--use_cpu", True),
+        ("", "--use_cpu=true", True),
+        ("", "--use-cpu", True),
+        ("", "--use_cpu False", False),
+        ("", "", False),
+    ],
+)
+def test_a_check_is_for_a_cpu_where_the_training_is(body: str, words: str, on_cpu: bool, write: Write) -> None:
+    command = ("trl", "sft", "--config", str(write("sft", body)), *words.split())
+    planned, _ = _planned(CheckArguments(command, fits=False), written(None, None, command))
+    assert (planned is not None) is on_cpu
+
+
+def test_trl_reads_the_name_of_its_file_in_a_word_of_its_own(write: Write, checked: Checked) -> None:
+    own = (f"--config={write('sft', '')}",)
+    assert not trl_starts(own)
+    verdict = checked(command=("trl", "sft", *own), fits=False)
+    assert "TRL reads `--config FILE`, in two words" in verdict.findings[0].message

@@ -15,11 +15,12 @@ from autotune.app.check.remembered import key_of
 from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.inspection.command_line import read_command_line
-from autotune.userconfig.launch import default_file, launching, of_ranks
+from autotune.userconfig.launch import default_file, launching
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from autotune.userconfig.written import written as written_by
 from tests.app.check.conftest import Write
+from tests.app.check.starting import read_by_accelerate
 
 SCRIPT = "trl/scripts/sft.py"
 
@@ -70,9 +71,9 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
     used, count = launched(words, tmp_path, monkeypatch)
     assert (1 if used == "simple_launcher" else count) == processes
 
-    found = launching(written, ReadCommand(), default=default_file(written))
+    read = read_by_accelerate(written, default=default_file(written))
+    found = launching(written, read, default=default_file(written))
     assert (found.processes, found.document["distributed_type"], found.default) == (processes, kind, file)
-    assert of_ranks(written, default=file) == processes
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
     assert str(file) in told[0]
@@ -84,7 +85,8 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: FSDP\nnum_processes: 8\n", encoding="utf-8")
     command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
-    found = launching(Written(command, None, "sft"), ReadCommand(), default=file)
+    written = Written(command, None, "sft")
+    found = launching(written, read_by_accelerate(written, default=file), default=file)
     assert (found.processes, found.document, found.default) == (1, {}, None)
 
 
@@ -118,3 +120,17 @@ def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
         file.write_text(text, encoding="utf-8")
         keys.append(key_of(asked, written_by(asked.config, asked.trainer), planned))
     assert len(set(keys)) == 3
+
+
+@pytest.mark.parametrize("home", ["x" * 300, "~no-one/x"])
+def test_a_home_that_cannot_be_looked_at_has_no_file(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", home)
+    assert default_file(Written(read_command_line(["trl", "sft"]), None, "sft")) is None
+
+
+def test_no_launcher_of_accelerate_can_start_a_process_while_a_launch_is_read() -> None:
+    from accelerate.commands.launch import launch_command
+
+    from autotune.step.jobs.accelerate_launch import _LAUNCHERS
+
+    assert {name for name in launch_command.__code__.co_names if name.endswith("_launcher")} == set(_LAUNCHERS)

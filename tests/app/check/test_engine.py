@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from accelerate.utils import DeepSpeedPlugin
+from accelerate.utils import DeepSpeedPlugin, FullyShardedDataParallelPlugin
 
 from autotune.core.configuration import Configuration
 from autotune.core.plan import TrainingPlan
@@ -18,7 +18,7 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.engine import check_documents, engine_args, loading_text, without_engine
-from autotune.userconfig.launch import Launching, _document
+from autotune.userconfig.launch import Launching, shipped
 from tests.app.check.conftest import Checked, Write
 from tests.emit.test_launch import HERE
 from tests.settings import plan_with
@@ -36,37 +36,31 @@ def zero(args: Mapping[str, object]) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(("name", "stage"), [("zero1", 1), ("zero2", 2), ("zero3", 3)])
 def test_trl_s_own_documents_of_deepspeed_are_read(name: str, stage: int) -> None:
-    document, folder = _document(name)
-    assert zero(engine_args(document, NOTHING, folder))["stage"] == stage
+    assert zero(engine_args(shipped(name), NOTHING))["stage"] == stage
 
 
 def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
-    found = engine_args(*reordered("fsdp2"))
+    found = engine_args(shipped("fsdp2"), NOTHING)
     assert found["fsdp"] is True
     assert found["fsdp_config"] == {
         "version": 2, "reshard_after_forward": True, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"
     }  # fmt: skip
     with pytest.raises(UnreadError, match="fsdp_version: 2"):
-        engine_args(*reordered("fsdp1"))
-    assert engine_args(*reordered("multi_gpu")) == {}
+        engine_args(shipped("fsdp1"), NOTHING)
+    assert engine_args(shipped("multi_gpu"), NOTHING) == {}
 
 
 def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
     def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
         return loading_text(document, Configuration("SFTConfig", own, {})) is not None
 
-    assert said(_document("fsdp2")[0], {})
+    assert said(shipped("fsdp2"), {})
     keys = {"cpu_ram_efficient_loading": "true"}
     assert said({}, {"fsdp": True, "fsdp_config": keys})
     # The trainer's own document comes first, and one without FSDP is read by nothing.
-    assert not said(_document("fsdp2")[0], {"fsdp": True, "fsdp_config": {}})
+    assert not said(shipped("fsdp2"), {"fsdp": True, "fsdp_config": {}})
     assert not said({"distributed_type": "MULTI_GPU", "fsdp_config": keys}, {})
-    assert not said(_document("zero3")[0], {})
-
-
-def reordered(name: str) -> tuple[Mapping[str, object], Configuration, Path]:
-    document, folder = _document(name)
-    return document, NOTHING, folder
+    assert not said(shipped("zero3"), {})
 
 
 @pytest.mark.parametrize("choices", [{"sharding": "zero3", "offload": "both"}, {"sharding": "zero1"}], ids=str)
@@ -75,7 +69,7 @@ def test_what_is_handed_over_is_read_as_it_was_planned(choices: dict[str, str | 
     for name, text in launch_files(plan, tmp_path).items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     document = yaml.safe_load((tmp_path / ACCELERATE).read_text())
-    assert engine_args(document, NOTHING, tmp_path)["deepspeed"] == plan.args["deepspeed"]
+    assert engine_args(document, NOTHING)["deepspeed"] == plan.args["deepspeed"]
 
 
 @pytest.mark.parametrize(
@@ -91,19 +85,19 @@ def test_groups_of_processes_are_read_as_they_were_handed_over(choices: dict[str
     plan = plan_with(HERE, {"sharding": "fsdp2", **choices})
     document = yaml.safe_load(launch_files(plan, tmp_path)[ACCELERATE])
     own = Configuration("SFTConfig", {name: plan.args[name] for name in ("fsdp", "fsdp_config")}, {})
-    found = engine_args(document, own, tmp_path)
+    found = engine_args(document, own)
     assert {"dp_shard_size": 1, **TrainingPlan("sft", found).parallelism} == {"dp_shard_size": 1, **plan.parallelism}
     assert TrainingPlan("sft", found, launch=plan.launch).data_ranks == plan.data_ranks
 
 
 def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
-    own = Configuration("SFTConfig", {"deepspeed": "own.json"}, {"deepspeed": None})
-    document, _ = _document("zero3")
-    assert zero(engine_args(document, own, tmp_path))["stage"] == 1
+    own = Configuration("SFTConfig", {"deepspeed": str(tmp_path / "own.json")}, {"deepspeed": None})
+    document = shipped("zero3")
+    assert zero(engine_args(document, own))["stage"] == 1
     assert without_engine(own).values == {"deepspeed": None}
     with pytest.raises(InputError, match=r"absent\.json cannot be read"):
-        engine_args({}, Configuration("SFTConfig", {"deepspeed": "absent.json"}, {}), tmp_path)
+        engine_args({}, Configuration("SFTConfig", {"deepspeed": "absent.json"}, {}))
 
 
 def refused_by_accelerate(fields: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -136,21 +130,21 @@ def test_deepspeed_s_document_is_refused_beside_the_keys_that_accelerate_refuses
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {**given, **named}, "mixed_precision": precision}
     config = Configuration("SFTConfig", {"deepspeed": "ds.json"} if own else {}, {})
     if not refused_by_accelerate(fields, monkeypatch):
-        check_documents(Launching(8, document=document, known=True), config)
+        check_documents(Launching(8, document=document, is_observed=True), config)
         return
     with pytest.raises(InputError, match=f"{'deepspeed' if own else 'deepspeed_config_file'} and .*{fields[-1]}"):
-        check_documents(Launching(8, document=document, known=True), config)
+        check_documents(Launching(8, document=document, is_observed=True), config)
     # Without such a document, or without DeepSpeed, nothing is refused.
-    check_documents(Launching(8, document={**document, "distributed_type": "MULTI_GPU"}, known=True), config)
-    check_documents(Launching(8, document={**document, "deepspeed_config": given}, known=True), NOTHING)
+    check_documents(Launching(8, document={**document, "distributed_type": "MULTI_GPU"}, is_observed=True), config)
+    check_documents(Launching(8, document={**document, "deepspeed_config": given}, is_observed=True), NOTHING)
 
 
 def test_the_precision_is_that_of_the_words_where_they_say_it() -> None:
     document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {}, "mixed_precision": "bf16"}
     config = Configuration("SFTConfig", {"deepspeed": "ds.json"}, {})
-    check_documents(Launching(8, document=document, known=True, precise=True), config)
+    check_documents(Launching(8, document=document, is_observed=True, precision_by_option=True), config)
     with pytest.raises(InputError, match="deepspeed and accelerate's own mixed_precision"):
-        check_documents(Launching(8, document=document, known=True), config)
+        check_documents(Launching(8, document=document, is_observed=True), config)
 
 
 def test_an_error_about_two_documents_has_the_line_of_the_trainer_s(write: Write, checked: Checked) -> None:
@@ -163,8 +157,8 @@ def test_an_error_about_two_documents_has_the_line_of_the_trainer_s(write: Write
 
 
 def test_an_engine_that_words_choose_leaves_the_answer_open(write: Write, checked: Checked) -> None:
-    file = write("sft", "use_deepspeed: true\nzero_stage: 3\nnum_processes: 8\n")
-    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    file = write("sft", "zero_stage: 3\nnum_processes: 8\n")
+    verdict = checked(command=("trl", "sft", "--config", str(file), "--use_deepspeed"), gpu="H100-80GB")
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "--use_deepspeed" in verdict.reason
     host = write("sft", "deepspeed_hostfile: hosts\nnum_processes: 8\n")
@@ -203,3 +197,27 @@ def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Ch
         errors = [item.message for item in verdict.findings if item.severity is Severity.ERROR]
         assert len(errors) == 1
         assert errors[0].startswith(said[name])
+
+
+def test_fsdp_by_accelerate_wraps_no_layers_unless_its_file_does() -> None:
+    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+    found: Any = engine_args(document, NOTHING)["fsdp_config"]
+    assert FullyShardedDataParallelPlugin(fsdp_version=2).auto_wrap_policy is None
+    assert found["auto_wrap_policy"] == "NO_WRAP"
+    # transformers' own default wraps.
+    own: Any = engine_args(document, Configuration("SFTConfig", {"fsdp": True, "fsdp_config": {}}, {}))["fsdp_config"]
+    assert "auto_wrap_policy" not in own
+    document["fsdp_config"] |= {"fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True}
+    with pytest.raises(UnreadError, match="fsdp_activation_checkpointing_offload is not traced"):
+        engine_args(document, NOTHING)
+
+
+def test_a_relative_document_of_deepspeed_leads_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}), encoding="utf-8")
+    document = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+    with pytest.raises(InputError, match=r"ds\.json cannot be read"):
+        engine_args(document, NOTHING)
+    monkeypatch.chdir(tmp_path)
+    assert zero(engine_args(document, NOTHING))["stage"] == 1

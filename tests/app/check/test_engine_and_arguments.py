@@ -18,15 +18,21 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
 from autotune.userconfig.engine import engine_args, with_precision
-from autotune.userconfig.launch import Launching, _document, launching
+from autotune.userconfig.launch import Launching, launching, shipped
 from autotune.userconfig.problems import of_precision
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
+from tests.app.check.starting import read_by_accelerate
 from tests.step.plans import needs_deepspeed
 
 ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 2, "num_machines": 1, "use_cpu": False}
 STAGE = {"zero_optimization": {"stage": 2}}
 SIZES = {"train_batch_size": 128, "train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 8}
+
+
+def optimizer(**params: object) -> dict[str, object]:
+    """Return the part of a document of DeepSpeed's for an optimizer."""
+    return {"optimizer": {"type": "AdamW", "params": params}}
 
 
 def configured(**args: Any) -> Configuration:
@@ -58,6 +64,9 @@ def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[s
         config: Any = SFTConfig("out", use_cpu=True, report_to="none", **args)
         accelerator = SimpleNamespace(state=SimpleNamespace(deepspeed_plugin=config.deepspeed_plugin))
         propagate_args_to_deepspeed(accelerator, config)
+        if config.auto_find_batch_size:
+            # `Trainer._update_auto_batch_size` does it again.
+            propagate_args_to_deepspeed(accelerator, config, auto_find_batch_size=True)
     found: list[str] = config.deepspeed_plugin.hf_ds_config.mismatches
     return found
 
@@ -78,6 +87,14 @@ def mismatches(document: Mapping[str, Any], folder: Path, **args: Any) -> list[s
         ({}, {**STAGE, "train_batch_size": 8}, {}, "train_batch_size: 8"),
         ({}, {**STAGE, "bf16": {"enabled": True}}, {"bf16": False}, "bf16.enabled: True"),
         ({}, {**STAGE, "bf16": {"enabled": True}}, {}, ""),
+        ({}, {**STAGE, "gradient_clipping": None}, {}, ""),
+        ({}, {**STAGE, **optimizer(lr=1e-4)}, {"learning_rate": 2e-5}, "optimizer.params.lr: 0.0001"),
+        ({}, {**STAGE, **optimizer(lr=1e-4)}, {"learning_rate": 1e-4}, ""),
+        ({}, {**STAGE, **optimizer(betas=[0.9, 0.95])}, {}, "optimizer.params.betas"),
+        ({}, {**STAGE, **optimizer(betas=[0.9, 0.95])}, {"adam_beta2": 0.95}, ""),
+        ({}, {**STAGE, **optimizer(weight_decay=0.1)}, {}, "optimizer.params.weight_decay"),
+        ({}, {**STAGE, "scheduler": {"params": {"warmup_max_lr": 1.0}}}, {}, "scheduler.params.warmup_max_lr"),
+        ({}, {**STAGE, "train_batch_size": 8}, {"auto_find_batch_size": True}, ""),
     ],
     ids=str,
 )
@@ -91,9 +108,9 @@ def test_numbers_of_deepspeed_s_document_agree_with_the_arguments_or_end_the_run
     assert bool(mismatches(document, tmp_path, **args)) is bool(key)
     if key:
         with pytest.raises(InputError, match=f"{key}.* transformers ends the run"):
-            engine_args(document, configured(**args), tmp_path, 2)
+            engine_args(document, configured(**args), 2)
         return
-    found: Any = engine_args(document, configured(**args), tmp_path, 2)["deepspeed"]
+    found: Any = engine_args(document, configured(**args), 2)["deepspeed"]
     assert {found[name] for name in SIZES} == {"auto"}
 
 
@@ -102,15 +119,15 @@ def test_a_document_of_the_trainer_s_own_says_nothing_of_what_it_leaves_out(tmp_
     own = configured(gradient_accumulation_steps=4)
     own = Configuration(own.kind, {**own.values, "deepspeed": str(tmp_path / "ds.json")}, {})
     # Of how many processes it is, nothing says.
-    found: Any = engine_args({}, own, tmp_path, 1)["deepspeed"]
+    found: Any = engine_args({}, own, 1)["deepspeed"]
     assert {found[name] for name in SIZES} == {"auto"}
     with pytest.raises(InputError, match="train_batch_size: 512"):
-        engine_args({}, own, tmp_path, 2)
-    assert engine_args({}, own, tmp_path, 16)
+        engine_args({}, own, 2)
+    assert engine_args({}, own, 16)
 
 
 def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -> None:
-    assert engine_args(_document("zero1")[0], configured(), Path(), 8)
+    assert engine_args(shipped("zero1"), configured(), 8)
     file = write("sft", "accelerate_config: zero1\ngradient_accumulation_steps: 4\n")
     verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.CANNOT_RUN
@@ -123,7 +140,8 @@ def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:
     command = read_command_line(
         [*words.replace("FILE", str(folder / "launch.yaml")).split(), "trl/scripts/sft.py", "--config", "c.yaml"]
     )
-    return launching(Written(command, None, "sft"), ReadCommand())
+    written = Written(command, None, "sft")
+    return launching(written, read_by_accelerate(written))
 
 
 @pytest.mark.parametrize(

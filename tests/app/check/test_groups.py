@@ -94,7 +94,7 @@ def test_what_accelerate_would_not_start_is_told_by_its_key(
     keys: Mapping[str, object], kind: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=said):
-        engine_args(a_document(keys, kind), NOTHING, tmp_path, 8)
+        engine_args(a_document(keys, kind), NOTHING, 8)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_accelerate_would_not_start_is_told_by_its_key(
 def test_sizes_that_make_all_processes_are_taken(
     keys: Mapping[str, object], kind: str, read: Mapping[str, int], tmp_path: Path
 ) -> None:
-    assert engine_args(a_document(keys, kind), NOTHING, tmp_path, 8).get("parallelism_config", {}) == read
+    assert engine_args(a_document(keys, kind), NOTHING, 8).get("parallelism_config", {}) == read
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_of_what_is_not_known_what_it_trains_nothing_is_said(
     keys: Mapping[str, object], kind: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnreadError, match=said):
-        engine_args(a_document(keys, kind), NOTHING, tmp_path, 8)
+        engine_args(a_document(keys, kind), NOTHING, 8)
 
 
 def test_a_mapping_in_the_trainer_s_own_file_is_refused_since_transformers_makes_no_object_of_it(
@@ -139,7 +139,7 @@ def test_a_mapping_in_the_trainer_s_own_file_is_refused_since_transformers_makes
     assert not hasattr(made.parallelism_config, "get_device_mesh")
     own = Configuration("SFTConfig", {"parallelism_config": given}, {"parallelism_config": None})
     with pytest.raises(InputError, match="parallelism_config cannot be in the trainer's own file"):
-        engine_args({}, own, tmp_path, 8)
+        engine_args({}, own, 8)
 
 
 def test_accelerate_reads_no_key_without_the_prefix(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_accelerate_reads_no_key_without_the_prefix(tmp_path: Path) -> None:
     with mock.patch.dict(os.environ, prepare_multi_gpu_env(arguments)):
         assert ParallelismConfig().cp_size == 1
     with pytest.raises(InputError, match="cp_size under parallelism_config is a key that accelerate does not read"):
-        engine_args(document, NOTHING, tmp_path, 8)
+        engine_args(document, NOTHING, 8)
     with pytest.raises(InputError, match="'cp' is no mapping"):
-        engine_args({**document, "parallelism_config": "cp"}, NOTHING, tmp_path, 8)
+        engine_args({**document, "parallelism_config": "cp"}, NOTHING, 8)
 
 
 def test_a_check_says_of_groups_that_no_run_could_start(write: Write, checked: Checked, tmp_path: Path) -> None:
@@ -170,12 +170,12 @@ def test_a_check_says_of_groups_that_no_run_could_start(write: Write, checked: C
 def test_groups_of_which_no_step_is_traced_are_told(size: str, said: str, tmp_path: Path) -> None:
     document = {"distributed_type": "MULTI_GPU", "parallelism_config": {f"parallelism_config_{size}": 2}}
     with pytest.raises(UnreadError, match=rf"parallelism_config_{size}: 2 is not planned: .*{said}"):
-        engine_args(document, NOTHING, tmp_path)
+        engine_args(document, NOTHING)
 
 
 def test_how_rows_are_exchanged_is_read_too(tmp_path: Path) -> None:
     keys = {"cp_size": 2, "cp_backend": "torch", "cp_comm_strategy": "alltoall", "tp_size": 1, "sp_size": 1}
-    found = engine_args(a_document(keys), NOTHING, tmp_path)
+    found = engine_args(a_document(keys), NOTHING)
     assert found["parallelism_config"] == {"cp_size": 2, "cp_comm_strategy": "alltoall"}
     made = config(TrainingPlan("sft", {**found, "output_dir": str(tmp_path), "use_cpu": True, "bf16": False}))
     assert made.parallelism_config.cp_handler.cp_comm_strategy == "alltoall"

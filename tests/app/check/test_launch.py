@@ -17,10 +17,12 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
-from autotune.userconfig.launch import Launching, launching
+from autotune.step.jobs.accelerate_launch import launched
+from autotune.userconfig.launch import Launching, launching, likely_processes, visible
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
+from tests.app.check.starting import read_by_accelerate
 from tests.step.plans import needs_deepspeed
 
 SCRIPT = "from trl import SFTConfig, SFTTrainer, TrlParser\n"
@@ -35,7 +37,8 @@ def script(tmp_path: Path) -> str:
 
 def started(words: str, script: str, gpus: int | None = None) -> Launching:
     command = read_command_line([*words.split(), script, "--config", "c.yaml"])
-    return launching(Written(command, None, "sft"), ReadCommand(), gpus)
+    written = Written(command, None, "sft")
+    return launching(written, read_by_accelerate(written, gpus=gpus or 1), gpus)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +169,8 @@ HANDED_ON = {"accelerate_config": "zero3", "num_processes": 4}
 def with_keys(words: str, **keys: object) -> tuple[Written, ReadCommand]:
     """Return a command with a file of such keys, as TRL's parser reads it."""
     file = parsed(yaml.safe_dump(keys, sort_keys=False), Path("c.yaml"))
-    read = ReadCommand(launch={name: str(value) for name, value in keys.items()})
-    return Written(read_command_line([*words.split(), "--config", "c.yaml"]), file, "sft"), read
+    written = Written(read_command_line([*words.split(), "--config", "c.yaml"]), file, "sft")
+    return written, read_by_accelerate(written, keys)
 
 
 @pytest.mark.parametrize("words", ["torchrun", "deepspeed", "accelerate launch", "python"])
@@ -190,7 +193,8 @@ def test_only_trl_hands_on_what_a_file_says_of_the_launch(words: str, script: st
 def test_a_file_for_one_process_starts_one_however_many_are_asked_for(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("distributed_type: 'NO'\nnum_processes: 1\n", encoding="utf-8")
     written, read = with_keys("trl sft", accelerate_config=str(tmp_path / "one.yaml"), num_processes=8)
-    assert launching(written).processes == launching(written, read).processes == 1
+    found = launching(written, read)
+    assert (found.processes, found.ignored_processes) == (1, 8)
 
 
 def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tmp_path: Path) -> None:
@@ -217,7 +221,7 @@ def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path
 
 
 def test_words_of_the_command_say_it_before_the_file(write: Write, checked: Checked, tmp_path: Path) -> None:
-    (tmp_path / "launch.yaml").write_text("num_processes: 8\n", encoding="utf-8")
+    (tmp_path / "launch.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
     file = write("sft", f"accelerate_config: {tmp_path / 'launch.yaml'}\nnum_processes: 4\n")
     words = ("--config", str(file), "--num_processes", "2")
     assert checked(command=("trl", "sft", *words), fits=False).processes == 2
@@ -272,3 +276,82 @@ def test_a_number_that_is_not_known_leaves_the_answer_open(write: Write, checked
     read = checked(command=words, fits=False)
     assert read.outcome is Outcome.READ
     assert any(item.severity is Severity.NOTE and "Write the number" in item.message for item in read.findings)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("num_processes: 8\n", "`distributed_type` must be specified"),
+        ("distributed_type: MULTI_GPU\n", "manually pass in `--num_processes`"),
+        ("distributed_type: MULTI_GPU\nnum_procs: 8\n", "unknown keys .*num_procs"),
+        ("distributed_type: multi_gpu\nnum_processes: 8\n", "'multi_gpu' is not a valid DistributedType"),
+        ("distributed_type: DDP\nnum_processes: 8\n", "'DDP' is not a valid DistributedType"),
+        ("", "own.yaml is empty; a configuration is a YAML mapping"),
+    ],
+)
+def test_a_file_that_accelerate_refuses_is_refused(document: str, said: str, script: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(document, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        started(f"accelerate launch --config_file {tmp_path / 'own.yaml'}", script)
+
+
+def test_accelerate_loads_no_file_that_is_larger_than_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"distributed_type: {'x' * 200_000}\n", encoding="utf-8")
+    found = launched(["--config_file", str(tmp_path / "own.yaml")], 1, "")
+    assert "a configuration has at most" in found.refused
+
+
+@pytest.mark.parametrize("kind", ["NO", "'NO'", "MULTI_CPU"])
+def test_a_file_by_which_accelerate_starts_one_process_is_for_one(kind: str, script: str, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(f"distributed_type: {kind}\nnum_processes: 8\n", encoding="utf-8")
+    found = started(f"accelerate launch --config_file {tmp_path / 'own.yaml'}", script)
+    assert (found.processes, found.ignored_processes, found.document["distributed_type"]) == (1, 8, "NO")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--config_file zero2", "zero2 does not exist"),
+        ("--multi_gpu True", "it takes True for the script"),
+        ("--num_procs 2", "unrecognized arguments: --num_procs"),
+        ("--multi_gpu --use_fsdp", "only use one of"),
+    ],
+)
+def test_options_that_accelerate_refuses_are_refused(words: str, said: str, script: str) -> None:
+    with pytest.raises(InputError, match=said):
+        started(f"accelerate launch {words}", script)
+
+
+def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machine(script: str) -> None:
+    command = read_command_line(["accelerate", "launch", script, "--config", "c.yaml"])
+    written = Written(command, None, "sft")
+    read = read_by_accelerate(written, gpus=8)
+    found = launching(written, read, 8)
+    assert (found.processes, found.counted) == (8, False)
+    assert any("one on each of 8 GPUs" in item.message for item in of_launch(written, read, found))
+    hidden = Written(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
+    assert (visible(written, 8), visible(hidden, 8)) == (8, None)
+
+
+def test_torchrun_takes_options_from_variables(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = started("PET_NPROC_PER_NODE=8 PET_NNODES=2 torchrun", script)
+    assert (found.processes, found.machines) == (16, 2)
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "4")
+    assert started("torchrun", script).processes == 4
+    assert started("torchrun --nproc_per_node 2", script).processes == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ("trl sft --config FILE", 4),
+        ("trl sft --config FILE --num_processes 2", 2),
+        ("trl sft --accelerate_config zero2", 8),
+        ("accelerate launch --num_processes 3 trl/scripts/sft.py --config FILE", 3),
+        ("torchrun --nproc_per_node 2 trl/scripts/sft.py", 2),
+        ("python trl/scripts/sft.py --config FILE", 1),
+    ],
+)
+def test_the_number_of_processes_is_known_before_anything_is_imported(words: str, processes: int) -> None:
+    file = parsed("num_processes: 4\n", Path("FILE")) if "FILE" in words else None
+    assert likely_processes(Written(read_command_line(words.split()), file, "sft")) == processes

@@ -26,7 +26,7 @@ from autotune.units import GIB
 from autotune.userconfig.candidate import as_candidate
 from autotune.userconfig.engine import engine_args
 from autotune.userconfig.keys import writable
-from autotune.userconfig.launch import Launching, _document
+from autotune.userconfig.launch import Launching, shipped
 from tests.app.check.conftest import Checked, Write
 from tests.settings import CPU, GPU, plan_with, setting
 from tests.small import write_small_model
@@ -88,7 +88,7 @@ class File:
     def plan(self) -> TrainingPlan:
         here = setting(machine=self.machine, global_batch_size=64)
         plain = plan_with(setting(machine=GPU), {}, self.trainer)
-        engine = engine_args(self.document, self.config, self.path.parent, self.machine.hardware.processes)
+        engine = engine_args(self.document, self.config, self.machine.hardware.processes)
         own = {name: value for name, value in self.values.items() if name not in ENGINE_FIELDS}
         args, model = {**plain.args, **own, **engine}, {**plain.model, **self.model}
         return replace(plain, args=args, model=model, launch=here.machine.hardware.launch)
@@ -98,7 +98,7 @@ class File:
         here, trainer = setting(machine=self.machine, global_batch_size=64), find_trainer(self.trainer)
         here = replace(here, workload=replace(here.workload, trainer=self.trainer))
         space = load(default_file(self.trainer), self.trainer, trainer.techniques)
-        started = Launching(self.machine.hardware.processes, document=self.document, known=True)
+        started = Launching(self.machine.hardware.processes, document=self.document, is_observed=True)
         own = writable(self.values, self.config, started, on_cpu=self.machine.hardware.kind == "cpu")
         known = as_candidate(self.plan, trainer, here, space)
         return Remedies(self.plan, known, trainer, here, space, Weighed(), own)
@@ -125,7 +125,7 @@ def file(tmp_path: Path) -> Any:
     def written(own: Mapping[str, object], document: Mapping[str, object] | str = "multi_gpu", **more: Any) -> File:
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump({"max_length": 1024, **own}), encoding="utf-8")
-        return File(path, _document(document)[0] if isinstance(document, str) else document, **more)
+        return File(path, shipped(document) if isinstance(document, str) else document, **more)
 
     return written
 
@@ -168,7 +168,7 @@ def test_groups_of_processes_are_never_written_into_the_trainer_s_file(file: Any
     assert every
     assert not [path for entries in every for path in entries if "parallelism_config" in path]
     # Nor is an engine that would not go with the groups of the document.
-    groups = {**_document("multi_gpu")[0], "parallelism_config": {"parallelism_config_dp_replicate_size": 8}}
+    groups = {**shipped("multi_gpu"), "parallelism_config": {"parallelism_config_dp_replicate_size": 8}}
     assert not file({}, groups).frees_weights
 
 
@@ -190,7 +190,7 @@ def test_a_document_in_the_file_keeps_what_it_says_beside_the_change(file: Any) 
 
 def test_a_document_that_is_named_is_not_replaced_by_another(file: Any, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
-    mine = file({"deepspeed": "ds.json"})
+    mine = file({"deepspeed": str(tmp_path / "ds.json")})
     assert not mine.frees_weights
 
 

@@ -12,7 +12,7 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
-from autotune.userconfig.candidate import AsCandidate
+from autotune.userconfig.candidate import NearestCandidate
 from tests.settings import plan_with, problem, setting
 
 HALF: Mapping[str, object] = {"dtype": "bfloat16"}
@@ -22,7 +22,7 @@ FSDP2: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2}}
 
 def findings(plan: TrainingPlan, here: Setting, *, drops_last: bool = False) -> str:
     trainer = find_trainer("sft")
-    known = AsCandidate(problem(here).baseline, frozenset())
+    known = NearestCandidate(problem(here).baseline, frozenset())
     geometry = whole_geometry(trainer, plan, here.workload)
     return "\n".join(
         item.message for item in silent_findings(plan, geometry, trainer, here, known, {}, drops_last=drops_last)

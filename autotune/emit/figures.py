@@ -1,20 +1,69 @@
-"""The sentences of a planned bundle: the recommendation and its predictions; none claims a measurement."""
+"""The figures of a bundle in sentences: what was measured of a result, or predicted by a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from autotune.core.bundle import PlannedBundle, ServerSplit
+from autotune.core.bundle import Basis, PlannedBundle, ServerSplit
 from autotune.core.machine import Hardware
+from autotune.core.result import Choosable, Result
 from autotune.core.workload import Workload
-from autotune.emit.handover import Handover, software_text
+from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
+from autotune.reporting.comparison import confirmed_text, headline
 from autotune.techniques.vllm import SERVER, SUPPORTED
 from autotune.units import format_bytes, format_rate, format_seconds
 
 SERVER_TIMEOUT = 240
 """Seconds that TRL waits for the server: the default of ``vllm_server_timeout`` (TRL 1.16)."""
+_SOFTWARE = ("torch", "transformers", "trl", "peft", "accelerate", "driver")
+
+
+def measured(result: Result, chosen: Choosable) -> Handover:
+    """Return the measured bundle of a result."""
+    return Handover(
+        plan=chosen.plan,
+        workload=result.workload,
+        hardware=result.hardware,
+        basis=Basis.MEASURED,
+        figures=tuple(filter(None, _measured(result, chosen))),
+        threads=result.hardware.threads,
+        base=result.base,
+    )
+
+
+def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
+    """Yield sentences, some of them empty."""
+    workload, hardware = result.workload, result.hardware
+    yield (
+        f"Recommended by autotune for {workload.model.name} on {workload.dataset.name}, global batch "
+        f"{result.global_batch_size}, budget {format_bytes(result.budget_bytes)}."
+    )
+    device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
+    processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
+    software = _software_text(result.environment)
+    known = (device, processes, hardware.variables, software and f"with {software}")
+    yield f"Measured on {', '.join(filter(None, known))}."
+    parts = []
+    if chosen.peak_bytes is not None:
+        held, allocated = chosen.device_bytes, format_bytes(chosen.peak_bytes)
+        memory = f"peak memory {allocated}" if held is None else f"needs {format_bytes(held)} ({allocated} allocated)"
+        parts.append(f"{memory} on the worst batch")
+    if chosen.tokens_per_second is not None:
+        parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected_text(chosen)}")
+    yield f"Result: {' and '.join(parts)}." if parts else ""
+    yield headline(result, chosen)
+    yield confirmed_text(result)
+    yield "These figures hold for this model, dataset, device and software; for any other, run autotune again."
+    yield result.base.withheld_text if result.base is not None else ""
+
+
+def _expected_text(chosen: Choosable) -> str:
+    low, high = chosen.tokens_per_second_low, chosen.tokens_per_second_high
+    if low is None or high is None:
+        return " in one run"
+    return f" in {chosen.runs} runs; a further run is expected between {low:,.0f} and {high:,.0f}"
 
 
 def planned(
@@ -32,21 +81,21 @@ def planned(
         workload=workload,
         hardware=hardware,
         basis=document.basis,
-        figures=tuple(_figures(document, workload, max_tokens)),
+        figures=tuple(_planned(document, workload, max_tokens)),
         timed=document.tokens_per_second is not None,
         threads=threads,
         server=document.server,
     )
 
 
-def _figures(document: PlannedBundle, workload: Workload, max_tokens: int | None) -> Iterator[str]:
+def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None) -> Iterator[str]:
     plan, split, source = document.plan, document.server, workload.model_source
     yield (
         f"Planned by autotune for {document.model} on {document.dataset}, global batch {document.global_batch_size}, "
         f"budget {format_bytes(document.budget_bytes)}; it has not run, and nothing was measured."
     )
     each = f"{document.processes} x {document.device}" if document.processes > 1 else document.device
-    software = software_text(document.environment)
+    software = _software_text(document.environment)
     by = f", with {software}" if software else ""
     yield f"Predicted for {each}{by}, by tracing TRL's own step without such a device."
     need = f"{format_bytes(document.needed_bytes)}{' of each' if document.processes > 1 else ''} on the worst batch"
@@ -94,3 +143,8 @@ def _gpus(numbers: range, alone: str, several: str) -> str:
     if len(numbers) == 1:
         return f"GPU {numbers[0]} {alone}"
     return f"GPUs {numbers[0]} to {numbers[-1]} {several}"
+
+
+def _software_text(environment: Mapping[str, str]) -> str:
+    """Return names and versions of the software that memory and speed depend on the most; empty if none is known."""
+    return ", ".join(f"{name} {environment[name]}" for name in _SOFTWARE if name in environment)

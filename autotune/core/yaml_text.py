@@ -1,0 +1,46 @@
+"""Writes YAML: one key a line, in the order given, and each text as PyYAML's safe loader reads it back."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_NO_WRAPPING = 1 << 30
+_NOT_PLAIN = re.compile(r"[^\x20-\x7e\xa0-\ud7ff\ue000-\ufefe\uff00-\ufffd]")
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text_node(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # Quoted otherwise, a line end is written as one, and U+0085 is read back as a space.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if _NOT_PLAIN.search(value) else None)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+def yaml_text(document: object) -> str:
+    """Return a document as YAML."""
+    return _dumped(document, in_one_line=False)
+
+
+def yaml_line(value: object) -> str:
+    """Return a value in one line of YAML, which is the same inside and outside of brackets."""
+    return _dumped([value], in_one_line=True).strip()[1:-1]
+
+
+def _dumped(document: object, *, in_one_line: bool) -> str:
+    text: str = yaml.dump(
+        document,
+        Dumper=_Dumper,
+        default_flow_style=in_one_line,
+        allow_unicode=True,
+        sort_keys=False,
+        width=_NO_WRAPPING,
+    )
+    return text
