@@ -23,7 +23,7 @@ class TracedPeak:
     Attributes:
         bytes: sum of the parts.
         categories: the parts, by PyTorch's names: ``parameter``, ``buffer``, ``gradient``, ``optimizer state``,
-            ``activation``, ``temporary``, ``other``. Those of zero bytes are left out.
+            ``activation``, ``temporary``. Those of zero bytes are left out.
     """
 
     bytes: int

@@ -20,7 +20,7 @@ from autotune.core.dry_run import CommandExit, Followed, Refused
 from autotune.errors import InputError
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
-from autotune.nullgpu.interpreter import interpreter, library
+from autotune.nullgpu.interpreter import ASSIGNMENT, interpreter, library
 
 FOLDER = "AUTOTUNE_DRY_RUN"
 _GLANCE_SECONDS = 0.1
@@ -56,7 +56,7 @@ def run(
     as_shuffled: bool,
     timeout_seconds: float | None,
 ) -> Ran:
-    """Run a command on null GPUs, what it prints on stderr, and return what became of it.
+    """Run a command on null GPUs with its output on stderr; return its ending and its processes' records.
 
     Args:
         folder: empty; what its processes write lies there.
@@ -71,7 +71,7 @@ def run(
     variables = environment(device, count=count, table=folder / "table", folder=library(python, os.environ))
     (folder / "request.json").write_text(json.dumps({"steps": steps, "as_shuffled": as_shuffled}), encoding="utf-8")
     variables |= {**_TRACKERS, FOLDER: str(folder), "NULLGPU_REFUSED": str(folder / "refused")}
-    words = ["env", *command] if "=" in command[0] else list(command)
+    words = ["env", *command] if ASSIGNMENT.fullmatch(command[0]) else list(command)
     try:
         process = subprocess.Popen(
             words, env=variables, stdin=subprocess.DEVNULL, stdout=_STDERR, start_new_session=True

@@ -16,7 +16,10 @@ from autotune.errors import AutotuneError, InputError
 from autotune.nullgpu.build import built
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+"""A word that sets a variable, as a shell and ``env`` take it before a command."""
+# Options of `env` whose value is the next word.
+_VALUED = ("-u", "--unset", "-C", "--chdir")
 # Where pip installed autotune, its folder has other packages too: they come after those of the interpreter.
 _BUILD = """
 import json, sys
@@ -36,9 +39,7 @@ def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
     Raises:
         InputError: its program cannot be found.
     """
-    words = list(command)
-    while words and (words[0] == "env" or _ASSIGNMENT.fullmatch(words[0])):
-        words.pop(0)
+    words = _without_variables(command)
     if not words:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     path = variables.get("PATH")
@@ -52,6 +53,16 @@ def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
         return named
     fallback = shutil.which("python", path=path) or sys.executable
     return Path(fallback)
+
+
+def _without_variables(command: Sequence[str]) -> Sequence[str]:
+    """Return a command without the assignments and the ``env``, with its options, before its program."""
+    words = list(command)
+    while words and (words[0] == "env" or ASSIGNMENT.fullmatch(words[0])):
+        is_env = words.pop(0) == "env"
+        while is_env and words and words[0].startswith("-"):
+            del words[: 2 if words[0] in _VALUED else 1]
+    return words
 
 
 def library(python: Path, variables: Mapping[str, str]) -> Path:
@@ -85,8 +96,12 @@ def _same_environment(python: Path) -> bool:
 
 def _shebang(program: Path) -> Path | None:
     """Return the Python that a script names in its first lines, as pip and setuptools write them; None if none."""
-    with program.open("rb") as file:
-        first, second = file.readline(4096), file.readline(4096)
+    try:
+        with program.open("rb") as file:
+            first, second = file.readline(4096), file.readline(4096)
+    except PermissionError:
+        # It may be run without being readable.
+        return None
     if not first.startswith(b"#!"):
         return None
     line = first[2:].decode(errors="replace").strip()

@@ -36,12 +36,12 @@ class HandOverError(RuntimeError):
     """The traced function cannot be pickled, or not unpickled in the process of the trace."""
 
 
-def needed() -> bool:
+def must_trace_in_subprocess() -> bool:
     """Whether this process has CUDA devices; neither this nor the answer initialises CUDA where there is NVML."""
     return bool(torch.cuda.device_count())
 
 
-def traced(fn: Callable[[torch.device], object], options: Mapping[str, Any]) -> Trace:
+def trace_in_subprocess(fn: Callable[[torch.device], object], options: Mapping[str, Any]) -> Trace:
     """Trace a function in a process of its own, and wait for it.
 
     The process has this one's environment, folder and import path, and PyTorch's defaults. What the function changes
@@ -73,7 +73,7 @@ def traced(fn: Callable[[torch.device], object], options: Mapping[str, Any]) -> 
     raise reply
 
 
-def received(folder: Path) -> tuple[Callable[[torch.device], object], dict[str, Any]]:
+def read_request(folder: Path) -> tuple[Callable[[torch.device], object], dict[str, Any]]:
     """Return the function and the options that a request has.
 
     Raises:
@@ -86,7 +86,7 @@ def received(folder: Path) -> tuple[Callable[[torch.device], object], dict[str, 
     return fn, options
 
 
-def send(folder: Path, reply: Trace | Exception) -> None:
+def write_reply(folder: Path, reply: Trace | Exception) -> None:
     """Write the reply; an exception that cannot be pickled becomes a RuntimeError of the same words."""
     try:
         written = pickle.dumps(reply)

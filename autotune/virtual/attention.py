@@ -21,14 +21,20 @@ _LARGEST_FLASH_HEAD = 256
 # training with flash attention is not possible on these GPUs.
 _NO_FLASH_HEADS = (192, 224)
 _NO_FLASH_CAPABILITIES = (((8, 6), (8, 9)), ((12, 0), (12, 1)))
-# The same file, check_cudnn_tensor_shapes, for cuDNN before 9.22.1: head sizes of queries and keys, and of values.
-_LARGEST_CUDNN_HEAD = 128
-_LARGE_CUDNN_HEADS = (192, 128)
-# The same file, check_prefer_cudnn_attention: the oldest cuDNN version and the GPUs. The wheels on PyPI depend on such
-# a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13 9.19.0.56, 2.12.0 and 2.13.0 require 9.20.0.48
-# (https://github.com/huggingface/transformers/pull/48163).
+# The same file, check_cudnn_tensor_shapes: head sizes of queries and keys, and of values, on every GPU that prefers
+# cuDNN; and the largest head on Hopper, and since PyTorch 2.14 on Blackwell too, with a cuDNN from this version on.
+_SMALL_CUDNN_HEAD = 128
+_UNEQUAL_CUDNN_HEADS = (192, 128)
+_LARGEST_CUDNN_HEAD = 256
+_LARGE_CUDNN_HEADS_FROM = 92201
+# check_cudnn_d256_bprop_head_dim, since PyTorch 2.14: of heads larger than the small one, those that are trained.
+_TRAINED_CUDNN_HEADS = (256, 256)
+# The same file, check_prefer_cudnn_attention: the oldest cuDNN version and the GPUs.
 _CUDNN_PREFERRED_FROM = 91501
 _CUDNN_PREFERRED_ON = (9, 10)
+# The wheels on PyPI depend on such a cuDNN: torch 2.11.0 requires nvidia-cudnn-cu13 9.19.0.56, 2.12.0 and 2.13.0
+# require 9.20.0.48 (https://github.com/huggingface/transformers/pull/48163), 2.14.1 requires 9.24.0.43.
+_CUDNN_OF_WHEELS = 92400 if torch.__version__ >= (2, 14) else 91900
 # https://github.com/pytorch/pytorch/pull/191085: mem-efficient attention takes query heads that share keys.
 _EFFICIENT_SHARES_KEYS = (2, 14)
 # attention.cpp, pad_last_dim for flash, and mem-efficient attention's alignment of the mask.
@@ -45,11 +51,13 @@ def prefers_cudnn(capability: tuple[int, int]) -> bool:
     major, minor = capability
     if major not in _CUDNN_PREFERRED_ON:
         return False
-    if torch.version.cuda is None:
-        return True
-    if int(torch.version.cuda.split(".")[0]) < 13 and minor not in (0, 3):
+    if torch.version.cuda is not None and int(torch.version.cuda.split(".")[0]) < 13 and minor not in (0, 3):
         return False
-    return (torch.backends.cudnn.version() or 0) >= _CUDNN_PREFERRED_FROM
+    return _cudnn_version() >= _CUDNN_PREFERRED_FROM
+
+
+def _cudnn_version() -> int:
+    return _CUDNN_OF_WHEELS if torch.version.cuda is None else torch.backends.cudnn.version() or 0
 
 
 @contextmanager
@@ -97,25 +105,37 @@ def _kernel(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: tuple[int, int]
 ) -> Callable[..., Tensor] | None:
     """Return the function below that calls the operator of the first kernel that runs; None: the plain products."""
-    if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p):
+    if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p, capability):
         return _cudnn
     if mask is None and _flash_runs(q, k, v, dropout_p, is_causal, capability):
         return _flash
     return _efficient if _efficient_runs(q, k, v, capability) else None
 
 
-def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> bool:
-    # can_use_cudnn_attention of PyTorch 2.13. Sizes are [B, H, tokens, D].
+def _cudnn_runs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, capability: tuple[int, int]
+) -> bool:
+    # can_use_cudnn_attention of PyTorch 2.14. Sizes are [B, H, tokens, D].
     heads = q.size(-1), v.size(-1)
     return (
         q.dtype in _HALF
-        and (max(heads) <= _LARGEST_CUDNN_HEAD or heads == _LARGE_CUDNN_HEADS)
+        and _cudnn_takes(heads, capability, trained=_needs_gradient(q, k, v))
         and all(head % _CUDNN_ALIGNMENT == 0 for head in heads)
         and k.size(2) > 1
         and (mask is None or not mask.requires_grad)
         and float(dropout_p * 16).is_integer()
         and (dropout_p == 0.0 or q.size(2) > 1)
     )
+
+
+def _cudnn_takes(heads: tuple[int, int], capability: tuple[int, int], *, trained: bool) -> bool:
+    if max(heads) <= _SMALL_CUDNN_HEAD or heads == _UNEQUAL_CUDNN_HEADS:
+        return True
+    if torch.__version__ < (2, 14):
+        large = capability[0] == 9
+    else:
+        large = _cudnn_version() >= _LARGE_CUDNN_HEADS_FROM and (not trained or heads == _TRAINED_CUDNN_HEADS)
+    return large and max(heads) <= _LARGEST_CUDNN_HEAD
 
 
 def _flash_runs(

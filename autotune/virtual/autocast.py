@@ -1,10 +1,12 @@
-"""Autocast on the virtual GPU, with CUDA's operator lists (aten/src/ATen/autocast_mode.h)."""
+"""Autocast on the virtual GPU, with CUDA's operator lists (ATen/autocast_mode.h, which its wheels have)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,21 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from autotune.virtual.tensors import argument, tensors_of, type_of_device
 
 _KEY = "AutocastPrivateUse1"
-_LOWER = (
-    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d.input",
-    "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
-    "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot", "linalg_vecdot",
-)  # fmt: skip
-_FLOAT32 = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
-    "group_norm", "cosine_similarity", "nll_loss", "nll_loss2d", "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss",
-    "mse_loss", "binary_cross_entropy_with_logits", "dist", "cdist", "renorm", "logsumexp", "cross_entropy_loss",
-)  # fmt: skip
-# Operators that autocast passes `dtype=float32`, unless the caller passed a dtype.
-_FLOAT32_RESULT = ("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "sum",
-                   "sum.dim_IntList")  # fmt: skip
-_WIDEST = ("addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "index_put", "tensordot", "scatter_add")
+# CUDA's lists of operators, by the names of their macros: those that autocast runs in its lower type, in float32, and,
+# unless the caller passed a dtype, with `dtype=float32`; and those that it runs in the widest type of their arguments.
+_HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+_LOWER, _FLOAT32 = "AT_FORALL_LOWER_PRECISION_FP", "AT_FORALL_FP32"
+_FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
 
 _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -60,7 +52,7 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
 
 
 @contextmanager
-def forgetting_casts() -> Iterator[None]:
+def autocast_cache_cleared() -> Iterator[None]:
     """Clear the cache of cast parameters at the end of the outermost autocast region."""
     original = torch.clear_autocast_cache
 
@@ -79,16 +71,23 @@ def register_autocast(device_type: str) -> tuple[torch.library.Library, ...]:
     everything = torch.library.Library("_", "IMPL", _KEY)
     everything.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", _KEY)
-    for names, choose in (
+    for macro, choose in (
         (_LOWER, lambda arguments: torch.get_autocast_dtype(device_type)),
         (_FLOAT32, lambda arguments: torch.float32),
         (_WIDEST, _widest),
     ):
-        for name in names:
+        for name in _operators(macro):
             library.impl(name, _casting(_operator(name), choose, device_type))
-    for name in _FLOAT32_RESULT:
+    for name in _operators(_FLOAT32_RESULT):
         library.impl(name, _with_float32_result(_operator(name), device_type))
     return everything, library
+
+
+def _operators(macro: str) -> list[str]:
+    """Return the names in one of CUDA's lists, such as ``softmax.int``, as the installed PyTorch's header has it."""
+    _, _, listed = _HEADER.read_text(encoding="utf-8").partition(f"#define {macro}(_)")
+    found = re.findall(r"\b_\((\w+)(?:, (\w+))?\)", listed.partition("\n\n")[0])
+    return [f"{name}.{overload}" if overload else name for name, overload in found]
 
 
 def _operator(name: str) -> Any:

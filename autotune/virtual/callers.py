@@ -1,4 +1,4 @@
-"""Tells who has the host launch an operator that is dispatched, and counts operators by that."""
+"""Classifies dispatched operators by caller, which sets their launch overhead."""
 
 from __future__ import annotations
 

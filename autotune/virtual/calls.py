@@ -18,8 +18,8 @@ from autotune.virtual.tensors import operator_name, type_of_device
 _WORDS: tuple[type, ...] = (torch.dtype, torch.layout, torch.memory_format)
 
 
-_DIFFERENT = 1 << 12
-"""Different values in a tensor: random ones take longer to make than most operators take to run."""
+_DISTINCT_VALUES = 1 << 12
+"""Distinct values in a tensor: random ones take longer to make than most operators take to run."""
 
 
 class _NoCallError(Exception):
@@ -118,9 +118,9 @@ def _tensor(
 ) -> torch.Tensor:
     spanned = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if 0 not in shape else 0
     some = _values(dtype, bound if not dtype.is_floating_point else 0).to(device)
-    if spanned <= _DIFFERENT:
+    if spanned <= _DISTINCT_VALUES:
         return some[:spanned].clone().as_strided(list(shape), list(stride))
-    repeated = some.expand(-(-spanned // _DIFFERENT), _DIFFERENT).flatten()
+    repeated = some.expand(-(-spanned // _DISTINCT_VALUES), _DISTINCT_VALUES).flatten()
     return repeated[:spanned].as_strided(list(shape), list(stride))
 
 
@@ -129,5 +129,5 @@ def _values(dtype: torch.dtype, bound: int) -> torch.Tensor:
     """Return values of a type: neither denormal ones, which are slow on a CPU, nor any that a logarithm refuses."""
     source = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
-        return (torch.rand(_DIFFERENT, generator=source) * 0.9 + 0.1).to(dtype)
-    return torch.randint(0, bound, (_DIFFERENT,), generator=source).to(dtype)
+        return (torch.rand(_DISTINCT_VALUES, generator=source) * 0.9 + 0.1).to(dtype)
+    return torch.randint(0, bound, (_DISTINCT_VALUES,), generator=source).to(dtype)

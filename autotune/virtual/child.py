@@ -18,12 +18,12 @@ def main(folder: Path) -> None:
     """Trace what the request has, and write the reply."""
     reply: Trace | Exception
     try:
-        fn, options = apart.received(folder)
+        fn, options = apart.read_request(folder)
         reply = trace(fn, **options)
     except Exception as error:  # noqa: BLE001 whatever it is, it is raised where the trace was asked for
         error.add_note("In the process of the trace:\n" + "".join(traceback.format_tb(error.__traceback__)))
         reply = error
-    apart.send(folder, reply)
+    apart.write_reply(folder, reply)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import flash, flex, reductions, softmax
+from autotune.virtual import flash, flex, softmax
 from autotune.virtual.tensors import operator_name
 
 _aten = torch.ops.aten
@@ -20,14 +20,51 @@ _FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
 _FEW_INDICES = 3072
+_HALF = (torch.bfloat16, torch.float16)
+_REDUCTIONS = frozenset({_aten.sum, _aten.mean, _aten.prod, _aten.cumsum, _aten.cumprod})
+_BY_BLOCKS = frozenset({_aten.sum, _aten.mean})
+# aten/src/ATen/native/cuda/Reduce.cuh: ReduceConfig and setReduceConfig.
+_WARP = 32
+_MOST_THREADS = 512
+_OUTPUTS_PER_THREAD = 4
+_FEWEST_PER_THREAD, _MOST_PER_THREAD = 16, 256
+_SEMAPHORE_BYTES = 4
+# Multiprocessors of one GPU of each compute capability (V100, T4, A100, RTX 3090, L40S, H100, B200, RTX PRO 6000), and
+# the threads that each has at most (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability").
+_PROCESSORS = {
+    (7, 0): (80, 2048), (7, 5): (40, 1024), (8, 0): (108, 2048), (8, 6): (82, 1536), (8, 9): (142, 1536),
+    (9, 0): (132, 2048), (10, 0): (148, 2048), (12, 0): (188, 1536),
+}  # fmt: skip
+# Kernels whose workspaces depend on the GPU.
+_BY_CAPABILITY = _REDUCTIONS | {_CUDNN_BACKWARD.overloadpacket}
 
 
-def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple[int, int] = (8, 0)) -> tuple[int, ...]:
-    """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns."""
+def scratch(
+    func: Any,
+    args: Any,
+    kwargs: Any,
+    result: Any,
+    *,
+    capability: tuple[int, int] = (8, 0),
+    alike: set[tuple[int, int]] | None = None,
+) -> tuple[int, ...]:
+    """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns.
+
+    Args:
+        capability: CUDA compute capability of the GPU.
+        alike: other compute capabilities; those with which it would allocate others are removed.
+    """
+    taken = _scratch(func, args, kwargs, result, capability)
+    if alike and func.overloadpacket in _BY_CAPABILITY:
+        alike -= {other for other in alike if _scratch(func, args, kwargs, result, other) != taken}
+    return taken
+
+
+def _scratch(func: Any, args: Any, kwargs: Any, result: Any, capability: tuple[int, int]) -> tuple[int, ...]:
     if func is _FLASH_BACKWARD:
         return _flash_backward(args[1], args[2])
     if func is _CUDNN_BACKWARD:
-        return _cudnn_backward(args[1])
+        return _cudnn_backward(args[1], capability)
     if func is _EFFICIENT_BACKWARD:
         return _efficient_backward(args[1], args[2])
     if func is _EMBEDDING_BACKWARD:
@@ -36,8 +73,8 @@ def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, capability: tuple
         return _softmax_backward(args[0], args[1])
     if func.overloadpacket in softmax.KERNELS:
         return softmax.contiguous_copies(func, args)
-    if func.overloadpacket in reductions.KERNELS:
-        return reductions.workspaces(func, args, result, capability)
+    if func.overloadpacket in _REDUCTIONS:
+        return _reduction(func, args, result, capability)
     name = operator_name(func)
     if name in flash.BACKWARD:
         return flash.backward_workspace(args[1], args[2], args[-2], args[-1])
@@ -76,15 +113,17 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
 
 
-def _cudnn_backward(query: torch.Tensor) -> tuple[int, ...]:
+def _cudnn_backward(query: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
     # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
     # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode: the frontend's part
     # is softmax_sum and dQ_accum in float32. With grouped heads, dK_fullhead and dV_fullhead are virtual tensors unless
     # sizes are ragged; whether the engine stores them is not published, and they are not counted.
+    # For heads of 256 elements on Blackwell, it is softmax_sum alone (on a null GPU, with PyTorch 2.14.1).
     # Sizes are [B, H, tokens, D].
     batch, heads, tokens, head = query.shape
-    return (4 * batch * heads * tokens * (1 + head),)
+    accumulated = 0 if capability[0] == 10 and head == 256 else head
+    return (4 * batch * heads * tokens * (1 + accumulated),)
 
 
 def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
@@ -120,6 +159,78 @@ def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
 def _int8_dequant(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     # bitsandbytes/backends/cuda/ops.py, int8_mm_dequant: its kernel writes float16.
     return (0 if result.dtype == torch.float16 else 2 * result.numel(),)
+
+
+def _reduction(func: Any, args: Any, result: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
+    """Return the bytes of the blocks that a reduction allocates and frees before it returns.
+
+    Args:
+        func: one of ``_REDUCTIONS``.
+        args: its positional arguments.
+        result: its return value.
+        capability: compute capability of the GPU.
+    """
+    given = args[0]
+    # aten/src/ATen/native/ReduceOps.cpp, make_reduction_from_out_ty and sum_out: the input is cast to the type of the
+    # result first, except from half precision to float32, for which CUDA's kernels accumulate as they read.
+    cast = given.dtype != result.dtype and not (given.dtype in _HALF and result.dtype == torch.float32)
+    casts = (given.numel() * result.itemsize,) if cast else ()
+    if func.overloadpacket not in _BY_BLOCKS or not result.numel():
+        return casts
+    kept = given.shape[-1] if _keeps_neighbours(given, args[1:2]) else 1
+    return (*casts, *_partial_results(given.numel(), kept, result, capability))
+
+
+def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
+    """Return the bytes of blocks' partial results, and of their semaphores; none for sums over the last dimension.
+
+    Those have partial results of a few KiB, which are left out.
+
+    Args:
+        elements: of the input.
+        kept: size of the last dimension, or 1 if it is summed over.
+        result: the sums.
+        capability: compute capability of the GPU.
+    """
+    outputs, inputs = result.numel(), elements // result.numel()
+    if kept == 1 or inputs == 1:
+        return ()
+    vector = next(size for size in (_OUTPUTS_PER_THREAD, 2, 1) if kept % size == 0)
+    most = _MOST_THREADS // vector
+    first, second = (_power_of_two_below(min(count, most)) for count in (outputs // vector, inputs))
+    height = min(second, most // min(first, _WARP))
+    width = min(first, most // height)
+    # Each thread of a block's column first takes its share of the inputs, or where they are few an output of its own.
+    if inputs < min(height * _FEWEST_PER_THREAD, _MOST_PER_THREAD):
+        return ()
+    per_thread = -(-inputs // height)
+    columns = -(-outputs // (width * vector))
+    processors, threads = _PROCESSORS.get(capability, _PROCESSORS[8, 0])
+    blocks = processors * (threads // (width * height))
+    if per_thread < _MOST_PER_THREAD or columns > blocks:
+        return ()
+    share = max(min(-(-blocks // columns), -(-per_thread // _FEWEST_PER_THREAD)), -(-per_thread // _MOST_PER_THREAD))
+    if share == 1:
+        return ()
+    accumulated = max(4, result.itemsize)
+    return (accumulated * outputs * share * width * vector, _SEMAPHORE_BYTES * columns)
+
+
+def _keeps_neighbours(given: torch.Tensor, dimensions: Any) -> bool:
+    """Whether elements that are neighbours in memory belong to different results.
+
+    Args:
+        given: the input.
+        dimensions: a tuple of the argument that names those summed over, or an empty one if all are.
+    """
+    if not given.dim() or given.stride(-1) != 1 or not dimensions or not dimensions[0]:
+        return False
+    named = dimensions[0] if isinstance(dimensions[0], (tuple, list)) else [dimensions[0]]
+    return all(number % given.dim() != given.dim() - 1 for number in named)
+
+
+def _power_of_two_below(count: int) -> int:
+    return 1 << (max(count, 1).bit_length() - 1)
 
 
 _BITSANDBYTES = {

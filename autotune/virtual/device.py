@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autotune.virtual.attention import attention_as_on_cuda
-from autotune.virtual.autocast import forgetting_casts, register_autocast
+from autotune.virtual.autocast import autocast_cache_cleared, register_autocast
 from autotune.virtual.cuda import scratch
 from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
-from autotune.virtual.kernels import noting_launches
+from autotune.virtual.kernels import triton_launches_recorded
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.streams import Event, Stream, current_stream, default_stream
 
@@ -33,23 +33,6 @@ _RNG_STATE_BYTES = 16
 
 def _rng_state(device: Any = None) -> torch.Tensor:
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
-
-
-_real_address = torch.UntypedStorage.data_ptr
-
-
-def _addressed(ledger: Ledger) -> Callable[[torch.UntypedStorage], int]:
-    """Return a function that gives storages without memory addresses.
-
-    Activation offloading identifies a tensor by the address of its storage plus the offset of the view
-    (trl/models/activation_offloading.py, _get_unique_tensor_key), for a while after the tensor is gone. No address is
-    used again.
-    """
-
-    def address(storage: torch.UntypedStorage) -> int:
-        return int(_real_address(storage)) or ledger.address(storage)
-
-    return address
 
 
 MODULE = ModuleType(f"torch.{NAME}")
@@ -99,20 +82,19 @@ def standing_in_for_cuda(
     Args:
         ledger: the ledger of a trace on the device named :data:`NAME`.
         capability: CUDA compute capability of that GPU.
-        alike: other compute capabilities; those with which PyTorch chooses other kernels are removed.
+        alike: other compute capabilities; those with which PyTorch chooses other kernels or workspaces are removed.
     """
     device = _registered()
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(ledger))
-        stack.enter_context(noting_launches(ledger))
-        stack.enter_context(forgetting_casts())
+        stack.enter_context(triton_launches_recorded(ledger))
+        stack.enter_context(autocast_cache_cleared())
         stack.enter_context(scaling_as_on_cuda(NAME))
         # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
-        stack.enter_context(mock.patch.object(torch.UntypedStorage, "data_ptr", _addressed(ledger)))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
         # FSDP2 waits by this name for weights that it has gathered ahead and not used.
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current_stream))
@@ -122,7 +104,7 @@ def standing_in_for_cuda(
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        yield device, partial(scratch, capability=capability)
+        yield device, partial(scratch, capability=capability, alike=alike)
 
 
 @contextmanager

@@ -16,14 +16,13 @@ from autotune.virtual import memo
 from autotune.virtual.accumulation import Accumulation
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
-from autotune.virtual.composites import composite
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.known import SAMPLED, Knowledge, Later, known, set_known
+from autotune.virtual.known import SAMPLED, Knowledge, Later, known, listed, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
-from autotune.virtual.stand_ins import STAND_INS
+from autotune.virtual.stand_ins import STAND_INS, composite
 from autotune.virtual.streams import current_stream
-from autotune.virtual.tensors import operator_name, tensors_of, type_of_device
+from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
 from autotune.virtual.work import operator_work
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ _SHAPED_BY_VALUES = frozenset({
     _aten.unique_dim.default, _aten.repeat_interleave.Tensor, _aten.bincount.default, _aten.nonzero_static.default,
 })  # fmt: skip
 _INDEXES = frozenset({_aten.index.Tensor})
+# aten/src/ATen/native/TensorAdvancedIndexing.cpp: a single number is written by masked_fill.
+_INDEXES_TO_WRITE = frozenset({_aten.index_put, _aten.index_put_, _aten._index_put_impl_})
 _COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Called more often than all other operators together.
 _DEVICE = torch.ops.prim.device.default
@@ -115,6 +116,16 @@ class VirtualMode(TorchDispatchMode):
             set_known(tensor, value)
         self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
         return result
+
+    @property
+    def tolist(self) -> Callable[[Any], Any]:
+        """The method of fake tensors that returns their values in nested lists, for which the host waits."""
+
+        def tolist(tensor: Any) -> Any:
+            self._synchronize(_aten._to_copy.default, tensor)
+            return listed(tensor)
+
+        return tolist
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, memo.Notes | None]:
         """Run an operator whose result shape follows from input shapes.
@@ -229,6 +240,8 @@ class VirtualMode(TorchDispatchMode):
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)
         ledger.operators.append(record)
+        if _counts_what_it_chooses(func, args, kwargs):
+            self._synchronize(func, given[-1])
 
     def _synchronize(self, func: Any, tensor: Any) -> None:
         """Note that the host waits for the device, whose value it reads. A CPU's operators are its host's own."""
@@ -248,6 +261,14 @@ class VirtualMode(TorchDispatchMode):
             self._ledger.tag_live(Category.ACTIVATION, since=self._recomputing_since)
             self._recomputing_since = None
         self._in_backward = in_backward
+
+
+def _counts_what_it_chooses(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a kernel first counts what values choose, unless that is given: the host waits for the number."""
+    if func in _INDEXES or (func.overloadpacket in _INDEXES_TO_WRITE and args[2].numel() > 1):
+        return _has_mask(args[1])
+    given = (argument(func, args, kwargs, name) for name in ("output_size", "size"))
+    return func in _SHAPED_BY_VALUES and all(size is None for size in given)
 
 
 def _has_mask(indices: Any) -> bool:

@@ -98,9 +98,9 @@ def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int |
         if share == 1.0:
             ledger.keep(tensor)
         else:
-            ledger.keep_another(tensor, share)
-        ledger.keep_another(tensor, share * fixed * again.narrower)
-        ledger.keep_another(tensor, share * masked * again.unpadded)
+            ledger.record_leaked_copy(tensor, share)
+        ledger.record_leaked_copy(tensor, share * fixed * again.narrower)
+        ledger.record_leaked_copy(tensor, share * masked * again.unpadded)
 
 
 def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str, int]]:

@@ -28,7 +28,7 @@ _ASKING = (*_MODULES, "trl.trainer.utils", "trl.trainer.distillation_trainer")
 
 
 @contextmanager
-def noting_launches(ledger: Ledger) -> Iterator[None]:
+def triton_launches_recorded(ledger: Ledger) -> Iterator[None]:
     """Patch Triton to record kernel launches without executing them, and TRL's fused head to accept the device.
 
     CUDA builds of PyTorch install Triton; CPU builds do not, so it may be missing here.

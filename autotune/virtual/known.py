@@ -249,10 +249,15 @@ class Knowledge:
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:
-        """Assume that routing is balanced over ``choices`` experts: selection i is expert i mod choices."""
-        self.assume("a router spreads its tokens evenly over the experts")
-        with _disable_current_modes():
-            set_known(indices, (torch.arange(indices.numel()) % choices).view(indices.shape))
+        """Assume, once they are read, that indices spread evenly over ``choices``: selection i is i mod choices."""
+        shape = indices.shape
+
+        def spread() -> torch.Tensor:
+            self.assume("a router spreads its tokens evenly over the experts")
+            with _disable_current_modes():
+                return (torch.arange(shape.numel()) % choices).view(shape)
+
+        set_known(indices, self._later(spread, frozenset()))
 
     def fill(self, what: str, tensor: torch.Tensor, value: int) -> None:
         """Assume that every element of a tensor has a value, and count that under its description."""

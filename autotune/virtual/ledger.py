@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from autotune.core.batch_geometry import Recompiled
-from autotune.virtual.records import A_WORKSPACE, THE_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
+from autotune.virtual.records import CUBLAS_WORKSPACE, EMPTY_CACHE, Category, MemoryEvent, OperatorRecord, Phase, Place
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import storage_of, type_of_device
 
@@ -103,13 +103,13 @@ class Ledger:
 
     def empty_cache(self) -> None:
         """Record that the caching allocator gives its cache back to the device."""
-        self.events.append(MemoryEvent(0, Place.DEVICE, THE_CACHE))
+        self.events.append(MemoryEvent(0, Place.DEVICE, EMPTY_CACHE))
 
     def multiplied(self, *, in_backward: bool) -> None:
         """Record that the running operator is a matrix product on the device; its result is allocated."""
         if in_backward not in self._multiplied:
             self._multiplied.add(in_backward)
-            self.events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, len(self.operators)))
+            self.events.append(MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, len(self.operators)))
 
     def number(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a live storage, which no other one of the trace has.
@@ -120,12 +120,12 @@ class Ledger:
         return self._live[storage._cdata].number
 
     def address(self, storage: torch.UntypedStorage) -> int:
-        """Return an address for a live storage, so far from any other that no two views have the same.
+        """Return an address for a storage, which is not used again and so far from others that no two views share one.
 
-        Raises:
-            KeyError: as :meth:`number`.
+        That of a storage that is not live, such as one of a tensor on the meta device, is 0.
         """
-        return (self.number(storage) + 1) << _ADDRESS_BITS
+        known = self._live.get(storage._cdata)
+        return 0 if known is None else (known.number + 1) << _ADDRESS_BITS
 
     def is_untagged(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's storage has no category yet."""
@@ -148,7 +148,7 @@ class Ledger:
         """Record that a tensor's storage stays allocated when its last tensor is destroyed."""
         self.kept.setdefault(self.number(storage_of(tensor)), None)
 
-    def keep_another(self, tensor: torch.Tensor, share: float) -> None:
+    def record_leaked_copy(self, tensor: torch.Tensor, share: float) -> None:
         """Record a storage of a share of a tensor's size that stays allocated without a tensor."""
         self._add(round(share * storage_of(tensor).nbytes()), self.place(tensor), self._next)
         self.kept[self._next] = len(self.events)

@@ -1,10 +1,11 @@
-"""The records of a trace: memory events, operators, phases and peaks; standard library only."""
+"""The records of a trace: memory events, operators, phases and their peaks; standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from autotune.virtual.costs import Work
@@ -20,8 +21,8 @@ class Place(StrEnum):
 class Category(StrEnum):
     """The category of a storage, in the terms of PyTorch's memory profiler.
 
-    ``ACTIVATION`` is what the forward pass (or its recomputation) saves for the backward pass, ``TEMPORARY`` what no
-    later part of the step needs, ``OTHER`` anything else that outlives a phase, such as the batch.
+    ``ACTIVATION`` is what else is held when a backward pass begins or a recomputation ends: what they saved, and the
+    batch. ``TEMPORARY`` is what no later part of the step needs.
     """
 
     PARAMETER = "parameter"
@@ -30,10 +31,9 @@ class Category(StrEnum):
     OPTIMIZER_STATE = "optimizer state"
     ACTIVATION = "activation"
     TEMPORARY = "temporary"
-    OTHER = "other"
 
 
-THE_CACHE, A_WORKSPACE = -1, -2
+EMPTY_CACHE, CUBLAS_WORKSPACE = -1, -2
 """Numbers in place of a storage's in events that change no bytes of tensors: the caching allocator gives its cache back
 to the device (``torch.cuda.empty_cache``); a pass multiplies for the first time, for which cuBLAS has a workspace."""
 
@@ -43,7 +43,7 @@ class MemoryEvent(NamedTuple):
 
     Attributes:
         change_bytes: requested bytes, before any allocator's rounding; negative for a free; 0 for
-            :data:`THE_CACHE` and :data:`A_WORKSPACE`.
+            :data:`EMPTY_CACHE` and :data:`CUBLAS_WORKSPACE`.
         storage: number of the storage, unique in the trace and shared by its allocation and its free.
         operator: index into :attr:`Trace.operators` of the operator that allocated it, or -1 for a free.
     """
@@ -142,7 +142,8 @@ class Trace:
             parameters passed to :func:`autotune.virtual.tracing.settled`.
         kept: by the number of a storage that stays allocated without a tensor, the number of events when its last
             tensor was destroyed, or None where one is left. In a repetition of the step, its like is freed then.
-        alike: of the further compute capabilities that were asked about, those with which every kernel is the same.
+        alike: of the further compute capabilities that were asked about, those with which every kernel and workspace is
+            the same.
         streams: the stream that a storage was allocated on, by the storage's number, where it is not the default one.
     """
 
@@ -169,3 +170,47 @@ class Trace:
             if phase.name == name:
                 return phase
         raise KeyError(name)
+
+
+def with_peaks(trace: Trace) -> Trace:
+    """Return a trace with its peaks, and with the bytes and peaks of its phases.
+
+    Storages that are live when a phase begins are included in its peaks.
+    """
+    stretches = [(0, len(trace.events)), *((phase.first_event, phase.end_event) for phase in trace.phases)]
+    on_device, on_host = (_peaks(trace, place, stretches) for place in (Place.DEVICE, Place.HOST))
+    levels = _levels(trace, Place.DEVICE)
+    phases = (
+        replace(
+            phase,
+            start_bytes=levels[phase.first_event],
+            end_bytes=levels[phase.end_event],
+            device_peak=device_peak,
+            host_peak=host_peak,
+        )
+        for phase, device_peak, host_peak in zip(trace.phases, on_device[1:], on_host[1:], strict=True)
+    )
+    return replace(trace, phases=tuple(phases), device_peak=on_device[0], host_peak=on_host[0])
+
+
+def _levels(trace: Trace, place: Place) -> list[int]:
+    """Return the live bytes at a place before the first event, and after each event."""
+    return list(accumulate((event.change_bytes if event.place is place else 0 for event in trace.events), initial=0))
+
+
+def _peaks(trace: Trace, place: Place, stretches: Iterable[tuple[int, int]]) -> list[Peak]:
+    """Return the peak of live bytes at a place, for each range of events."""
+    levels = _levels(trace, place)
+    # Each is the number of events after which a range is at its peak.
+    highest = [first + levels[first : end + 1].index(max(levels[first : end + 1])) for first, end in stretches]
+    parts: dict[int, dict[Category, int]] = {}
+    held: dict[Category, int] = {}
+    counted = 0
+    for taken in sorted(set(highest)):
+        for event in trace.events[counted:taken]:
+            if event.place is place:
+                category = trace.categories.get(event.storage, Category.TEMPORARY)
+                held[category] = held.get(category, 0) + event.change_bytes
+        counted = taken
+        parts[taken] = {category: size for category, size in held.items() if size}
+    return [Peak(levels[taken], taken - 1, parts[taken]) for taken in highest]

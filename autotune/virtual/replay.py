@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autotune.units import MIB
 from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
 from autotune.virtual.blocks import Block
-from autotune.virtual.records import A_WORKSPACE, THE_CACHE, MemoryEvent, Place, Trace
+from autotune.virtual.records import CUBLAS_WORKSPACE, EMPTY_CACHE, MemoryEvent, Place, Trace
 
 # cuBLAS's workspace, which PyTorch allocates from the caching allocator and keeps, also for cuBLASLt: 32 MiB on Hopper
 # and Blackwell, else two of 4096 KiB and eight of 16 KiB (aten/src/ATen/cuda/CublasHandlePool.cpp,
@@ -26,12 +26,10 @@ class Replay:
     Attributes:
         peak_allocated_bytes: as ``torch.cuda.max_memory_allocated`` would return.
         peak_reserved_bytes: as ``torch.cuda.max_memory_reserved`` would return.
-        retries: number of times that it had to release its cache to meet a request.
     """
 
     peak_allocated_bytes: int
     peak_reserved_bytes: int
-    retries: int
 
 
 def replay(
@@ -69,16 +67,16 @@ def replay(
             before, in_backward = in_backward, traced.operators[event.operator].in_backward
             if in_backward and not before:
                 allocator.empty_cache()
-        if event.storage == THE_CACHE:
+        if event.storage == EMPTY_CACHE:
             allocator.empty_cache()
-        elif event.storage == A_WORKSPACE:
+        elif event.storage == CUBLAS_WORKSPACE:
             # Once in each pass, also where the steps of the trace are repeated.
             product = traced.operators[event.operator]
             if product.in_backward not in multiplied:
                 multiplied.add(product.in_backward)
                 allocator.allocate(workspace_bytes(capability))
         _take(event, allocator, blocks, traced.streams)
-    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, allocator.retries)
+    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
 def unused_bytes(events: Iterable[MemoryEvent], streams: Mapping[int, int]) -> int:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from itertools import count, pairwise
 
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.peaks import with_peaks
 from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
-from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Position, Trace
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Position, Trace, with_peaks
 
 _Span = tuple[Position, Position]
 """A range of a trace's events and operators: where it begins, and where it ends."""

@@ -22,13 +22,12 @@ from torch.utils._pytree import tree_leaves
 from autotune.core.batch_geometry import Recompiled
 from autotune.virtual import apart, replay
 from autotune.virtual.dispatch import VirtualMode
-from autotune.virtual.known import listed, made_of
+from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
-from autotune.virtual.peaks import with_peaks
 from autotune.virtual.ranks import World, as_one_rank
-from autotune.virtual.records import Category, Trace
+from autotune.virtual.records import Category, Trace, with_peaks
 from autotune.virtual.tensors import replaced
 
 Target = Literal["cpu", "cuda"]
@@ -63,8 +62,10 @@ def trace(
         HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
     """
     alike = set(others)
-    if target == "cuda" and apart.needed():
-        return apart.traced(fn, {"target": target, "capability": capability, "others": alike, "world": world})
+    if target == "cuda" and apart.must_trace_in_subprocess():
+        return apart.trace_in_subprocess(
+            fn, {"target": target, "capability": capability, "others": alike, "world": world}
+        )
     with ExitStack() as stack:
         if target == "cuda":
             from autotune.virtual.device import NAME, standing_in_for_cuda
@@ -79,12 +80,13 @@ def trace(
         fake.cache_enabled = False
         stack.enter_context(fake_tensors_accepted())
         stack.enter_context(movable_modules())
-        stack.enter_context(mock.patch.object(FakeTensor, "tolist", listed))
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
+        stack.enter_context(_addressed(ledger))
         collectives = stack.enter_context(as_one_rank(world, ledger)) if world is not None else None
         mode = VirtualMode(ledger, fake, scratch, collectives)
+        stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
         stack.enter_context(mode)
@@ -187,6 +189,30 @@ def _sizes_followed(ledger: Ledger) -> Iterator[None]:
         return result
 
     with mock.patch.object(torch.UntypedStorage, "resize_", resized):
+        yield
+
+
+@contextmanager
+def _addressed(ledger: Ledger) -> Iterator[None]:
+    """Give fake tensors and their storages addresses, by which libraries identify them; they point to no memory.
+
+    Activation offloading identifies a tensor by the address of its storage and the offset of the view, for a while
+    after the tensor is gone (trl/models/activation_offloading.py, _get_unique_tensor_key); accelerate finds the shard
+    of a parameter by the parameter's address (accelerator.py, _prepare_fsdp2); safetensors finds shared memory.
+    """
+    real = torch.UntypedStorage.data_ptr
+
+    def of_storage(storage: torch.UntypedStorage) -> int:
+        return int(real(storage)) or ledger.address(storage)
+
+    def of_tensor(tensor: FakeTensor) -> int:
+        ledger.note(tensor)
+        return ledger.address(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.itemsize)
+
+    with (
+        mock.patch.object(torch.UntypedStorage, "data_ptr", of_storage),
+        mock.patch.object(FakeTensor, "data_ptr", of_tensor, create=True),
+    ):
         yield
 
 

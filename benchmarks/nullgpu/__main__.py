@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.devices import null_device
+from autotune.nullgpu.environment import environment
 from autotune.planning.tracing.cache import digest_of
 
 FOLDER = Path(__file__).parent

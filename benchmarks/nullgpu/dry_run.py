@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.devices import null_device
+from autotune.nullgpu.environment import environment
 from benchmarks.shapes import write_rows
 
 _GPU = "H100-80GB"

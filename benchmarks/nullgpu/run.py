@@ -24,7 +24,8 @@ from autotune.errors import InputError
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
-from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.devices import null_device
+from autotune.nullgpu.environment import environment
 from autotune.planning.points import trace_request
 from autotune.probing import JobServer, probe
 from autotune.probing.tracing import ServerTracer, Traced, Untraceable

@@ -23,7 +23,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.devices import null_device
+from autotune.nullgpu.environment import environment
 from autotune.planning.tracing.cache import digest_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import torch
 from peft import LoraConfig, PrefixTuningConfig
 from peft.tuners.tuners_utils import check_target_module_exists
 from transformers import BitsAndBytesConfig, TrainingArguments
-from trl import DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
+from trl import DistillationConfig, DPOConfig, GRPOConfig, KTOConfig, ModelConfig, RewardConfig, RLOOConfig, SFTConfig
+from trl.experimental.online_dpo import OnlineDPOConfig
 
 from autotune.core.batch_geometry import Layout
 from autotune.core.plan import TrainingPlan
@@ -43,6 +44,14 @@ def test_the_sizes_of_generations_that_a_configuration_fills_in_are_taken(config
     config = config_class(use_cpu=True, bf16=False, report_to="none", gradient_accumulation_steps=2)
     assert config.generation_batch_size == 16
     assert plan_of(config).args["steps_per_generation"] == 2
+
+
+@pytest.mark.parametrize("config_class", [GRPOConfig, RLOOConfig, DistillationConfig, OnlineDPOConfig])
+def test_a_cache_of_another_kind_is_refused_since_no_trace_has_its_memory(config_class: Any) -> None:
+    # transformers compiles the decoding with a static cache, and moves an offloaded one between devices.
+    config = config_class(use_cpu=True, bf16=False, report_to="none", cache_implementation="static")
+    with pytest.raises(InputError, match="cache_implementation='static'"):
+        plan_of(config)
 
 
 def test_a_single_target_stays_the_end_of_a_name() -> None:

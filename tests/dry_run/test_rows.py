@@ -24,6 +24,7 @@ from torch.utils.data import (
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl.trainer.utils import RepeatSampler
 
+from autotune.nullgpu.hook.nullgpu_dry_run import rows
 from autotune.nullgpu.hook.nullgpu_dry_run.longest import UnorderedError, order, relabelled
 from autotune.nullgpu.hook.nullgpu_dry_run.rows import UnmeasuredError, sizes
 
@@ -168,6 +169,37 @@ def test_rows_are_measured_by_tokens_else_by_text_else_by_elements(
 ) -> None:
     found = sizes(dataset)
     assert (list(found.rows), found.field, found.unit) == (rows, field, unit)
+
+
+def test_answers_in_the_dataset_do_not_count_where_completions_are_generated() -> None:
+    questions = Dataset.from_dict({"prompt": ["aaa", "a", "aa"], "answer": ["", "bbbb", ""]})
+    sampler = RepeatSampler(questions, mini_repeat_count=2, batch_size=1, shuffle=False)
+    found = order(DataLoader(questions, batch_size=2, sampler=sampler, collate_fn=list))
+    assert (list(found.rows), found.field) == ([3, 1, 2], "prompt")
+
+
+IMAGE = {"bytes": b"\x89PNG" * 4, "path": "image.png"}
+
+
+def test_images_are_not_read_and_have_no_size() -> None:
+    """Neither have those in conversations; their text has."""
+    talks = [[{"role": "u", "content": text, "image": IMAGE}] for text in ("abc", "a")]
+    data = Dataset.from_dict({"image": [IMAGE, IMAGE], "images": [[IMAGE] * 9, [IMAGE]], "messages": talks})
+    found = sizes(data)
+    assert (list(found.rows), found.field, found.unit) == ([4, 2], "messages", "bytes of text")
+    with pytest.raises(UnmeasuredError, match="no field with a length"):
+        sizes(data.select_columns(["image", "images"]))
+
+
+def test_columns_that_take_too_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_MOST_SECONDS", -1.0)
+    with pytest.raises(UnmeasuredError, match="reading 2 rows takes more than"):
+        sizes(ids([2, 5]))
+
+
+def test_structures_with_missing_cells_have_the_size_of_what_they_have() -> None:
+    talks = [None, [{"role": "u", "content": ["ab", "c"]}, {"role": None, "content": None}], []]
+    assert list(sizes(Dataset.from_dict({"messages": talks})).rows) == [0, 4, 0]
 
 
 def test_rows_without_a_length_are_refused() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from autotune.nullgpu import environment, null_device
+from autotune.nullgpu.devices import null_device
+from autotune.nullgpu.environment import environment
 from autotune.nullgpu.installation import lacking
 
 ROOT = Path(__file__).parents[2]

@@ -180,3 +180,71 @@ def test_two_models_that_are_loaded_reserve_what_is_traced(
     del variables["NULLGPU_DEVICE"]
     with machine.start(BUILT, model, json.dumps(how), variables=variables) as process:
         assert ended(process) == loaded
+
+
+# Both sides of the comparison run this on a list of head sizes, masks, and whether there are gradients.
+ATTENDED = """
+    import json, sys
+    from itertools import product
+    import torch
+    from torch.nn import functional
+    BATCH, HEADS, SHARED, TOKENS = 8, 8, 2, 512
+    def attend(device, head, masked, trained):
+        q, k, v = (
+            torch.empty(BATCH, TOKENS, heads, head, dtype=torch.bfloat16, device=device)
+            .transpose(1, 2).requires_grad_(trained)
+            for heads in (HEADS, SHARED, SHARED)
+        )
+        mask = torch.zeros(BATCH, 1, TOKENS, TOKENS, dtype=q.dtype, device=device) if masked else None
+        out = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=not masked, enable_gqa=True)
+        if trained:
+            out.backward(torch.empty_like(out))
+    CASES = list(product((64, 192, 256), (False, True), (False, True)))
+"""
+ATTENDED_FOR_REAL = (
+    ATTENDED
+    + """
+    from torch.utils._python_dispatch import TorchDispatchMode
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+    found = []
+    for case in CASES:
+        names = []
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with Seen():
+            attend("cuda", *case)
+        found.append([[name for name in names if "dot_product" in name], torch.cuda.max_memory_allocated() - before])
+    print(json.dumps(found))
+"""
+)
+ATTENDED_IN_A_TRACE = (
+    ATTENDED
+    + """
+    from autotune.virtual import trace
+    from autotune.virtual.replay import replay
+    found, capability = [], tuple(json.loads(sys.argv[1]))
+    for case in CASES:
+        traced = trace(lambda device: attend(device, *case), capability=capability)
+        names = [operator.name for operator in traced.operators if "dot_product" in operator.name]
+        found.append([names, replay(traced, capability=capability).peak_allocated_bytes])
+    print(json.dumps(found))
+"""
+)
+
+
+@pytest.mark.parametrize(("gpu", "capability"), [("H100-80GB", [9, 0]), ("B200", [10, 0])])
+def test_attention_runs_the_kernels_and_allocates_the_bytes_that_are_traced(
+    machine: NullMachine, gpu: str, capability: list[int]
+) -> None:
+    variables = machine.environment()
+    del variables["NULLGPU_DEVICE"]
+    with machine.start(ATTENDED_IN_A_TRACE, json.dumps(capability), variables=variables) as process:
+        traced = ended(process)
+    measured = machine.run(ATTENDED_FOR_REAL, gpu=gpu)
+    # Where no fused operator runs, products take cuBLAS's workspace.
+    fused = [case for case in zip(traced, measured, strict=True) if case[1][0]]
+    assert [each[0] for each in traced] == [each[0] for each in measured]
+    assert [each[0] for each in fused] == [each[1] for each in fused]

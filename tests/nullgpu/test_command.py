@@ -14,9 +14,9 @@ import pytest
 from autotune.core.codec import encode
 from autotune.core.dry_run import CommandExit, Followed, Loader, Refused
 from autotune.nullgpu import command as module
-from autotune.nullgpu import null_device
 from autotune.nullgpu.build import SONAMES
 from autotune.nullgpu.command import Ran, run
+from autotune.nullgpu.devices import null_device
 
 Run = Callable[..., Ran]
 
@@ -43,6 +43,19 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 )
 def test_how_the_command_ends_is_told(ran: Run, script: str, ending: CommandExit) -> None:
     assert ran(script).ending == ending
+
+
+def test_a_program_whose_folder_has_an_equals_sign_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ran: Run
+) -> None:
+    script = tmp_path / "lr=1e-5" / "run.sh"
+    script.parent.mkdir()
+    script.write_text("#!/bin/sh\nexit 7\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(module, "interpreter", lambda *_: Path("python"))
+    device, records = null_device("24GiB"), tmp_path / "records"
+    found = run([str(script)], device, 1, records, steps=3, as_shuffled=False, timeout_seconds=60.0)
+    assert found.ending == CommandExit(7)
 
 
 def test_the_command_finds_null_gpus_and_what_is_asked_of_it(ran: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu
-from autotune.nullgpu import listed, null_device
+from autotune.nullgpu.devices import listed, null_device
 from autotune.units import GIB, KIB, MIB
 
 

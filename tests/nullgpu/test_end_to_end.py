@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autotune.nullgpu import null_device
+from autotune.nullgpu.devices import null_device
 from autotune.trainers import find_trainer, trainers
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 from tests.small import WORDS, write_rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,6 +45,26 @@ def test_python_is_itself_behind_variables_too(python: Path) -> None:
     assert interpreter(["python3", "train.py"], variables) == python
     assert interpreter(["env", "A=1", "python3", "train.py"], variables) == python
     assert interpreter(["A=1", str(python), "train.py"], {}) == python
+    assert interpreter(["env", "-i", "-u", "B", "--unset=C", "A=1", "python3", "train.py"], variables) == python
+
+
+def test_a_program_that_can_be_run_and_not_read_is_taken_to_run_the_python_on_the_path(
+    python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealed = program(python.with_name("sealed"), "#!/bin/sh\n")
+    named = program(python.with_name("python"), "#!/bin/sh\n")
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert interpreter([str(sealed)], {"PATH": str(python.parent)}) == named
+
+
+def test_the_module_that_builds_the_library_needs_no_package_of_autotunes_requirements() -> None:
+    """It runs in the environment of a training, which may have PyTorch and Triton alone."""
+    script = "import sys; sys.modules.update(yaml=None, psutil=None); import autotune.nullgpu.build"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_another_program_is_taken_to_run_the_python_on_the_path(python: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from autotune.nullgpu import null_device
+from autotune.nullgpu.devices import null_device
 from autotune.units import GIB, MIB
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine, ended
 

@@ -169,6 +169,22 @@ def test_ranks_exchange_small_tensors(machine: NullMachine, size: int) -> None:
         assert shown["half"] == [like[::-1].index(rank), len(like), sum(like)]
 
 
+def test_ranks_reduce_all_numbers_of_e4m3(machine: NullMachine) -> None:
+    program = (
+        RANK
+        + """
+    # 256, 288, 320, 448, -448 and NaN as torch.float8_e4m3fn has them, then 448 that is doubled.
+    codes = [0x78, 0x79, 0x7a, 0x7e, 0xfe, 0x7f]
+    E4M3, highest, doubled = 10, numbers(len(codes), ctypes.c_uint8), numbers(1, ctypes.c_uint8)
+    all_reduce(array(ctypes.c_uint8, *codes), highest, E4M3, MAX)
+    all_reduce(array(ctypes.c_uint8, 0x7e), doubled, E4M3, SUM)
+    say(highest=list(highest), doubled=list(doubled))
+"""
+    )
+    for shown in all_of(machine, program, 2):
+        assert shown == {"highest": [0x78, 0x79, 0x7A, 0x7E, 0xFE, 0x7F], "doubled": [0x7E]}
+
+
 def test_one_process_stands_for_all_ranks_where_that_is_asked_for(machine: NullMachine) -> None:
     program = (
         RANK

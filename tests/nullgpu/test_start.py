@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.nullgpu import listed, null_device
+from autotune.nullgpu.devices import listed, null_device
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine
 
 pytestmark = NEEDS_CUDA_BUILD
@@ -74,6 +74,18 @@ def test_a_device_is_visible_by_its_identifier(machine: NullMachine) -> None:
     """
     uuid = machine.run(program, count=2, CUDA_VISIBLE_DEVICES="1")[1]
     assert machine.run(program, count=2, CUDA_VISIBLE_DEVICES=f"GPU-{uuid}") == [1, uuid]
+
+
+def test_a_process_that_has_counted_its_gpus_can_be_forked(machine: NullMachine) -> None:
+    program = """
+        import json, os, torch
+        count = torch.cuda.device_count()
+        child = os.fork()
+        if child == 0:
+            os._exit(int(torch.zeros(1, device="cuda").item()))
+        print(json.dumps([count, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]))
+    """
+    assert machine.run(program, count=2) == [2, 0]
 
 
 def test_without_a_device_there_is_none(machine: NullMachine) -> None:

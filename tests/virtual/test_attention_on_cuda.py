@@ -40,6 +40,13 @@ def sdpa(mask=None, **choices):
     return fn
 
 
+def without_gradients(**choices):
+    def fn(device):
+        with torch.no_grad():
+            functional.scaled_dot_product_attention(*tensors(device, **choices), is_causal=True)
+    return fn
+
+
 def flex(mask_mod, lse=True, shared=SHARED, head=HEAD):
     def fn(device):
         q, k, v = tensors(device, shared=shared, head=head)
@@ -67,6 +74,12 @@ CASES = {
     "hopper, masked": (sdpa(mask=(BATCH, 1, TOKENS, TOKENS)), (9, 0)),
     "ampere, masked": (sdpa(mask=(BATCH, 1, TOKENS, TOKENS)), (8, 0)),
     "hopper, heads of 256": (sdpa(head=256), (9, 0)),
+    "hopper, heads of 256, masked": (sdpa(head=256, mask=(BATCH, 1, TOKENS, TOKENS)), (9, 0)),
+    "blackwell, heads of 256": (sdpa(head=256), (10, 0)),
+    "blackwell, heads of 256, masked": (sdpa(head=256, mask=(BATCH, 1, TOKENS, TOKENS)), (10, 0)),
+    "ampere, heads of 256": (sdpa(head=256), (8, 0)),
+    "hopper, heads of 192": (sdpa(head=192), (9, 0)),
+    "hopper, heads of 192, no gradients": (without_gradients(head=192), (9, 0)),
     "hopper, float32": (sdpa(dtype=torch.float32), (9, 0)),
     "ada, heads of 224": (sdpa(head=224), (8, 9)),
     "ampere, heads of 224": (sdpa(head=224), (8, 0)),
@@ -123,7 +136,13 @@ def found() -> dict[str, Any]:
         ("consumer blackwell", _FLASH),
         ("hopper, masked", _CUDNN),
         ("ampere, masked", _EFFICIENT),
-        ("hopper, heads of 256", _FLASH),
+        ("hopper, heads of 256", _CUDNN),
+        ("hopper, heads of 256, masked", _CUDNN),
+        ("hopper, heads of 192", _CUDNN if torch.__version__ < (2, 14) else _FLASH),
+        ("hopper, heads of 192, no gradients", _CUDNN),
+        ("blackwell, heads of 256", _FLASH if torch.__version__ < (2, 14) else _CUDNN),
+        ("blackwell, heads of 256, masked", _EFFICIENT if torch.__version__ < (2, 14) else _CUDNN),
+        ("ampere, heads of 256", _FLASH),
         ("hopper, float32", _EFFICIENT),
         ("ada, heads of 224", _EFFICIENT),
         ("ampere, heads of 224", _FLASH),

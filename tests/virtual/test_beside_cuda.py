@@ -68,7 +68,7 @@ def iter_of_sizes() -> Iterator[int]:
 def test_a_process_without_gpus_traces_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
-    assert not apart.needed()
+    assert not apart.must_trace_in_subprocess()
 
 
 def test_a_process_with_gpus_leaves_cuda_traces_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Operators with kernels of their own on CUDA: the table of them, and what a trace allocates for them."""
+"""Operators with kernels of their own on CUDA: their names, and what a trace allocates for them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from autotune.units import MIB
-from autotune.virtual.cuda_kernels import nearest, release, shipped
+from autotune.virtual.cuda_kernels import COMPOSITE, KERNELS, has_kernel
 from autotune.virtual.replay import workspace_bytes
 from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH
-from tests.virtual.write_cuda_kernels import in_dispatcher
 
 _NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
 _NO_GPU = "needs a CUDA device, and there is none"
@@ -43,9 +42,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return _figures("run", tmp_path_factory.mktemp("cuda"))
 
 
+def in_dispatcher() -> tuple[str, ...]:
+    """Return the names of PyTorch's operators with a kernel for CUDA and a composite; none in a build without CUDA."""
+    return tuple(
+        name
+        for name in sorted(torch._C._dispatch_get_all_op_names())
+        if torch._C._dispatch_has_kernel(name) and has_kernel(name, "CUDA") and has_kernel(name, COMPOSITE)
+    )
+
+
 @pytest.mark.skipif(not torch.backends.cuda.is_built(), reason=_NO_CUDA_BUILD)
-def test_the_table_has_the_operators_of_this_releases_dispatcher() -> None:
-    assert tuple(shipped().get(release(), ())) == in_dispatcher(), "run python -m tests.virtual.write_cuda_kernels"
+def test_the_listed_operators_are_those_of_this_releases_dispatcher() -> None:
+    assert in_dispatcher() == KERNELS
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="torch was built with CUDA")
@@ -53,21 +61,8 @@ def test_a_build_without_cuda_has_no_such_operators() -> None:
     assert in_dispatcher() == ()
 
 
-def test_every_operator_of_the_table_is_one_of_this_pytorch_or_of_another_release() -> None:
-    own = shipped().get(release(), ())
-
-    assert all(torch._C._dispatch_has_kernel(name) for name in own)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "found"), [("2.13", "2.13"), ("2.14", "2.13"), ("2.9", "2.13"), ("2.15", "2.15"), ("3.0", "2.15")]
-)
-def test_a_release_without_a_table_takes_the_nearest(wanted: str, found: str) -> None:
-    assert nearest(["2.15", "2.13"], wanted) == found
-
-
-def test_a_release_is_known_by_its_first_two_numbers() -> None:
-    assert release("2.13.0+cpu") == "2.13"
+def test_every_listed_operator_is_one_of_this_pytorch() -> None:
+    assert all(torch._C._dispatch_has_kernel(name) for name in KERNELS)
 
 
 @pytest.mark.parametrize("case", ["silu", "mish"])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.virtual import phase, trace
+from autotune.virtual import adopt, phase, trace
 from autotune.virtual.costs import Kind
 from tests.virtual.reference import run_on_cpu
 
@@ -101,3 +103,37 @@ def test_reading_a_value_of_the_device_is_noted() -> None:
 
     kinds = [each.work.kind for each in trace(read).operators]
     assert kinds.count(Kind.SYNCHRONIZE) == 2
+
+
+class Given(NamedTuple):
+    """Six numbers, a mask of three of them, and six counts."""
+
+    numbers: Tensor
+    mask: Tensor
+    counts: Tensor
+
+
+@pytest.mark.parametrize(
+    ("run", "waits"),
+    [
+        (lambda given: given.mask.nonzero(), 1),
+        (lambda given: given.numbers[given.mask], 1),
+        (lambda given: given.counts.masked_select(given.mask), 1),
+        (lambda given: given.numbers.index_put_((given.mask,), given.numbers[:3]), 1),
+        (lambda given: given.counts.unique(), 1),
+        (lambda given: torch.repeat_interleave(given.counts), 1),
+        (lambda given: given.counts.tolist(), 1),
+        (lambda given: given.counts.cpu().tolist(), 0),
+        (lambda given: torch.repeat_interleave(given.counts, output_size=15), 0),
+        (lambda given: given.numbers.masked_fill_(given.mask, 0.0), 0),
+        (lambda given: given.numbers[given.counts], 0),
+    ],
+    ids=["nonzero", "mask", "masked_select", "index_put", "unique", "repeat_interleave", "tolist", "tolist-on-host",
+         "given-size", "masked_fill", "index"],
+)  # fmt: skip
+def test_the_host_waits_where_values_of_the_device_decide_a_size(run: Callable[[Given], object], waits: int) -> None:
+    def read(device: torch.device) -> None:
+        mask, counts = (values.to(device) for values in adopt((np.arange(6) % 2 == 0, np.arange(6))))
+        run(Given(torch.empty(6, device=device), mask, counts))
+
+    assert [each.work.kind for each in trace(read).operators].count(Kind.SYNCHRONIZE) == waits

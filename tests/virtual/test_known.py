@@ -51,6 +51,22 @@ def test_floating_point_results_are_computed_where_they_are_a_single_number() ->
         assert (Knowledge().compute(_HALVED, (given, 2), {}, [given], halved) is not None) is (count == 1)
 
 
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_router_is_assumed_to_be_balanced_where_its_choice_is_read(reads: bool) -> None:
+    """Sampling from the 50 likeliest tokens calls ``topk`` too, and reads no index."""
+    found: list[list[int]] = []
+
+    def choose(device: torch.device) -> None:
+        scores, experts = torch.empty(2, 4, device=device).topk(2)
+        scores.sum()
+        if reads:
+            found.append(experts.flatten().tolist())
+
+    assumed = trace(choose).assumptions
+    assert found == ([[0, 1, 2, 3]] if reads else [])
+    assert assumed == ({"a router spreads its tokens evenly over the experts": 1} if reads else {})
+
+
 MANY = 5000
 
 

@@ -17,7 +17,7 @@ from autotune.step.trainers import adapter
 from autotune.trainers.prompts import NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
-from autotune.virtual.records import THE_CACHE
+from autotune.virtual.records import EMPTY_CACHE
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 
@@ -49,7 +49,7 @@ def test_the_cache_is_emptied_once_before_the_first_step() -> None:
     plan, rows = PLANS["dpo"]
     traced = trace(traced_training(plan, config_of("llama"), small_tokenizer(), TracedRows(rows)))
 
-    emptied = [index for index, event in enumerate(traced.events) if event.storage == THE_CACHE]
+    emptied = [index for index, event in enumerate(traced.events) if event.storage == EMPTY_CACHE]
 
     assert len(emptied) == 1
     assert traced.phase(CONSTRUCTION).end_event <= emptied[0] <= traced.phase(step_name(0)).first_event

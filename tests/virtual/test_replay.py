@@ -9,7 +9,7 @@ import pytest
 from autotune.units import MIB
 from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.records import A_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
+from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
 from autotune.virtual.replay import OutOfMemoryError, replay, unused_bytes
 
 
@@ -19,7 +19,7 @@ def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecor
     for index, (storage, change, place) in enumerate(changes):
         events.append(MemoryEvent(change, place, storage, index if change > 0 else -1))
         if index < len(operators) and operators[index].work.kind is Kind.MATMUL:
-            events.append(MemoryEvent(0, Place.DEVICE, A_WORKSPACE, index))
+            events.append(MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, index))
     return Trace("cuda", tuple(events), operators, {}, (), Peak(), Peak(), {})
 
 
@@ -61,7 +61,7 @@ def test_each_pass_has_a_workspace_for_its_products(capability: tuple[int, int] 
 def test_a_product_into_a_tensor_that_is_there_has_its_workspace_beside_what_is_freed_next() -> None:
     events = (
         MemoryEvent(64 * MIB, Place.DEVICE, 0, 0),
-        MemoryEvent(0, Place.DEVICE, A_WORKSPACE, 1),
+        MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, 1),
         MemoryEvent(-64 * MIB, Place.DEVICE, 0),
         MemoryEvent(MIB, Place.DEVICE, 1, 2),
     )

@@ -51,11 +51,32 @@ def test_flash_attention_4_adds_gradients_up_for_each_key_in_float32() -> None:
     assert keys == values == 4 * 2 * 2 * 128 * 64
 
 
+@pytest.mark.parametrize(("rows", "alike"), [(16_384, {(9, 0)}), (4, {(8, 6), (9, 0), (12, 0)})])
+def test_a_gpu_is_alike_only_if_reductions_have_the_workspaces_that_they_have_on_it(
+    rows: int, alike: set[tuple[int, int]]
+) -> None:
+    given, total, others = _tensor(rows, 4096), _tensor(4096), {(8, 6), (9, 0), (12, 0)}
+
+    scratch(_aten.sum.dim_IntList, (given, [0]), {}, total, capability=(9, 0), alike=others)
+
+    assert others == alike
+
+
 def test_cudnn_takes_one_block_for_deltas_and_gradients_of_queries_in_float32() -> None:
     query = _tensor(2, 8, 100, 64)
     backward = _aten._scaled_dot_product_cudnn_attention_backward.default
 
     assert scratch(backward, (query, query, query, query), {}, None) == (4 * 2 * 8 * 100 * (1 + 64),)
+
+
+def test_cudnn_accumulates_no_gradients_of_large_heads_on_blackwell() -> None:
+    query = _tensor(2, 8, 100, 256)
+    backward = _aten._scaled_dot_product_cudnn_attention_backward.default
+    others = {(9, 0), (10, 0), (10, 3)}
+
+    taken = scratch(backward, (query,) * 4, {}, None, capability=(10, 0), alike=others)
+
+    assert (taken, others) == ((4 * 2 * 8 * 100,), {(10, 0), (10, 3)})
 
 
 def test_cudnns_frontend_holds_nothing_for_grouped_heads() -> None:

@@ -17,12 +17,14 @@ float float_of(uint32_t bits) {
 }
 
 // Small floating-point formats: a sign, `exponent` bits and `fraction` bits. bfloat16 is (8, 7), half (5, 10), E5M2
-// (5, 2), E4M3 (4, 3). The last has no infinities and one NaN, which is not told apart here.
+// (5, 2), E4M3 (4, 3). The last has no infinities, and its only NaN has all bits of exponent and fraction set.
+bool is_e4m3(int exponent) { return exponent == 4; }
 double decode(uint32_t bits, int exponent, int fraction) {
     int bias = (1 << (exponent - 1)) - 1, top = (1 << exponent) - 1;
     int sign = int(bits >> (exponent + fraction)) & 1, power = int(bits >> fraction) & top;
     double part = double(bits & ((1u << fraction) - 1)) / double(1 << fraction);
-    bool special = power == top && exponent != 4;
+    bool is_nan = part == double((1 << fraction) - 1) / double(1 << fraction);
+    bool special = power == top && (!is_e4m3(exponent) || is_nan);
     double value = special ? (part != 0 ? NAN : INFINITY)
                    : power ? std::ldexp(1 + part, power - bias)
                            : std::ldexp(part, 1 - bias);
@@ -41,7 +43,8 @@ uint32_t encode(double value, int exponent, int fraction) {
     // The encoding grows with the value, so rounding up into the next power of two needs no care.
     double scaled = std::nearbyint(std::ldexp(value, fraction - power));
     double whole = scaled + std::ldexp(double(power + bias - 1), fraction);
-    return sign | (whole >= infinity ? infinity : uint32_t(whole));
+    uint32_t largest = is_e4m3(exponent) ? infinity + 6 : infinity;  // 448: conversions to E4M3 saturate
+    return sign | (whole >= largest ? largest : uint32_t(whole));
 }
 
 double load(const void *at, int type) {

@@ -29,7 +29,6 @@ from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter
 from autotune.virtual import assume, for_real, phase
-from autotune.virtual.addresses import addresses
 from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
@@ -96,8 +95,7 @@ def traced_training(
             trainer.facts.gradients = gradients_of_ranks(plan, trainer.accelerator)
             if plan.evaluates:
                 _evaluate(trainer, known)
-            with addresses():
-                save_tensors(trainer, Path(folder))
+            save_tensors(trainer, Path(folder))
 
     return run
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -23,7 +22,7 @@ _OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_
 
 @contextmanager
 def shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
-    """Patch PyTorch and accelerate where sharding needs real tensors, or identifies parameters by their addresses."""
+    """Patch PyTorch and accelerate where sharding needs real tensors."""
     outside = _outside_of_modes
     with ExitStack() as stack:
         # Computes shapes on fake tensors of a mode of its own.
@@ -36,9 +35,6 @@ def shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
         made = device_mesh.init_device_mesh
         for module in [found for found in list(sys.modules.values()) if vars(found).get(made.__name__) is made]:
             stack.enter_context(mock.patch.object(module, made.__name__, outside(made)))
-        # accelerate finds the shard of a parameter by the parameter's address (accelerator.py, _prepare_fsdp2).
-        address = functools.partialmethod(_address, ledger)
-        stack.enter_context(mock.patch.object(FakeTensor, "data_ptr", address, create=True))
         stack.enter_context(_meshes_of(ledger.device_type))
         yield
 
@@ -50,12 +46,6 @@ def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
-
-
-def _address(tensor: FakeTensor, ledger: Ledger) -> int:
-    ledger.note(tensor)
-    start = ledger.address(tensor.untyped_storage()) if tensor.fake_device.type != "meta" else 0
-    return start + int(tensor.storage_offset() * tensor.itemsize)
 
 
 @contextmanager

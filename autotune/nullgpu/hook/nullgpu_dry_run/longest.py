@@ -24,7 +24,7 @@ class UnorderedError(Exception):
 
 
 class LargestFirst:
-    """A sampler that yields the largest rows where another yields any; all else is that other's."""
+    """Wraps a sampler and replaces its indices by those of the largest rows."""
 
     def __init__(self, sampler: Any, found: Sizes, batch_size: int) -> None:
         self._sampler = sampler
@@ -35,7 +35,7 @@ class LargestFirst:
         return relabelled(map(int, self._sampler), self._sizes.rows, self._batch_size, self._choice())
 
     def _choice(self) -> Sequence[int] | None:
-        """Return the rows that the sampler may draw at some time; None for one of which only drawing tells."""
+        """Return the rows that the sampler may draw at some time, or None if they are known only after drawing."""
         from torch.utils import data
 
         drawing_any = (data.SequentialSampler, data.RandomSampler, data.DistributedSampler)
@@ -99,7 +99,8 @@ def order(loader: Any) -> Sizes:
     ):
         raise UnorderedError(f"its sampler, {type(sampler).__name__}, yields no numbers of rows")
     try:
-        found = sizes(dataset)
+        # TRL's sampler repeats a prompt for each of the completions that a trainer generates to it.
+        found = sizes(dataset, of_prompts=getattr(sampler, "mini_repeat_count", 1) > 1)
     except UnmeasuredError as error:
         raise UnorderedError(str(error)) from error
     holder.sampler = LargestFirst(sampler, found, int(getattr(holder, "batch_size", 1) or 1))

@@ -38,18 +38,21 @@ class Sizes:
     unit: str
 
 
-def sizes(dataset: Any) -> Sizes:
+def sizes(dataset: Any, *, of_prompts: bool = False) -> Sizes:
     """Return the sizes of all rows.
+
+    Args:
+        of_prompts: whether the answers to prompts are generated, so that those in the dataset do not count.
 
     Raises:
         UnmeasuredError: the rows have nothing that can be measured, or reading them takes too long.
     """
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and isinstance(indices, Sequence):
-        found = sizes(inner)
+        found = sizes(inner, of_prompts=of_prompts)
         return Sizes([found.rows[index] for index in indices], found.field, found.unit)
     columns = _columns(dataset)
-    return _of_columns(columns) if columns is not None else _by_reading(dataset)
+    return _of_columns(_by_reading(dataset) if columns is None else columns, of_prompts=of_prompts)
 
 
 class Column:
@@ -60,9 +63,9 @@ class Column:
         unit: of the last cell that had a size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "") -> None:
         self.sizes = array("q")
-        self.unit = ""
+        self.unit = unit
 
     def add(self, row: int, size: int, unit: str) -> None:
         """Add the size of the field in a row; of several fields without a name, the largest counts."""
@@ -84,36 +87,26 @@ def _columns(dataset: Any) -> dict[str, Column] | None:
     format_type = (getattr(dataset, "format", None) or {}).get("type")
     if features is None or not hasattr(table, "column_names") or format_type == "custom":
         return None
+    from .cells import has_length, has_text, lengths
+
+    began = time.monotonic()
     plain = dataset.with_format("arrow")
-    found = {name: Column() for name in plain.column_names}
-    for batch in plain.iter(batch_size=_AT_ONCE):
+    kinds = {name: plain.data.schema.field(name).type for name in plain.column_names}
+    found = {name: Column(_TEXT if has_text(kind) else _ELEMENTS) for name, kind in kinds.items() if has_length(kind)}
+    for batch in plain.select_columns(list(found)).iter(batch_size=_AT_ONCE):
         for name, column in found.items():
-            measured, unit = _arrow(batch.column(name))
-            column.sizes.extend(measured)
-            column.unit = unit or column.unit
+            for chunk in batch.column(name).chunks:
+                column.sizes.extend(lengths(chunk).tolist())
+        _stop_after(began, len(dataset))
     return found
 
 
-def _arrow(column: Any) -> tuple[list[int], str]:
-    """Return the sizes of the cells of an Arrow column and their unit; a structure has the size of the text in it."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = column.type
-    nested = pa.types.is_struct(kind)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        if pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type):
-            return [length or 0 for length in pc.list_value_length(column).to_pylist()], _ELEMENTS
-        nested = True
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return [length or 0 for length in pc.binary_length(column).to_pylist()], _TEXT
-    if nested:
-        measured = [_size(cell) for cell in column.to_pylist()]
-        return [size for size, _ in measured], next((unit for _, unit in measured if unit), "")
-    return [0] * len(column), ""
+def _stop_after(began: float, rows: int) -> None:
+    if time.monotonic() - began > _MOST_SECONDS:
+        raise UnmeasuredError(f"reading {rows:,} rows takes more than {_MOST_SECONDS:.0f} s")
 
 
-def _by_reading(dataset: Any) -> Sizes:
+def _by_reading(dataset: Any) -> dict[str, Column]:
     """Measure rows by reading each of them."""
     began = time.monotonic()
     columns: dict[str, Column] = {}
@@ -122,14 +115,13 @@ def _by_reading(dataset: Any) -> Sizes:
         fields = row if isinstance(row, Mapping) else dict(enumerate(row)) if isinstance(row, tuple) else {"": row}
         for name, value in fields.items():
             columns.setdefault(name if isinstance(name, str) else "", Column()).add(index, *_size(value))
-        if time.monotonic() - began > _MOST_SECONDS:
-            raise UnmeasuredError(f"reading {len(dataset):,} rows takes more than {_MOST_SECONDS:.0f} s")
+        _stop_after(began, len(dataset))
     for column in columns.values():
         column.fill(len(dataset))
-    return _of_columns(columns)
+    return columns
 
 
-def _of_columns(columns: Mapping[str, Column]) -> Sizes:
+def _of_columns(columns: Mapping[str, Column], *, of_prompts: bool) -> Sizes:
     """Return the sizes of rows from those of their fields.
 
     Tokens come before text. Prompt and answer make one sequence, and of several answers the longest counts.
@@ -140,7 +132,7 @@ def _of_columns(columns: Mapping[str, Column]) -> Sizes:
     if not chosen:
         raise UnmeasuredError("its rows have no field with a length")
     prompts = sorted(name for name in chosen if _PROMPT.fullmatch(name))[:1]
-    others = sorted(name for name in chosen if not prompts or _ANSWERS.fullmatch(name))
+    others = sorted(name for name in chosen if not prompts or (_ANSWERS.fullmatch(name) and not of_prompts))
     units = {measured[name].unit for name in (*prompts, *others)}
     parts = [[measured[name].sizes for name in names] for names in (prompts, others) if names]
     rows = [array("q", map(max, *part)) if len(part) > 1 else part[0] for part in parts]

@@ -1,0 +1,83 @@
+"""Autocast on a traced GPU casts what CUDA's does, which PyTorch registers in builds without CUDA too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+
+from autotune.virtual import trace
+
+HALF = torch.bfloat16
+
+
+def of(device: Any, *shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def cases(device: Any) -> dict[str, torch.dtype]:
+    """Return the types of the results of some functions under autocast, by their names."""
+    row, image = of(device, 2, 8), of(device, 1, 2, 4, 4)
+    full = of(device, 2, 8, dtype=torch.float32)
+    results = {
+        "linear": functional.linear(full, of(device, 4, 8)),
+        "rms_norm": functional.rms_norm(row, (8,)),
+        "layer_norm": functional.layer_norm(row, (8,)),
+        "vector_norm": torch.linalg.vector_norm(row),
+        "matrix_norm": torch.linalg.matrix_norm(row),
+        "bilinear": functional.interpolate(image, scale_factor=2.0, mode="bilinear"),
+        "bicubic": functional.interpolate(image, scale_factor=2.0, mode="bicubic", antialias=True),
+        "nearest": functional.interpolate(image, scale_factor=2.0),
+        "soft_margin_loss": functional.soft_margin_loss(row, row),
+        "margin_ranking_loss": functional.margin_ranking_loss(row, row, row),
+        "cosine_embedding_loss": functional.cosine_embedding_loss(row, row, of(device, 2)),
+        "softmax": functional.softmax(row, -1),
+        "sum": row.sum(),
+        "cross_entropy": functional.cross_entropy(row, of(device, 2, dtype=torch.int64)),
+        "gelu": functional.gelu(row),
+        "addcmul": torch.addcmul(row, full, row),
+    }
+    return {name: result.dtype for name, result in results.items()}
+
+
+@contextmanager
+def autocast(device_type: str) -> Iterator[None]:
+    """Run the body under autocast, which ``torch.autocast`` refuses for CUDA where there is none."""
+    before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    torch.set_autocast_enabled(device_type, True)
+    torch.set_autocast_dtype(device_type, HALF)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, before[0])
+        torch.set_autocast_dtype(device_type, before[1])
+
+
+@pytest.fixture(scope="module")
+def on_cuda() -> dict[str, torch.dtype]:
+    with FakeTensorMode(), autocast("cuda"):
+        return cases("cuda")
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict[str, torch.dtype]:
+    found: dict[str, torch.dtype] = {}
+
+    def step(device: torch.device) -> None:
+        with autocast(device.type):
+            found.update(cases(device))
+
+    trace(step)
+    return found
+
+
+def test_functions_have_the_types_that_they_have_on_cuda(
+    on_cuda: dict[str, torch.dtype], traced: dict[str, torch.dtype]
+) -> None:
+    assert traced == on_cuda
+    assert on_cuda["bilinear"] is torch.float32
