@@ -28,16 +28,19 @@ def written_atomically(target: Path) -> Iterator[Path]:
     part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
     try:
         yield part
-        _remove_left(target)
         if part.is_dir():
+            remove_left(target)
             _remove(target)  # a directory with files in it cannot be renamed over
         part.replace(target)
     finally:
         _remove(part)
 
 
-def _remove_left(target: Path) -> None:
-    """Remove what processes that were killed have left; rows take much space, and nothing else removes them."""
+def remove_left(target: Path) -> None:
+    """Remove what processes that were killed while they wrote ``target`` have left: rows take much space.
+
+    It reads the whole directory, which is too slow for each document of a cache.
+    """
     for part in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
         with suppress(OSError):
             if time.time() - part.stat().st_mtime > _LEFT_SECONDS:

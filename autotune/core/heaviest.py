@@ -63,7 +63,7 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: b
     if loads.image_elements is not None:
         most_pictured = np.lexsort((-loads.widest, -loads.image_elements))
         further = [*_with(longest_first[0], most_pictured), *further]
-    return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further]))
+    return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 
 def heaviest_blocks(loads: Loads, rows: int, multiple: int) -> tuple[Numbers, ...]:
@@ -89,12 +89,15 @@ def _with(widest: int, order: Numbers) -> list[Numbers]:
     return [np.concatenate([[widest], order[order != widest]]), order]
 
 
-def heavier(loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers]) -> list[Numbers]:
-    """Return the further micro-batches of which no other has as many trainable tokens, width and image data."""
+def heavier(
+    loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
+) -> list[Numbers]:
+    """Return the further micro-batches of which no other has as many trainable tokens, tokens and image data."""
 
     def needs(rows: Numbers) -> tuple[int, ...]:
         pictured = 0 if loads.image_elements is None else int(loads.image_elements[rows].sum())
-        return int(loads.trainable[rows].sum()), int(loads.widest[rows].max()), pictured
+        tokens = loads.widest[rows].max() if padded else loads.widest[rows].sum()
+        return int(loads.trainable[rows].sum()), int(tokens), pictured
 
     found: list[Numbers] = []
     for rows in further:

@@ -13,9 +13,7 @@ from autotune.core.batch_geometry import (
     Layout,
     Shape,
     Typical,
-    has_padding,
     rounded_up,
-    worst_micro_batches,
 )
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
@@ -88,28 +86,24 @@ def padded(
         multiple: to which the widest is rounded up.
     """
     kept = _kept(documents, length)
-    by_width, shortest, total = kept.by_width, kept.shortest, kept.rows
-    longest_first = _longest_first(by_width, rows)
-    shortest_of_each = [shortest[width] for width in longest_first] if documents.sequences > 1 else None
-    worst = worst_micro_batches(longest_first, rows, padded=True, multiple=multiple, shortest=shortest_of_each)[0]
-    lengths = [known[position] for known in (longest_first, shortest_of_each or ()) if known for position in worst]
-    width = rounded_up(longest_first[0], multiple)
+    heaviest = heaviest_documents(documents, rows, length, padded=True, multiple=multiple)
+    width = rounded_up(heaviest[0].widest, multiple)
 
     def shape_of(chosen: Chosen) -> Shape:
         wide = rounded_up(chosen.widest, multiple)
         filled = share_of(chosen.tokens, rows * documents.sequences * wide)
         return Shape(rows, wide, filled=filled, trained=chosen.trained_share)
 
-    largest, *rivals = largest_shapes(map(shape_of, heaviest_documents(documents, rows, length)))
+    largest, *rivals = largest_shapes(map(shape_of, heaviest))
     return BatchGeometry(
-        layout=Layout.PADDED if has_padding(lengths, multiple) else Layout.EQUAL,
+        layout=Layout.PADDED if heaviest[0].shortest < width else Layout.EQUAL,
         worst=largest,
         rivals=tuple(rivals),
         sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
-        tokens=rows * (kept.tokens / total),
+        tokens=rows * (kept.tokens / kept.rows),
         micro_batches=micro_batches,
         documents=float(rows * micro_batches * ranks),
-        rows=total,
+        rows=kept.rows,
         sequences=documents.sequences,
         ranks=ranks,
     )
@@ -125,7 +119,7 @@ def end_to_end(
         multiple: to which all of them together are rounded up.
     """
     kept = _kept(documents, length)
-    heaviest = heaviest_documents(documents, rows, length)
+    heaviest = heaviest_documents(documents, rows, length, padded=False)
     shapes = (Shape(1, rounded_up(chosen.tokens, multiple), trained=chosen.trained_share) for chosen in heaviest)
     worst, *rivals = largest_shapes(shapes)
     return BatchGeometry(
@@ -193,12 +187,10 @@ class _Kept:
 
     Attributes:
         by_width: their number by the tokens of their longest sequence.
-        shortest: the fewest tokens of any sequence of a document of that width.
         tokens_of: the tokens in all sequences of the documents of that width.
     """
 
     by_width: Mapping[int, int]
-    shortest: Mapping[int, int]
     tokens_of: Mapping[int, int]
 
     @property
@@ -217,14 +209,11 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
 
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
-    shortest = np.arange(max(by_width) + 1)
     tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
     for counts, sequences in documents.kept(length, dropping=dropping):
         width = sequences.max(axis=1)
-        np.minimum.at(shortest, width, sequences.min(axis=1))
         np.add.at(tokens, width, counts * sequences.sum(axis=1))
-    widths = list(by_width)
-    return _Kept(by_width, *(dict(zip(widths, found[widths].tolist(), strict=True)) for found in (shortest, tokens)))
+    return _Kept(by_width, {width: int(tokens[width]) for width in by_width})
 
 
 def longest_of(plan: TrainingPlan) -> int | None:
@@ -301,13 +290,3 @@ def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:
 def share_of(held: int, tokens: int) -> float:
     """Return the share of a micro-batch's tokens that is no padding, rounded up to a thousandth, and 1 at most."""
     return min(1.0, ceil(1000 * held / tokens) / 1000)
-
-
-def _longest_first(counts: Mapping[int, int], rows: int) -> Sequence[int]:
-    """Return the widths of the ``rows`` widest rows in descending order, then the next smaller width if there is."""
-    found: list[int] = []
-    for tokens in sorted(counts, reverse=True):
-        if len(found) >= rows:
-            return [*found, tokens]
-        found += [tokens] * min(counts[tokens], rows - len(found))
-    return found

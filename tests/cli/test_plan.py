@@ -246,7 +246,7 @@ def test_a_broken_entry_of_the_cache_is_traced_again_and_the_others_are_not(
 ) -> None:
     cache, before = first
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    entries = [file for file in (cache / "autotune").glob("*.json") if '"kind"' in file.read_text(encoding="utf-8")]
+    entries = [file for file in (cache / "autotune").glob("*.json") if '"replies"' in file.read_text(encoding="utf-8")]
     entries[0].write_text("{", encoding="utf-8")
     assert plan(*asked, "--json", "--all") == 0
     after = decode(Plan, json.loads(capfdbinary.readouterr().out))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.files import written_atomically
+from autotune.emit.files import write_text
 
 
 def write_folder(folder: Path, text: str) -> None:
@@ -83,6 +84,5 @@ def test_a_file_that_a_killed_process_left_half_written_is_removed_after_a_day(t
     for part in (left, going_on):
         part.write_text("half", encoding="utf-8")
     os.utime(left, (0, 0))
-    with written_atomically(tmp_path / "a.json") as part:
-        part.write_text("new", encoding="utf-8")
+    write_text(tmp_path / "a.json", "new")
     assert names(tmp_path) == [going_on.name, "a.json"]

@@ -7,10 +7,9 @@ from itertools import combinations
 
 import pytest
 
-from autotune.core.batch_geometry import Shape
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Documents
 from autotune.trainers.geometry import end_to_end, packed, padded
-from autotune.trainers.heaviest_documents import heaviest_documents
 
 PROMPTS_MOSTLY, ANSWERS_MOSTLY = [[1, 200]] * 3, [[1, 1000], [1, 1000], [1, 800]]
 
@@ -51,7 +50,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False, trained=trained)
 
     def share(rows: int, length: int | None = None) -> float:
-        return heaviest_documents(documents, rows, length)[0].trained_share
+        return padded(documents, rows, 1, 1, length, 1).worst.trained
 
     assert share(1) == 0.9
     assert share(2) == 0.7
@@ -59,7 +58,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     assert share(2, 700) == pytest.approx((0.9 + 0.5) / 2)
     # A micro-batch of more documents than there are repeats them.
     assert share(12) == pytest.approx(1860 / 3400)
-    assert heaviest_documents(documents.up_to(200), 1, None)[0].trained_share == 0.1
+    assert padded(documents.up_to(200), 1, 1, 1, None, 1).worst.trained == 0.1
 
 
 def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
@@ -86,3 +85,13 @@ def test_packed_rows_that_are_not_full_have_the_counted_tokens_of_their_document
     # One row holds all three, and has room for a fourth.
     worst = packed(documents, 1, 1, 1, 4000, 1, "bfd", flat=flat).worst
     assert counted(worst) == pytest.approx(2700)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_of_very_many_documents_that_are_cut_a_shorter_one_is_known(rows: int) -> None:
+    # All but the last are cut to 1,000 tokens, which leaves them alike in width, and none of them is padded.
+    cut = [[1, 1000 + number] for number in range(3000)]
+    assert padded(Documents.of_rows([*cut, [1, 900]], ordered=False), rows, 1, 1, 1000, 1).layout == (
+        Layout.PADDED if rows > 1 else Layout.EQUAL
+    )
+    assert padded(Documents.of_rows(cut, ordered=False), rows, 1, 1, 1000, 1).layout == Layout.EQUAL
