@@ -73,7 +73,8 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
     # Without Liger, queries and keys are cast in the compiled call; with it, the backward pass needs what was given.
     choices = {"attention": "flex_attention", "gradient_checkpointing": "off", "liger": liger}
     traced, measured = both(machine, {2000: 8}, choices=choices)
-    assert traced["allocated"] == pytest.approx(measured["allocated"], rel=0.001)
+    # While kernels are compiled that no cache of Inductor has, fewer of these arguments stay: up to 0.4 % of memory.
+    assert 0.999 * measured["allocated"] <= traced["allocated"] <= 1.005 * measured["allocated"]
     assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
 
 
