@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.units import MIB
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, NullMachine, ended
 
 pytestmark = NEEDS_CUDA_BUILD
@@ -73,9 +74,10 @@ def test_arguments_of_the_call_that_flex_attention_is_compiled_for_stay_allocate
     # Without Liger, queries and keys are cast in the compiled call; with it, the backward pass needs what was given.
     choices = {"attention": "flex_attention", "gradient_checkpointing": "off", "liger": liger}
     traced, measured = both(machine, {2000: 8}, choices=choices)
-    # While kernels are compiled that no cache of Inductor has, fewer of these arguments stay: up to 0.4 % of memory.
+    # Where no cache of Inductor has the kernels, fewer of these arguments stay (0.4 % of the memory), and timing the
+    # ways to compile them leaves 200 MiB in the allocator's cache.
     assert 0.999 * measured["allocated"] <= traced["allocated"] <= 1.005 * measured["allocated"]
-    assert traced["reserved"] == pytest.approx(measured["reserved"], rel=0.01)
+    assert measured["reserved"] - 201 * MIB <= traced["reserved"] <= 1.01 * measured["reserved"]
 
 
 @pytest.mark.nightly
