@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 import autotune
 from docs.site.check import faults
@@ -65,6 +66,15 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_item_is_in_a_list_only_on_github(page: Path) -> None:
+    # The site's Markdown wants four spaces before an item within an item.
+    lines = page.read_text(encoding="utf-8").splitlines()
+    items = [token for token in MarkdownIt().parse("\n".join(lines)) if token.type == "list_item_open"]
+    nested = [lines[token.map[0]] for token in items if token.map and token.level > 1]
+    assert [line for line in nested if not line.startswith("    ")] == []
 
 
 def test_a_page_has_the_anchors_that_github_gives_to_its_headings(tmp_path: Path) -> None:
