@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from autotune.app.arguments import ProbeArguments
 from autotune.app.base import Start, start_of
-from autotune.app.forecast import Forecast, forecast_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import Options, check_evaluation, probe_options
 from autotune.app.outcome import RunFacts, result_of
 from autotune.app.output import Output, default_output, open_output
+from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
 from autotune.app.search import Run
@@ -92,18 +92,20 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        forecast = forecast_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Forecast()
-        problem = forecast.evaluator.problem if forecast.evaluator is not None else problem
+        predictions = (
+            predictions_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Predictions()
+        )
+        problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         # A further worker is sent the run, and a listener is of this process.
         quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
-        run = Run(quiet, left, problem, server, out, limit_bytes, forecast.predictor)
+        run = Run(quiet, left, problem, server, out, limit_bytes, predictions.predictor)
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome, options.file)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         limit = options.timeout_seconds
         in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
-        timelines = forecast.timelines(compared, traces=in_time)
-        offered = _offers(problem, forecast, outcome) if in_time else ()
+        timelines = predictions.timelines(compared, traces=in_time)
+        offered = _offers(problem, predictions, outcome) if in_time else ()
         untried = notes_on_untried(problem, outcome, options.file)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
@@ -113,7 +115,7 @@ def probe(asked: ProbeArguments) -> Result:
             *file_notes,
             *notes_on(problem),
             *notes_on_workers(hardware, len(further)),
-            *forecast.notes(),
+            *predictions.notes(),
             *offered,
             *untried,
         ),
@@ -219,10 +221,10 @@ def _handed_over(
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 
-def _offers(problem: TrainerProblem, forecast: Forecast, outcome: SearchOutcome) -> tuple[str, ...]:
-    if forecast.evaluator is None or outcome.winner is None:
+def _offers(problem: TrainerProblem, predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]:
+    if predictions.evaluator is None or outcome.winner is None:
         return ()
-    evaluator, winner = forecast.evaluator, outcome.winner.candidate
+    evaluator, winner = predictions.evaluator, outcome.winner.candidate
     with suppress(AutotuneError):
         (found,) = evaluator.run([winner])
         if found.memory is not None:

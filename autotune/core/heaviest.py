@@ -92,7 +92,10 @@ def _with(widest: int, order: Numbers) -> list[Numbers]:
 def heavier(
     loads: Loads, chosen: Sequence[Numbers], further: Iterable[Numbers], *, padded: bool = True
 ) -> list[Numbers]:
-    """Return the further micro-batches of which no other has as many trainable tokens, tokens and image data."""
+    """Return the further micro-batches that no other equals or exceeds in trainable tokens, size and image data.
+
+    Their size is that of their widest row where they are padded, and the sum of their rows where these lie end to end.
+    """
 
     def needs(rows: Numbers) -> tuple[int, ...]:
         pictured = 0 if loads.image_elements is None else int(loads.image_elements[rows].sum())

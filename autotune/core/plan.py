@@ -51,8 +51,10 @@ def unsimulated_settings(variable: str) -> tuple[str, ...]:
 
 
 def _settings(variable: str) -> dict[str, str]:
-    """Return the settings in the allocator's variable, as ``ConfigTokenizer`` of c10/core/AllocatorConfig.h reads it:
-    white space is ignored, a list is in brackets, and the last value of a name counts."""
+    """Return the settings in the allocator's variable, as PyTorch's ``ConfigTokenizer`` reads it.
+
+    See c10/core/AllocatorConfig.h: white space is ignored, a list is in brackets, and the last value of a name counts.
+    """
     return dict(re.findall(r"([^:,]+):(\[[^]]*\]|[^,]*)", "".join(variable.split())))
 
 

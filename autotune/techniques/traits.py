@@ -35,12 +35,6 @@ def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
     return _without(plan, _untraced_paths())
 
 
-def same_step(plan: TrainingPlan) -> str:
-    """Return a key that is equal for plans that differ only in the sizes of micro-batches, or in the allocator."""
-    processes = plan.launch.processes
-    return _digest(plan.trainer, *without_sizes(plan), dict(plan.peft), processes, traced_micro_batches(plan))
-
-
 def libraries_of(plan: TrainingPlan) -> str:
     """Return a key that is equal for plans that patch libraries in the same way, and so may share a process.
 

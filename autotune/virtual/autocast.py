@@ -76,17 +76,19 @@ def register_autocast(device_type: str) -> tuple[torch.library.Library, ...]:
         (_FLOAT32, lambda arguments: torch.float32),
         (_WIDEST, _widest),
     ):
-        for name in _operators(macro):
+        for name in listed_operators(macro):
             library.impl(name, _casting(_operator(name), choose, device_type))
-    for name in _operators(_FLOAT32_RESULT):
+    for name in listed_operators(_FLOAT32_RESULT):
         library.impl(name, _with_float32_result(_operator(name), device_type))
     return everything, library
 
 
-def _operators(macro: str) -> list[str]:
+def listed_operators(macro: str) -> list[str]:
     """Return the names in one of CUDA's lists, such as ``softmax.int``, as the installed PyTorch's header has it."""
     _, _, listed = _HEADER.read_text(encoding="utf-8").partition(f"#define {macro}(_)")
     found = re.findall(r"\b_\((\w+)(?:, (\w+))?\)", listed.partition("\n\n")[0])
+    if not found:
+        raise NotImplementedError(f"{_HEADER} of PyTorch {torch.__version__} has no list {macro}.")
     return [f"{name}.{overload}" if overload else name for name, overload in found]
 
 

@@ -30,7 +30,7 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
-from autotune.techniques.traits import same_step
+from autotune.techniques.traits import without_sizes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 from benchmarks.shapes import LLAMA_8B, write_model
@@ -107,7 +107,7 @@ def _drawn(problem: TrainerProblem, samples: int) -> Iterator[Candidate]:
     while len(seen) < samples:
         chosen = {knob: chance.choice(choices) for knob, choices in problem.choices.items()}
         candidate = problem.normal(Candidate(chosen))
-        way = same_step(problem.trainer.plan(candidate, problem.setting))
+        way = repr(without_sizes(problem.trainer.plan(candidate, problem.setting)))
         if way not in seen and problem.illegal(candidate) is None:
             seen.add(way)
             yield candidate

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from autotune.app.forecast import device_of, speeds_of, times_of
+from autotune.app.predictions import device_of, speeds_of, times_of
 from autotune.app.requests import traces_of
 from autotune.core.events import ignore
 from autotune.inspection.machine import machine as inspect_machine

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.forecast import trace_before_search
 from autotune.app.offload import notes_on_offloading, notes_on_untried, with_last_resorts_if_nothing_fits
+from autotune.app.predictions import trace_before_search
 from autotune.app.problem import with_last_resorts
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
@@ -145,30 +145,32 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     tracer = OffloadingTracer()
-    forecast = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE)
-    assert forecast.evaluator is not None
-    assert set(forecast.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
-    assert forecast.predictor is not None
-    for recipe in forecast.evaluator.problem.recipes[:3]:
-        prediction = forecast.predictor.predict(recipe)
+    predictions = trace_before_search(
+        here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE
+    )
+    assert predictions.evaluator is not None
+    assert set(predictions.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
+    assert predictions.predictor is not None
+    for recipe in predictions.evaluator.problem.recipes[:3]:
+        prediction = predictions.predictor.predict(recipe)
         assert prediction is not None
         assert prediction.need_bytes <= TIGHT
     # Sharding among one process is nothing.
-    alone = forecast.evaluator.problem.baseline.but(sharding="zero2", offload="none")
-    assert "does nothing without offload" in str(forecast.evaluator.problem.illegal(alone))
-    assert any("offload" in note for note in forecast.notes())
+    alone = predictions.evaluator.problem.baseline.but(sharding="zero2", offload="none")
+    assert "does nothing without offload" in str(predictions.evaluator.problem.illegal(alone))
+    assert any("offload" in note for note in predictions.notes())
 
 
 def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
     evaluator = searched(here(), OffloadingTracer(), tmp_path, TIGHT)
     assert with_last_resorts_if_nothing_fits(evaluator, FILE, decided=False) is evaluator
     tracer = PagingTracer()
-    forecast = trace_before_search(
+    predictions = trace_before_search(
         here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE
     )
     assert not tracer.sharded
-    assert forecast.evaluator is not None
-    assert forecast.evaluator.problem.choices["sharding"] == ("ddp",)
+    assert predictions.evaluator is not None
+    assert predictions.evaluator.problem.choices["sharding"] == ("ddp",)
 
 
 def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
-from autotune.app.forecast import Forecast, trace_before_search
 from autotune.app.offload import as_searched, notes_on_untried
 from autotune.app.options import probe_options
 from autotune.app.output import Output
+from autotune.app.predictions import Predictions, trace_before_search
 from autotune.app.problem import with_last_resorts
 from autotune.app.search import Run, run_search, storage_of
 from autotune.core.events import ignore
@@ -59,11 +59,11 @@ def searched(of: TrainerProblem) -> Run:
 def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forecast(seconds: float, tracer: SlowTracer, folder: Path) -> Forecast:
-        monkeypatch.setattr("autotune.app.forecast.time", SimpleNamespace(monotonic=lambda: tracer.now))
+    def predictions(seconds: float, tracer: SlowTracer, folder: Path) -> Predictions:
+        monkeypatch.setattr("autotune.app.predictions.time", SimpleNamespace(monotonic=lambda: tracer.now))
         return trace_before_search(here(), TIGHT, tracer, Cache(folder), unknown_speeds, seconds, lambda _: None, FILE)
 
-    cut_short, resumed = (forecast(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
+    cut_short, resumed = (predictions(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
     for found in (cut_short, resumed):
         assert found.evaluator is not None
         assert found.evaluator.problem.choices == here().choices
@@ -78,12 +78,12 @@ def test_a_run_without_last_resorts_takes_those_of_its_study_as_its_own(tmp_path
     candidate = wide.normal(wide.baseline.but(sharding="zero2", offload="optimizer", optimizer="adamw_torch"))
     assert (narrow.normal(candidate), narrow.illegal(candidate)) == (candidate, None)
     assert narrow.identity(candidate) == wide.identity(candidate)
-    forecast = trace_before_search(
+    predictions = trace_before_search(
         narrow, ENOUGH, OffloadingTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
     )
-    assert forecast.predictor is not None
-    assert forecast.predictor.predict(candidate) is None
-    assert forecast.predictor.trace(candidate) is not None
+    assert predictions.predictor is not None
+    assert predictions.predictor.predict(candidate) is None
+    assert predictions.predictor.trace(candidate) is not None
 
 
 def test_runs_with_last_resorts_and_without_go_on_with_one_study(

@@ -8,26 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.forecast import Forecast, device_of, note_on_traced, speeds_of, times_of, trace_before_search
+from autotune.app.predictions import Predictions, note_on_traced, trace_before_search
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
-from autotune.core.events import Event, Noted, ignore
+from autotune.core.events import Event, Noted
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
-from autotune.errors import AutotuneError, ProbeServerError
-from autotune.planning.extrapolation.forecast import PROCESS_BYTES
+from autotune.errors import ProbeServerError
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
-from autotune.probing import JobServer
-from autotune.probing.tracing import ServerTracer, Traced
+from autotune.probing.tracing import Traced
 from autotune.space import Wishes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
-from tests.app.replaying import no_server
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
-from tests.settings import CPU, GPU, problem, setting, workload
+from tests.settings import GPU, problem, setting, workload
 
 LIMIT_BYTES = 10 * GIB
 SMALL, MEDIUM, LARGE, UNKNOWN = (Candidate({"batch": rows}) for rows in (1, 2, 4, 8))
@@ -245,11 +242,11 @@ def problem_of(machine: Machine = GPU, **fixed: str | int) -> TrainerProblem:
 
 def test_what_keeps_everything_from_being_traced_is_told_and_ends_nothing(tmp_path: Path) -> None:
     heard: list[Event] = []
-    forecast = trace_before_search(
+    predictions = trace_before_search(
         problem_of(), LIMIT_BYTES, FailingTracer(), Cache(tmp_path), unknown_speeds, 60.0, heard.append
     )
-    assert forecast.predictor is None
-    assert forecast.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
+    assert predictions.predictor is None
+    assert predictions.notes() == ("Nothing was predicted, and the search went on without: no process can be started",)
     assert heard == [Noted("Nothing is predicted: no process can be started")]
 
 
@@ -303,114 +300,45 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
 
 def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:
     tracer = AnalyticTracer()
-    forecast = trace_before_search(
+    predictions = trace_before_search(
         problem_of(), LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
     )
-    assert forecast.predictor is not None
-    assert forecast.evaluator is not None
-    smallest = forecast.predictor.least()
+    assert predictions.predictor is not None
+    assert predictions.evaluator is not None
+    smallest = predictions.predictor.least()
     assert smallest is not None
-    traced, needs = len(tracer.requests), [need(found) for found in forecast.evaluator.ranked()]
-    assert need(forecast.evaluator.estimate(smallest)) == min(needs)
-    assert forecast.predictor.least() == smallest
+    traced, needs = len(tracer.requests), [need(found) for found in predictions.evaluator.ranked()]
+    assert need(predictions.evaluator.estimate(smallest)) == min(needs)
+    assert predictions.predictor.least() == smallest
     assert len(tracer.requests) == traced
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:
     problem = problem_of(machine=LISTED, attention=UNTRACEABLE)
-    forecast = trace_before_search(
+    predictions = trace_before_search(
         problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 600.0, lambda _: None
     )
-    assert forecast.predictor is not None
-    (note,) = forecast.notes()
+    assert predictions.predictor is not None
+    (note,) = predictions.notes()
     assert f"could not be traced and were not predicted: {UNTRACEABLE} is not supported" in note
 
 
 def test_the_memory_of_candidates_through_a_step_is_that_of_their_traces(tmp_path: Path) -> None:
     here, tracer = problem_of(), AnalyticTracer()
-    forecast = trace_before_search(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
-    assert forecast.timelines([here.baseline], traces=False) == {}
-    found = forecast.timelines([here.baseline], traces=True)[here.baseline]
+    predictions = trace_before_search(here, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
+    assert predictions.timelines([here.baseline], traces=False) == {}
+    found = predictions.timelines([here.baseline], traces=True)[here.baseline]
     assert found.followed
-    assert forecast.evaluator is not None
-    memory = forecast.evaluator.estimate(here.baseline).memory
+    assert predictions.evaluator is not None
+    memory = predictions.evaluator.estimate(here.baseline).memory
     assert memory is not None
     assert found.need_bytes == memory.device_bytes
-    assert Forecast().timelines([here.baseline], traces=True) == {}
-
-
-def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
-    machine, measured = setting().machine, GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
-    cache = Cache(tmp_path)
-    first = speeds_of(machine, job_server, tmp_path / "a", cache)
-    assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
-    assert not (tmp_path / "b").exists()
-    assert device_of(machine.hardware, lambda _: measured).speeds == measured
-
-
-def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured() -> None:
-    def on_this_host(gpu: GpuSpeeds | None) -> GpuSpeeds:
-        assert gpu is not None
-        return replace(gpu, launch_seconds=1e-4)
-
-    def not_measured(_: GpuSpeeds | None) -> GpuSpeeds:
-        raise AutotuneError("The job failed.")
-
-    hardware = replace(GPU.hardware, name="NVIDIA H100 80GB HBM3")
-    found, unknown = (device_of(hardware, each).speeds for each in (on_this_host, not_measured))
-    assert found is not None
-    assert unknown is not None
-    assert found.launch_seconds == 1e-4
-    assert unknown == replace(found, launch_seconds=None)
-
-
-def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(tmp_path: Path) -> None:
-    with ServerTracer(1, ignore) as tracer:
-        on_cpu, on_gpu = (times_of(machine, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
-    assert on_cpu is not None
-    assert on_gpu is None
-
-
-def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:
-    strange = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA Strange 9000"))
-    problem, tracer = problem_of(machine=strange), AnalyticTracer()
-    forecast = trace_before_search(problem, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None)
-    assert forecast.notes() == ("The speed of NVIDIA Strange 9000 is not known, so no speed is predicted.",)
+    assert Predictions().timelines([here.baseline], traces=True) == {}
 
 
 def test_traces_that_are_not_kept_between_runs_are_noted(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     cache = Cache(tmp_path / "file" / "cache")
     here, tracer = problem_of(machine=LISTED), AnalyticTracer()
-    forecast = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 0.0, lambda _: None)
-    assert forecast.notes() == (f"Traces are not cached: {cache.failure}.",)
-
-
-def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
-    measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
-    problem = problem_of(machine=CPU)
-    forecast = trace_before_search(
-        problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None
-    )
-    assert {request.target for request in tracer.requests} == {"cpu"}
-    assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
-    assert forecast.predictor is not None
-    baseline = forecast.predictor.predict(problem.baseline)
-    assert baseline is not None
-    assert baseline.partly_measured
-    assert forecast.evaluator is not None
-    memory = forecast.evaluator.estimate(problem.baseline).memory
-    assert memory is not None
-    # A small model holds a share of its tensors, a large one a fixed amount.
-    assert memory.breakdown["process"] == min(PROCESS_BYTES, round(memory.peak_bytes / 4))
-    assert baseline.need_bytes == memory.device_bytes == memory.peak_bytes + memory.breakdown["process"]
-    assert baseline.tokens_per_second is not None
-
-
-def test_a_cpu_that_cannot_be_measured_is_told_and_ends_nothing(tmp_path: Path) -> None:
-    problem = problem_of(machine=CPU)
-    forecast = trace_before_search(
-        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None
-    )
-    assert forecast.predictor is None
-    assert "no process can be started" in forecast.notes()[0]
+    predictions = trace_before_search(here, LIMIT_BYTES, tracer, cache, unknown_speeds, 0.0, lambda _: None)
+    assert predictions.notes() == (f"Traces are not cached: {cache.failure}.",)

@@ -15,9 +15,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
-from autotune.app.forecast import times_of, trace_before_search
 from autotune.app.options import probe_options
 from autotune.app.output import Output
+from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
 from autotune.app.workers.exchange import packed, unpacked
 from autotune.app.workers.together import EventForwarder, search_together
@@ -229,12 +229,12 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         cache, server = Cache(tmp_path / "cache"), no_server()
         times = times_of(CPU, GIB, server, own, cache)
-        forecast = trace_before_search(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
-        assert forecast.evaluator is not None
-        sent = replace(a_run(tmp_path), problem=here, predictor=forecast.predictor)
+        predictions = trace_before_search(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
+        assert predictions.evaluator is not None
+        sent = replace(a_run(tmp_path), problem=here, predictor=predictions.predictor)
         received = unpacked(packed(sent), server, other)
         assert received.server is server
-        known, count = forecast.evaluator.candidates, len(analytic.requests)
+        known, count = predictions.evaluator.candidates, len(analytic.requests)
         assert sent.predictor is not None
         assert received.predictor is not None
         predicted = [sent.predictor.predict(candidate) for candidate in known]

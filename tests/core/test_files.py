@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from autotune.core.files import written_atomically
-from autotune.emit.files import write_text
 
 
 def write_folder(folder: Path, text: str) -> None:
@@ -77,12 +76,3 @@ def test_two_that_write_a_target_at_a_time_write_to_paths_of_their_own(tmp_path:
         first.write_text("1", encoding="utf-8")
         second.write_text("2", encoding="utf-8")
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == "1"
-
-
-def test_a_file_that_a_killed_process_left_half_written_is_removed_after_a_day(tmp_path: Path) -> None:
-    left, going_on = tmp_path / ".a.json.1.part", tmp_path / ".a.json.2.part"
-    for part in (left, going_on):
-        part.write_text("half", encoding="utf-8")
-    os.utime(left, (0, 0))
-    write_text(tmp_path / "a.json", "new")
-    assert names(tmp_path) == [going_on.name, "a.json"]

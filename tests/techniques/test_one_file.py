@@ -16,7 +16,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.planning.points import traced_points
 from autotune.techniques import catalogue, find, traits
 from autotune.techniques.base import Technique
-from autotune.techniques.traits import between_layers, libraries_of, same_step
+from autotune.techniques.traits import between_layers, libraries_of, without_sizes
 from autotune.trainers import Trainer, find_trainer, techniques_of
 from tests.settings import GPU, setting
 
@@ -79,7 +79,7 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
     trainer: Trainer = find_trainer("sft")
     assert find("weight_decay", trainer.techniques).parse("1") == 1
     assert on.args["weight_decay"] == 1
-    assert same_step(off) != same_step(on)
+    assert without_sizes(off) != without_sizes(on)
     assert libraries_of(off) != libraries_of(on)
     assert between_layers(off) != between_layers(on)
     assert depths(off) == depths(on)
@@ -88,8 +88,8 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
 @pytest.mark.parametrize(
     ("impact", "shared"),
     [
-        ("TraceImpact(Scope.SIZES)", {same_step, libraries_of}),
-        ("TraceImpact(Scope.ALLOCATOR)", {same_step, libraries_of}),
+        ("TraceImpact(Scope.SIZES)", {without_sizes, libraries_of}),
+        ("TraceImpact(Scope.ALLOCATOR)", {without_sizes, libraries_of}),
         ("TraceImpact(Scope.LAYERS)", {between_layers}),
         ("TraceImpact(Scope.LAYERS, patches_libraries=False)", {between_layers, libraries_of}),
         ("TraceImpact(patches_libraries=False)", {libraries_of}),
@@ -97,7 +97,7 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
 )
 def test_its_impact_decides_what_its_choices_share(adding: Adding, impact: str, shared: set[object]) -> None:
     off, on = adding(f"impact = {impact}")
-    keys: tuple[Callable[[TrainingPlan], object], ...] = (same_step, libraries_of, between_layers)
+    keys: tuple[Callable[[TrainingPlan], object], ...] = (without_sizes, libraries_of, between_layers)
     assert {key for key in keys if key(off) == key(on)} == shared
 
 

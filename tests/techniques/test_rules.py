@@ -12,7 +12,7 @@ from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Base, Setting
-from autotune.core.workload import KeyValueCache, Workload
+from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import CrashReason
@@ -201,65 +201,10 @@ def test_lora_on_attention_needs_projections_that_are_known() -> None:
     assert "mystery" in str(SFT.illegal(candidate(here, lora="r16-attention"), here))
 
 
-def test_flash_attention_does_not_compute_in_fp32() -> None:
-    here = setting(machine=GPU)
-    assert "bf16 or fp16" in str(SFT.illegal(candidate(here, attention="flash_attention_2", precision="float32"), here))
-
-
 def test_activations_are_not_offloaded_twice() -> None:
     here = setting(machine=GPU)
     twice = candidate(here, gradient_checkpointing="offload", activation_offloading="on")
     assert "already" in str(SFT.illegal(twice, here))
-
-
-@pytest.mark.parametrize(
-    ("choices", "heads", "legal"),
-    [
-        ({"gradient_checkpointing": "off"}, 8, False),
-        ({"gradient_checkpointing": "every_2"}, 8, False),
-        ({"gradient_checkpointing": "on"}, 8, True),
-        ({"gradient_checkpointing": "selective"}, 8, True),
-        ({"gradient_checkpointing": "off"}, 1, True),
-        ({"gradient_checkpointing": "off", "attention": "sdpa"}, 8, True),
-        ({"gradient_checkpointing": "off", "activation_offloading": "off"}, 8, True),
-    ],
-)
-def test_flex_attention_of_several_heads_is_offloaded_only_where_layers_are_checkpointed(
-    choices: dict[str, str], heads: int, legal: bool
-) -> None:
-    plain = workload()
-    here = setting(machine=GPU, of=replace(plain, model=replace(plain.model, attention_heads=heads)))
-    chosen = {"attention": "flex_attention", "activation_offloading": "on", **choices}
-    reason = SFT.illegal(candidate(here, **chosen), here)
-    assert (reason is None) is legal
-    assert legal or "without their strides" in str(reason)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "shared", "choices", "failing"),
-    [
-        ({100: 4, 2000: 4}, 2, {}, 100),
-        # 60 queries of two heads are a block of 120.
-        ({60: 4, 2000: 4}, 2, {}, None),
-        ({60: 4, 2000: 4}, 4, {}, 60),
-        ({100: 4, 2000: 4}, 1, {}, None),
-        # Another row makes each micro-batch of eight wide enough.
-        ({100: 4, 2000: 4}, 2, {"per_device_train_batch_size": 8}, None),
-        ({100: 4, 2000: 4}, 2, {"pad_to_multiple_of": 128}, None),
-        ({60: 4, 2000: 4}, 4, {"pad_to_multiple_of": 8}, 64),
-    ],
-)
-def test_flex_attention_is_left_out_where_a_micro_batch_may_have_a_width_without_a_kernel(
-    lengths: dict[int, int], shared: int, choices: dict[str, Choice], failing: int | None
-) -> None:
-    # tests/nullgpu/test_training.py has the failure.
-    plain = workload(lengths=lengths)
-    cache = KeyValueCache(layers=4, heads=16 // shared, elements=64)
-    model = replace(plain.model, attention_heads=16, grouped_heads=shared > 1, cache=cache)
-    here = setting(machine=GPU, of=replace(plain, model=model))
-    chosen = {"attention": "flex_attention", "per_device_train_batch_size": 4, "max_length": 2000, **choices}
-    reason = SFT.illegal(candidate(here, **chosen), here)
-    assert (f"at {failing} tokens" in str(reason)) if failing else reason is None
 
 
 def test_checkpointing_every_n_layers_needs_n_layers() -> None:
@@ -285,13 +230,6 @@ def test_checkpointing_every_n_layers_needs_n_layers() -> None:
 def test_what_a_cpu_cannot_do_is_illegal_there(choices: dict[str, str], why: str) -> None:
     here = setting(machine=CPU, allowed=frozenset({"optimizer"}))
     assert why in str(SFT.illegal(candidate(here, **choices), here))
-
-
-def test_an_attention_that_the_architecture_lacks_is_illegal_and_the_default_falls_back() -> None:
-    refused = separates("sdpa").__class__("sdpa", False, False, None, 1e-4, "it has no sdpa")
-    here = setting(of=workload(checks=(refused, separates("eager"))))
-    assert candidate(here)["attention"] == "eager"
-    assert "it has no sdpa" in str(SFT.illegal(candidate(here, attention="sdpa"), here))
 
 
 def test_plans_differ_exactly_where_training_differs() -> None:
@@ -394,22 +332,6 @@ def evaluated(train: dict[int, int], evaluation: dict[int, int]) -> Workload:
     """Return a workload with rows to evaluate on."""
     plain = workload(lengths=train)
     return replace(plain, evaluation=replace(plain.dataset, lengths=LengthDistribution(evaluation)))
-
-
-def test_flex_attention_is_left_out_where_evaluation_may_have_a_width_without_a_kernel() -> None:
-    of = evaluated({500: 64}, {100: 64})
-    cache = KeyValueCache(layers=4, heads=4, elements=64)
-    model = replace(of.model, attention_heads=16, grouped_heads=True, cache=cache)
-    here = setting(machine=GPU, of=replace(of, model=model))
-    assert "at 100 tokens" in str(SFT.illegal(candidate(here, attention="flex_attention"), here))
-
-
-@pytest.mark.parametrize(("capability", "there"), [((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
-@pytest.mark.parametrize("choice", ["flash_attention_3", "kernels-community/vllm-flash-attn3"])
-def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[int, int], there: bool) -> None:
-    packages = {**GPU.packages, "flash-attn-3": "3.0.0", "kernels": "0.18.2"}
-    machine = replace(GPU, hardware=replace(GPU.hardware, compute_capability=capability), packages=packages)
-    assert (find("attention", SFT.techniques).unavailable(choice, machine) is None) is there
 
 
 def test_fp16_on_a_cpu_is_refused_since_accelerate_computes_in_float32() -> None:

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from autotune.virtual import trace
+from autotune.virtual.autocast import listed_operators
 
 HALF = torch.bfloat16
 
@@ -81,3 +82,8 @@ def test_functions_have_the_types_that_they_have_on_cuda(
 ) -> None:
     assert traced == on_cuda
     assert on_cuda["bilinear"] is torch.float32
+
+
+def test_a_release_without_a_list_of_operators_is_not_taken_for_one_that_casts_nothing() -> None:
+    with pytest.raises(NotImplementedError, match="has no list AT_FORALL_OF_A_LATER_RELEASE"):
+        listed_operators("AT_FORALL_OF_A_LATER_RELEASE")

@@ -48,14 +48,14 @@ _LARGEST_SHARE = 0.1
 _UNTIL_ONE_MAY_FIT = 3.0
 
 
-def forecast_of(
+def predictions_of(
     problem: TrainerProblem,
     limit_bytes: int,
     options: Options,
     server: JobServer,
     tracer: ServerTracer,
     listener: Listener,
-) -> Forecast:
+) -> Predictions:
     """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
 
     A tracing failure is reported and the search continues without predictions.
@@ -81,7 +81,7 @@ def forecast_of(
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Predictions:
     """The predictions from traces before a search.
 
     Attributes:
@@ -137,7 +137,7 @@ def trace_before_search(
     *,
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Forecast:
+) -> Predictions:
     """Search by traces for at most that many seconds, and for three times as long while nothing traced may fit.
 
     It takes longer if nothing fits but what offloads may.
@@ -166,12 +166,12 @@ def trace_before_search(
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
-        return Forecast(failure=error.message)
+        return Predictions(failure=error.message)
     predictions = [predictor.predict(candidate) for candidate in evaluator.candidates]
     known = [prediction for prediction in predictions if prediction is not None]
     over = sum(prediction.need_bytes > limit_bytes for prediction in known)
     listener(Noted(note_on_traced(len(known), over, clock() - started)))
-    return Forecast(predictor, evaluator)
+    return Predictions(predictor, evaluator)
 
 
 def note_on_traced(count: int, over: int, spent_seconds: float) -> str:

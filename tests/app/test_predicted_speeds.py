@@ -1,0 +1,91 @@
+"""The speeds that predictions take: measured on a CPU, and from the catalogue for a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.app.predictions import device_of, speeds_of, times_of, trace_before_search
+from autotune.core.events import ignore
+from autotune.core.gpu import GpuSpeeds
+from autotune.errors import AutotuneError
+from autotune.planning.extrapolation.forecast import PROCESS_BYTES
+from autotune.planning.tracing.cache import Cache
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from autotune.units import GIB
+from tests.app.replaying import no_server
+from tests.app.test_predicted import LIMIT_BYTES, problem_of, unknown_speeds
+from tests.planning.stand_in import AnalyticTracer
+from tests.settings import CPU, GPU, setting
+
+
+def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
+    machine, measured = setting().machine, GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+    cache = Cache(tmp_path)
+    first = speeds_of(machine, job_server, tmp_path / "a", cache)
+    assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
+    assert not (tmp_path / "b").exists()
+    assert device_of(machine.hardware, lambda _: measured).speeds == measured
+
+
+def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured() -> None:
+    def on_this_host(gpu: GpuSpeeds | None) -> GpuSpeeds:
+        assert gpu is not None
+        return replace(gpu, launch_seconds=1e-4)
+
+    def not_measured(_: GpuSpeeds | None) -> GpuSpeeds:
+        raise AutotuneError("The job failed.")
+
+    hardware = replace(GPU.hardware, name="NVIDIA H100 80GB HBM3")
+    found, unknown = (device_of(hardware, each).speeds for each in (on_this_host, not_measured))
+    assert found is not None
+    assert unknown is not None
+    assert found.launch_seconds == 1e-4
+    assert unknown == replace(found, launch_seconds=None)
+
+
+def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(tmp_path: Path) -> None:
+    with ServerTracer(1, ignore) as tracer:
+        on_cpu, on_gpu = (times_of(machine, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
+    assert on_cpu is not None
+    assert on_gpu is None
+
+
+def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:
+    strange = replace(GPU, hardware=replace(GPU.hardware, name="NVIDIA Strange 9000"))
+    problem, tracer = problem_of(machine=strange), AnalyticTracer()
+    predictions = trace_before_search(
+        problem, LIMIT_BYTES, tracer, Cache(tmp_path), unknown_speeds, 0.0, lambda _: None
+    )
+    assert predictions.notes() == ("The speed of NVIDIA Strange 9000 is not known, so no speed is predicted.",)
+
+
+def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> None:
+    measured, tracer = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured"), AnalyticTracer()
+    problem = problem_of(machine=CPU)
+    predictions = trace_before_search(
+        problem, LIMIT_BYTES, tracer, Cache(tmp_path), lambda _: measured, 600.0, lambda _: None
+    )
+    assert {request.target for request in tracer.requests} == {"cpu"}
+    assert {request.gpu.speeds if request.gpu else None for request in tracer.requests} == {measured}
+    assert predictions.predictor is not None
+    baseline = predictions.predictor.predict(problem.baseline)
+    assert baseline is not None
+    assert baseline.partly_measured
+    assert predictions.evaluator is not None
+    memory = predictions.evaluator.estimate(problem.baseline).memory
+    assert memory is not None
+    # A small model holds a share of its tensors, a large one a fixed amount.
+    assert memory.breakdown["process"] == min(PROCESS_BYTES, round(memory.peak_bytes / 4))
+    assert baseline.need_bytes == memory.device_bytes == memory.peak_bytes + memory.breakdown["process"]
+    assert baseline.tokens_per_second is not None
+
+
+def test_a_cpu_that_cannot_be_measured_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    problem = problem_of(machine=CPU)
+    predictions = trace_before_search(
+        problem, LIMIT_BYTES, AnalyticTracer(), Cache(tmp_path), unknown_speeds, 9.0, lambda _: None
+    )
+    assert predictions.predictor is None
+    assert "no process can be started" in predictions.notes()[0]
