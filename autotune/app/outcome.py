@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.app.notes import notes_on_loading
-from autotune.app.repeated import notes_on_runs, rates_of, speed_up
+from autotune.app.repeated import equally_fast, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
@@ -93,18 +93,20 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         base=facts.base,
         candidates=problem.size,
         ended=outcome.ending,
-        compared=_compared(trials, problem.size, outcome.ending) if recommended else "",
+        compared=_compared(trials, problem.size, outcome) if recommended else "",
         smallest=outcome.smallest,
     )
 
 
-def _compared(trials: Sequence[Trial], candidates: int, ending: Ending | None) -> str:
+def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
     """Return of how many candidates the recommendation is the fastest, and what ended the search."""
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
     count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
+    others, ending = len(equally_fast(outcome)), outcome.ending
+    alike = f"among the {others + 1:,} fastest, which one probe cannot tell apart," if others else ""
     if ending in (None, Ending.EXHAUSTED) or count >= candidates:
-        return ""
-    of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
+        return f"{alike} of all candidates" if alike else ""
+    of = "the only one compared" if count == 1 else f"{alike or 'the fastest'} of {count:,} compared"
     ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
     return f"{of} of {candidates:,} candidates; {ended}"
 

@@ -90,23 +90,32 @@ def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:
     return (sentence,)
 
 
-def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
-    """Return a note on candidates whose probe lies in the interval of a further run of the winner.
+def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
+    """Return the other candidates whose probe is at least as fast as a further run of the winner may be.
 
-    The winner's own probe is not used: the winner was selected for its high rate.
+    Without several runs of the winner there is no such range, and none is returned. The winner's own probe is not used:
+    the winner was selected for its high rate.
     """
-    winner, baseline = outcome.winner, outcome.baseline
+    winner = outcome.winner
     expected = next_run(winner.rates) if winner is not None else None
-    if winner is None or baseline is None or expected is None:
+    if winner is None or expected is None:
         return ()
-    others = [
+    return tuple(
         record
         for record in outcome.records
-        if record.number not in (winner.number, baseline.number)
+        if record.number != winner.number
         and record.measurement.ok
         and record.failure is None
-        and (record.measurement.tokens_per_second or 0.0) in expected
-    ]
+        and (record.measurement.tokens_per_second or 0.0) >= expected.low
+    )
+
+
+def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note on candidates that are as fast as the winner, and the one that needs the least memory."""
+    winner, baseline = outcome.winner, outcome.baseline
+    if winner is None or baseline is None:
+        return ()
+    others = [record for record in equally_fast(outcome) if record.number != baseline.number]
     if not others:
         return ()
     count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"

@@ -309,6 +309,28 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
     assert (shown.candidates, shown.ended) == (PROBLEM.size, ending)
 
 
+@pytest.mark.parametrize(
+    ("ending", "said"),
+    [
+        (
+            Ending.TRIALS,
+            (
+                "among the 3 fastest, which one probe cannot tell apart, of 4 compared of {size} candidates; "
+                "the trial limit ended the search"
+            ),
+        ),
+        (Ending.EXHAUSTED, "among the 3 fastest, which one probe cannot tell apart, of all candidates"),
+    ],
+)
+def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending, said: str) -> None:
+    winner = compared(record(1, ran(300), max_length=2000), (1, 290), (0, 100), (1, 300), (0, 100))
+    alike = [record(2, ran(295), max_length=2001), record(3, ran(400), max_length=2002)]
+    slower = record(4, ran(150), max_length=2003)
+    found = outcome_of(BASELINE, winner, *alike, slower, winner=winner)
+    shown = result_of(replace(found, ending=ending), PROBLEM, FACTS)
+    assert shown.compared == said.format(size=f"{PROBLEM.size:,}")
+
+
 def test_a_run_that_failed_after_its_probe_is_kept_with_its_trial() -> None:
     longer = result(record(0, ran(100), RAN_OUT)).trials[0].later_failure
     assert longer == LaterFailure(longer=True, status=ProbeStatus.OUT_OF_MEMORY, reason="in backward")
