@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.errors import InputError
 from autotune.inspection.gpus import gpus, listed_gpu
+from autotune.inspection.paths import user_path
 from autotune.inspection.yaml_file import MAX_BYTES, loaded
 
 _EXAMPLE = "Write a line such as H100-80GB: 2.99 (YAML) or H100-80GB,2.99 (CSV)."
@@ -20,7 +21,7 @@ def read_prices(file: str | Path) -> Mapping[str, float]:
     Raises:
         InputError: the file cannot be read, has another form, or what :func:`checked_prices` refuses.
     """
-    path = Path(file)
+    path = user_path(file)
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is no list of prices.", hint=_EXAMPLE)

@@ -10,6 +10,7 @@ from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, TRL_PARSER, Command, options_of, read_command_line
+from autotune.inspection.paths import user_path
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
@@ -72,8 +73,10 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
     if config is None and not command:
         hint = "Give CONFIG.yaml, or -- and the command."
         raise InputError("There is neither a file nor a command to check.", hint=hint)
-    of_file = Command(trainer, (CONFIG, str(config)), launcher=TRL)
-    found = read_command_line(hidden_words(command)) if config is None else of_file
+    if config is None:
+        found = read_command_line(hidden_words(command))
+    else:
+        found = Command(trainer, (CONFIG, str(user_path(config))), launcher=TRL)
     if found.parser == TRL_PARSER and any(word.startswith(f"{CONFIG}=") for word in found.words):
         raise InputError(
             f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space in place of the = of {CONFIG}=."

@@ -33,6 +33,12 @@ def test_prices_are_found_by_any_name_of_a_gpu(name: str, text: str, tmp_path: P
     assert read_prices(written(tmp_path, name, text)) == {"H100-SXM": 2.99, "RTX4090": 0.4}
 
 
+def test_a_file_of_prices_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, YAML, "H100-80GB: 2.99")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_prices(f"~/{YAML}") == {"H100-SXM": 2.99}
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

@@ -61,3 +61,9 @@ def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_i
     file = tmp_path / "c.yaml"
     file.write_text("warmup_ratio: 0.1\n", encoding="utf-8")
     assert [(item.severity, item.message) for item in problems(written(str(file), "sft"), read)] == [(severity, WENT)]
+
+
+def test_a_file_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.joinpath("mine.yaml").write_text("packing: true\n", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert written("~/mine.yaml").place == f"{tmp_path}/mine.yaml"
