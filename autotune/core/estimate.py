@@ -36,7 +36,8 @@ class MemoryEstimate:
 
     Attributes:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
-        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
+        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator on a device that is short of memory, to
+            which it returns freed blocks: with more room, it may reserve more. CPU: None.
         context_bytes: device memory that the process holds outside the allocator. CPU: what it is expected to hold
             outside tensors, in a search; 0 elsewhere.
         breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors

@@ -62,11 +62,13 @@ class Replayed:
 
     Attributes:
         allocated_bytes, reserved_bytes: as in :class:`autotune.core.traced.TraceReply`.
+        needed_bytes: peak of what it would reserve on a device that is short of memory, to which it returns its cache.
     """
 
     allocator: AllocatorUse
     allocated_bytes: int
     reserved_bytes: int | None
+    needed_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class TraceReply:
             LookupError: the trace was not replayed for it.
         """
         if not self.replays:
-            return Replayed(allocator, self.allocated_bytes, self.reserved_bytes)
+            return Replayed(allocator, self.allocated_bytes, self.reserved_bytes, self.reserved_bytes)
         for found in self.replays:
             if found.allocator == allocator:
                 return found

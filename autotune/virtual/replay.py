@@ -79,6 +79,31 @@ def replay(
     return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
 
 
+_SPARE = 0.05
+"""Share of what tensors need that a device which is short of memory has beside it, and by which that is raised where
+the allocator does not get by with it."""
+
+
+def short_of_memory(found: Replay, run: Callable[[int], Replay]) -> Replay:
+    """Return the figures of a replay on a device that is short of memory.
+
+    Without a limit, the allocator keeps what is freed: of an 8B shape under ZeRO-2 it reserves 52.7 GiB, 34.2 of them
+    for tensors, and under a limit of 36 GiB 35.8. So the limit here is 5 % above what tensors need or, where an
+    allocation finds no contiguous memory by that, raised in steps of 5 %.
+
+    Args:
+        found: of the replay without a limit.
+        run: replays with a limit in bytes.
+    """
+    limit_bytes = round((1 + _SPARE) * found.peak_allocated_bytes)
+    while limit_bytes < found.peak_reserved_bytes:
+        try:
+            return run(limit_bytes)
+        except OutOfMemoryError:
+            limit_bytes = round((1 + _SPARE) * limit_bytes)
+    return found
+
+
 def unused_bytes(events: Iterable[MemoryEvent], streams: Mapping[int, int]) -> int:
     """Return the bytes that the caching allocator has reserved and no tensor has, after events without any product."""
     allocator = CachingAllocator()
@@ -109,4 +134,4 @@ def workspace_bytes(capability: tuple[int, int] | None) -> int:
     return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
 
 
-__all__ = ["OutOfMemoryError", "Replay", "replay", "unused_bytes", "workspace_bytes"]
+__all__ = ["OutOfMemoryError", "Replay", "replay", "short_of_memory", "unused_bytes", "workspace_bytes"]

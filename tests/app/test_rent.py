@@ -67,7 +67,12 @@ def _figures(figures: GpuFigures, ranks: int) -> GpuFigures:
     times = [StepTime(time.seconds * BANDWIDTH / speeds.bandwidth, 0, 0, 0, 0, 0, 0) if time and speeds else None
              for time in figures.times]  # fmt: skip
     replays = [
-        Replayed(each.allocator, each.allocated_bytes // ranks, (each.reserved_bytes or 0) // ranks)
+        Replayed(
+            each.allocator,
+            each.allocated_bytes // ranks,
+            (each.reserved_bytes or 0) // ranks,
+            (each.needed_bytes or 0) // ranks,
+        )
         for each in figures.replays
     ]
     return replace(figures, times=tuple(times), replays=tuple(replays))

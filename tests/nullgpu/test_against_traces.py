@@ -185,6 +185,54 @@ def test_two_models_that_are_loaded_reserve_what_is_traced(
         assert ended(process) == loaded
 
 
+# Blocks of rising sizes fit into none that was freed before, and some of those keep a small tensor.
+RISING = """
+    import json, sys, torch
+    def rise(device):
+        kept = []
+        for number in range(1, 9):
+            freed = torch.empty(number * 30 << 20, dtype=torch.uint8, device=device)
+            kept.append(torch.empty(3 << 20, dtype=torch.uint8, device=device))
+            del freed
+            if number % 3 == 0:
+                kept.append(torch.empty(25 << 20, dtype=torch.uint8, device=device))
+"""
+RISING_FOR_REAL = (
+    RISING
+    + """
+    found, total = [], torch.cuda.mem_get_info()[1]
+    for limit in (total, int(sys.argv[1])):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_per_process_memory_fraction(min(1.0, (limit + 1) / total))
+        rise("cuda")
+        found.append([torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()])
+    print(json.dumps(found))
+"""
+)
+RISING_IN_A_TRACE = (
+    RISING
+    + """
+    from autotune.virtual import trace
+    from autotune.virtual.replay import replay, short_of_memory
+    traced = trace(rise)
+    free = replay(traced)
+    short = short_of_memory(free, lambda limit_bytes: replay(traced, limit_bytes=limit_bytes))
+    print(json.dumps([[each.peak_allocated_bytes, each.peak_reserved_bytes] for each in (free, short)]))
+"""
+)
+
+
+def test_pytorchs_allocator_gets_by_with_what_a_device_needs_that_is_short_of_memory(machine: NullMachine) -> None:
+    variables = machine.environment()
+    del variables["NULLGPU_DEVICE"]
+    with machine.start(RISING_IN_A_TRACE, variables=variables) as process:
+        traced = ended(process)
+    free, short = traced
+    assert short[1] < 0.6 * free[1]
+    assert machine.run(RISING_FOR_REAL, str(short[1])) == traced
+
+
 # Both sides of the comparison run this on a list of head sizes, masks, and whether there are gradients.
 ATTENDED = """
     import json, sys

@@ -77,6 +77,7 @@ def test_the_parts_of_the_peak_sum_to_it_and_the_allocator_holds_more(run: Any) 
 
     assert sum(reply.device.categories.values()) == reply.device.bytes
     assert reply.device.bytes < reply.allocated_bytes < reply.reserved_bytes
+    assert reply.allocated_bytes <= reply.replayed(AllocatorUse()).needed_bytes <= reply.reserved_bytes
     assert (reply.layers, reply.worst_rows, reply.worst_tokens) == (LAYERS, 2, 240)
 
 

@@ -10,7 +10,7 @@ from autotune.units import MIB
 from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
-from autotune.virtual.replay import OutOfMemoryError, replay, unused_bytes
+from autotune.virtual.replay import OutOfMemoryError, Replay, replay, short_of_memory, unused_bytes
 
 
 def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:
@@ -115,6 +115,32 @@ def test_what_is_freed_on_one_stream_is_not_used_on_another() -> None:
     assert replay(alike).peak_reserved_bytes == 20 * MIB
     assert replay(apart).peak_reserved_bytes == 40 * MIB
     assert replay(apart).peak_allocated_bytes == 20 * MIB
+
+
+def short(trace: Trace) -> int:
+    """Return the bytes that a trace reserves on a device that is short of memory."""
+
+    def run(limit_bytes: int) -> Replay:
+        return replay(trace, limit_bytes=limit_bytes)
+
+    return short_of_memory(replay(trace), run).peak_reserved_bytes
+
+
+def test_an_allocator_returns_its_cache_to_a_device_that_is_short_of_memory() -> None:
+    sizes = {number: 20 * (number + 1) * MIB for number in range(3)}
+    one_by_one = traced([(number, sign * size, Place.DEVICE) for number, size in sizes.items() for sign in (1, -1)])
+
+    assert replay(one_by_one).peak_reserved_bytes == (20 + 40 + 60) * MIB
+    assert short(one_by_one) == 60 * MIB
+
+
+def test_an_allocator_cannot_return_a_segment_that_has_a_tensor_in_it() -> None:
+    # A tensor at the start of the segment keeps it, and the next one does not fit into the rest.
+    changes = [(0, 40 * MIB), (0, -40 * MIB), (1, 2 * MIB), (2, 40 * MIB)]
+    kept = traced([(number, size, Place.DEVICE) for number, size in changes])
+
+    assert replay(kept).peak_allocated_bytes == 42 * MIB
+    assert replay(kept).peak_reserved_bytes == short(kept) == 80 * MIB
 
 
 def test_what_is_unused_is_reserved_less_allocated() -> None:

@@ -74,7 +74,7 @@ class Fit:
         added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
         always = max(0, min(added))
         # Mean of the shallow traces, an approximation; `PlanTracer.whole` replaces it at full depth.
-        unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
+        unused = (max(0, (each.needed_bytes or 0) - each.allocated_bytes) for each in replays)
         host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
         machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(

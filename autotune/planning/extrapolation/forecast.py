@@ -46,7 +46,7 @@ class Forecast:
         stretches: peak bytes of tensors in each stretch of a step, by category.
         rounding_share: what the caching allocator counts as allocated beyond tensors' bytes, as a share of them.
         workspace_bytes: what it counts as allocated beyond them, independent of their size.
-        unused_bytes: what it reserves beyond what it counts as allocated.
+        unused_bytes: what it reserves beyond what it counts as allocated, on a device that is short of memory.
         host_bytes: peak bytes on the host.
         machine_bytes: the same of all processes in one machine together.
         times: the time of each part of a step; empty if speeds are not known.

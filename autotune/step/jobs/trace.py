@@ -44,7 +44,7 @@ from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.records import OperatorRecord, Peak, Trace
-from autotune.virtual.replay import replay, workspace_bytes
+from autotune.virtual.replay import Replay, replay, short_of_memory, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import MicroBatch, steps_before, varied
@@ -269,13 +269,18 @@ def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, own: 
 
 
 def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
-    found = replay(
-        traced,
-        capability=gpu.compute_capability if gpu is not None else None,
-        expandable_segments=use.expandable_segments,
-        emptied=use.emptied,
-    )
-    return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes)
+    def run(limit_bytes: int | None) -> Replay:
+        return replay(
+            traced,
+            capability=gpu.compute_capability if gpu is not None else None,
+            limit_bytes=limit_bytes,
+            expandable_segments=use.expandable_segments,
+            emptied=use.emptied,
+        )
+
+    found = run(None)
+    needed_bytes = short_of_memory(found, run).peak_reserved_bytes
+    return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes, needed_bytes)
 
 
 def _between(request: TraceRequest) -> Occurrence:
