@@ -44,6 +44,11 @@ class Sized:
     plan: TrainingPlan
     geometry: BatchGeometry
 
+    @property
+    def is_timed_by_largest(self) -> bool:
+        """Whether traces of the largest micro-batches alone give the mean time of a step."""
+        return _sizes(self, timed=True).keys() == _sizes(self, timed=False).keys()
+
 
 @dataclass(frozen=True)
 class TracedPlan(Sized):

@@ -66,6 +66,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
             f" {format_bytes(need.least_bytes)} and at most {format_bytes(need.most_bytes)} by"
             f" {', '.join(_deviations(need))}"
         )
+        if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
+            yield "Traced from few layers, without batches of varied lengths, since there is ample room."
     elif need.source is Source.PROBED:
         yield f"Measured by a real run of its worst micro-batches{_rate(need)}; peak in {need.phase or 'a step'}"
     else:

@@ -70,6 +70,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
         VllmError: vLLM cannot run with it.
     """
     geometry, memory = sized.geometry, memory_near(tracer, sized, budget_bytes)
+    step_seconds = memory.step_seconds if sized.is_timed_by_largest else None
     need = Need(
         Source.TRACED,
         memory.device_bytes,
@@ -78,6 +79,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
         geometry.worst.rows,
         round(geometry.worst.tokens),
         memory=memory,
+        tokens_per_second=geometry.tokens_per_step / step_seconds if step_seconds else None,
         varied_bytes=memory.varied_bytes,
     )
     outcome = judged(need, budget_bytes)
