@@ -177,6 +177,16 @@ def test_zero_1_keeps_whole_gradients_between_micro_batches_and_zero_2_its_share
     assert 0 <= grown[1] <= 4 * PARAMETERS / RANKS
 
 
+@needs_deepspeed
+@pytest.mark.parametrize("args", [zero(1), {**zero(1), **ACCUMULATED}], ids=["alone", "accumulated"])
+def test_what_zero_1_keeps_of_gradients_is_no_activation(traced: Any, args: dict[str, Any]) -> None:
+    occurrence = Occurrence.FURTHER if "gradient_accumulation_steps" in args else Occurrence.FIRST
+    levels = section(traced(args), MICRO_BATCH, occurrence).levels
+
+    # That of the words comes last, and alone is not at a peak.
+    assert 1.7 * PARAMETERS < max(levels["gradient"]) < 2.5 * PARAMETERS
+
+
 @pytest.mark.nightly
 @needs_deepspeed
 def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(

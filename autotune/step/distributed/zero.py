@@ -42,7 +42,10 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(backend, "build_shm_op", return_value=None),
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
-        mock.patch.object(Zero2, "copy_grads_in_partition", _noted(Zero2.copy_grads_in_partition)),
+        mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
+        mock.patch.object(
+            Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
+        ),
         mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder),
         mock.patch.object(comm, "cdb", None),
         # Keeps process groups for all engines of a process; those of this trace end with it.
@@ -100,15 +103,26 @@ def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
     return has_overflow
 
 
-def _noted(copy: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that also tags the buffer it copies gradients to as gradients."""
+def _tagging(end: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that ends a backward pass, and tags the gradients of all parameters before and after.
 
-    def copy_grads_in_partition(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        copy(optimizer, *args, **kwargs)
-        if optimizer.grads_in_partition is not None:
-            holds_gradients(optimizer.grads_in_partition)
+    Until then they are in ``.grad``, or in ``.grad_accum`` if they are added up in another type; for ZeRO-2 these are
+    parts of one buffer.
+    """
 
-    return copy_grads_in_partition
+    def tag(optimizer: Any) -> None:
+        for group in optimizer.bit16_groups:
+            for parameter in group:
+                gradient = optimizer.get_gradient_for_reduction(parameter)
+                if gradient is not None:
+                    holds_gradients(gradient)
+
+    def tagged(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        tag(optimizer)
+        end(optimizer, *args, **kwargs)
+        tag(optimizer)
+
+    return tagged
 
 
 # DeepSpeed asks for the device's memory only to report it.
