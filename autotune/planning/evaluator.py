@@ -101,8 +101,7 @@ class Evaluator:
     @property
     def assumptions(self) -> Sequence[str]:
         """What traces assumed where a step depends on the values of real data, in sentences."""
-        fits = (fit for each in self._traced_plans() for fit in each.fits.values())
-        return sorted({assumed for fit in fits for assumed in fit.assumptions})
+        return sorted({assumed for each in self._traced_plans() for assumed in each.assumptions})
 
     @property
     def untraceable(self) -> Mapping[Candidate, str]:
@@ -137,7 +136,7 @@ class Evaluator:
         memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
         if isinstance(memory, str):
             return Estimate(candidate, Origin.UNKNOWN, reason=memory)
-        tokens = traced.geometry.tokens_per_step
+        memory, tokens = replace(memory, assumptions=traced.assumptions), traced.geometry.tokens_per_step
         scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
         if not traced.timed:
             memory = replace(memory, step_seconds=None)

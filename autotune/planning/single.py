@@ -78,6 +78,11 @@ class TracedPlan(Sized):
         return self.fits[_full(self.geometry)]
 
     @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What its traces assumed where the step depends on the values of real data, in sentences."""
+        return tuple(sorted({assumed for fit in self.fits.values() for assumed in fit.assumptions}))
+
+    @property
     def scaled_seconds(self) -> float | None:
         """Time of a step from that of the worst micro-batch, as if time were proportional to tokens; None: unknown."""
         geometry = self.geometry
@@ -132,8 +137,7 @@ class PlanTracer:
         shared = with_vllm(found.memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)
-        assumptions = sorted({assumed for fit in found.fits.values() for assumed in fit.assumptions})
-        return replace(shared, assumptions=tuple(assumptions))
+        return replace(shared, assumptions=found.assumptions)
 
     def traced(self, every: Sequence[Sized], *, timed: bool) -> list[TracedPlan | Untraceable]:
         """Return the plans as they are traced, or why they cannot be; all traces are requested at once.

@@ -17,8 +17,8 @@ _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
 # PyTorch's memory categories in the order of training, then those of the allocator and the driver.
 _CATEGORIES = (
-    "parameter", "buffer", "gradient", "optimizer state", "activation", "temporary", "rounding", "fragmentation",
-    "context", "process",
+    "parameter", "buffer", "gradient", "optimizer state", "activation", "outlier", "temporary", "rounding",
+    "fragmentation", "context", "process",
 )  # fmt: skip
 _OTHER = "other"
 _SMALLEST_SHARE = 1e-3

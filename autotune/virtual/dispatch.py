@@ -20,7 +20,7 @@ from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import SAMPLED, Knowledge, Later, known, listed, set_known
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import Category, OperatorRecord, Place
-from autotune.virtual.stand_ins import STAND_INS, composite
+from autotune.virtual.stand_ins import STAND_INS, composite, kept_outliers
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
 from autotune.virtual.work import operator_work
@@ -100,8 +100,7 @@ class VirtualMode(TorchDispatchMode):
         if func is _aten.is_pinned.default:
             return False
         if (composed := composite(func)) is not None:
-            with self:
-                return composed(self.knowledge, *args, **kwargs)
+            return self._compose(composed, func, args, kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
         received = collectives.received(func, args) if collectives is not None else ()
@@ -126,6 +125,14 @@ class VirtualMode(TorchDispatchMode):
             return listed(tensor)
 
         return tolist
+
+    def _compose(self, composed: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operator by those that it consists of."""
+        with self:
+            result = composed(self.knowledge, *args, **kwargs)
+        if (outliers := kept_outliers(func, result)) is not None:
+            self._ledger.tag(outliers, Category.OUTLIER)
+        return result
 
     def _plain(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, memo.Notes | None]:
         """Run an operator whose result shape follows from input shapes.

@@ -22,7 +22,8 @@ class Category(StrEnum):
     """The category of a storage, in the terms of PyTorch's memory profiler.
 
     ``ACTIVATION`` is what else is held when a backward pass begins or a recomputation ends: what they saved, and the
-    batch. ``TEMPORARY`` is what no later part of the step needs.
+    batch. ``TEMPORARY`` is what no later part of the step needs. PyTorch has no ``OUTLIER``: the copies of columns with
+    outliers that products in 8 bits keep, which depend on values. Half of the most is assumed.
     """
 
     PARAMETER = "parameter"
@@ -31,6 +32,7 @@ class Category(StrEnum):
     OPTIMIZER_STATE = "optimizer state"
     ACTIVATION = "activation"
     TEMPORARY = "temporary"
+    OUTLIER = "outlier"
 
 
 EMPTY_CACHE, CUBLAS_WORKSPACE = -1, -2

@@ -26,8 +26,8 @@ _ATEN = {
 
 
 def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold: float = 0.0) -> tuple[Any, ...]:
-    # bitsandbytes/backends/cuda/ops.py. Which columns have outliers depends on values: all of them are taken to have
-    # some, which is the most memory that a product may hold, for it keeps a copy of those columns.
+    # bitsandbytes/backends/cuda/ops.py. Which columns have outliers depends on values, and a product keeps a copy of
+    # those: half of them are taken to have some, the middle of what it may hold.
     rows, columns = tensor.shape[:-1].numel(), tensor.shape[-1]
     scales = tensor.new_empty(rows, dtype=torch.float32)
     values = tensor.new_empty(tensor.shape, dtype=torch.int8)
@@ -38,9 +38,11 @@ def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold
         set_known(some, _TRUE)
         # The library's host waits for this value.
         _aten._local_scalar_dense(some)
-        knowledge.assume("every column that is multiplied in 8 bits has an outlier, of which a copy is kept")
+        knowledge.assume(
+            "half of the columns that are multiplied in 8 bits have an outlier, so that a copy is kept; none or all may"
+        )
         outliers.any(dim=0)
-        found = torch.arange(columns, device=tensor.device)
+        found = torch.arange(columns // 2, device=tensor.device)
     # A kernel of the library.
     values.copy_(tensor)
     if rows > 1 and found is not None:
@@ -52,6 +54,7 @@ _BITSANDBYTES = frozenset(
     f"bitsandbytes.{name}.default" for name in ("int8_mixed_scaled_mm", "int8_scaled_mm", "int8_vectorwise_dequant")
 )
 """bitsandbytes/backends/default/ops.py: composites on GPUs too."""
+_KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
 _OURS = {"bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant}
 
 
@@ -66,6 +69,12 @@ def composite(func: Any) -> Callable[..., Any] | None:
         return None if key is None else _registered(func, key)
     name = operator_name(func)
     return _registered(func, _KEYS.CompositeExplicitAutograd) if name in _BITSANDBYTES else _OURS.get(name)
+
+
+def kept_outliers(func: Any, result: Any) -> torch.Tensor | None:
+    """Return the copy of columns with outliers that a product in 8 bits keeps for its backward pass, if it is one."""
+    found: torch.Tensor | None = result[1] if operator_name(func) == _KEEPS_OUTLIERS else None
+    return found
 
 
 def _registered(func: Any, key: Any) -> Callable[..., Any]:

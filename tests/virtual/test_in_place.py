@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autotune.virtual import adopt, phase, trace
 from autotune.virtual.costs import Kind
+from autotune.virtual.records import Category
 from tests.virtual.reference import run_on_cpu
 
 _GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -66,7 +67,7 @@ ROWS, INPUTS, OUTPUTS = 8, 32, 16
 
 
 def product(device: torch.device) -> torch.Tensor:
-    """Return a product with weights of 8 bits, of inputs that all lie beyond the threshold."""
+    """Return a product with weights of 8 bits, of inputs of which half of the columns lie beyond the threshold."""
     bitsandbytes = pytest.importorskip("bitsandbytes", reason="needs the package bitsandbytes")
     from bitsandbytes.autograd._functions import MatMul8bitLt
 
@@ -74,12 +75,13 @@ def product(device: torch.device) -> torch.Tensor:
     state.threshold, state.has_fp16_weights, state.use_pool = 6.0, False, True
     state.CB = torch.ones(OUTPUTS, INPUTS, dtype=torch.int8, device=device)
     state.SCB = torch.ones(OUTPUTS, device=device)
-    given = torch.full((ROWS, INPUTS), 100.0, dtype=torch.bfloat16, device=device, requires_grad=True)
+    halves = [torch.full((ROWS, INPUTS // 2), value, dtype=torch.bfloat16, device=device) for value in (100.0, 1.0)]
+    given = torch.cat(halves, dim=1).requires_grad_()
     found: torch.Tensor = MatMul8bitLt.apply(given, state.CB, None, None, state)
     return found
 
 
-def test_a_product_in_8_bits_keeps_a_copy_of_columns_with_outliers_and_a_trace_takes_all_to_have_some() -> None:
+def test_a_product_in_8_bits_keeps_a_copy_of_columns_with_outliers_and_a_trace_takes_half_to_have_some() -> None:
     kept: list[list[tuple[torch.Size, torch.dtype]]] = []
 
     def note(device: torch.device) -> None:
@@ -88,10 +90,13 @@ def test_a_product_in_8_bits_keeps_a_copy_of_columns_with_outliers_and_a_trace_t
 
     note(torch.device("cpu"))
     traced = trace(note)
-    assert kept[0] == kept[1] == [((ROWS, INPUTS), torch.bfloat16)] * 2
+    assert kept[0] == kept[1] == [((ROWS, columns), torch.bfloat16) for columns in (INPUTS // 2, INPUTS)]
     # Whether there are any is read by the host, for each product.
     assert [each.work.kind for each in traced.operators].count(Kind.SYNCHRONIZE) == 1
-    assert any("has an outlier" in each for each in traced.assumptions)
+    assert any("have an outlier" in each for each in traced.assumptions)
+    copies = [number for number, category in traced.categories.items() if category is Category.OUTLIER]
+    assert [sum(event.change_bytes for event in traced.events if event.storage == number and event.change_bytes > 0)
+            for number in copies] == [2 * ROWS * INPUTS // 2]  # fmt: skip
 
 
 def test_reading_a_value_of_the_device_is_noted() -> None:

@@ -135,6 +135,9 @@ TRACED_ERROR = 0.10
 within 5 % on an 8B shape. Of 73 published GPU runs (benchmarks/published), whole traces were up to 9.3 % above and up
 to 16.9 % below; those below by more than this error are within it once ``MemoryEstimate.varied_bytes`` is added."""
 
+_OUTLIER = "outlier"
+"""Category of what may be nothing, or twice as much: :class:`autotune.virtual.records.Category`."""
+
 PROCESS_BYTES = 128 * MIB
 _PROCESS_SHARE = 0.25
 """Upper bound of what a process on a CPU holds in addition to tensors: this share of them, at most so many bytes.
@@ -166,7 +169,7 @@ def memory_estimate(
         "fragmentation": reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
         "context" if gpu is not None else "process": context_bytes,
     }
-    return MemoryEstimate(
+    found = MemoryEstimate(
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,
         context_bytes=context_bytes,
@@ -177,6 +180,8 @@ def memory_estimate(
         error=TRACED_ERROR,
         generation_bytes=_generation_bytes(worst, gpu),
     )
+    unknown_bytes = worst.categories.get(_OUTLIER, 0)
+    return replace(found, error=found.error + unknown_bytes / found.device_bytes) if unknown_bytes else found
 
 
 def _generation_bytes(worst: Forecast, gpu: Gpu | None) -> int | None:
