@@ -142,17 +142,17 @@ def _parts(words: Sequence[str]) -> Iterator[Sequence[str]]:
     Raises:
         InputError: the text has a quotation mark without a second one.
     """
-    place = next((index for index, word in enumerate(words) if PurePath(word).name in _SHELLS), len(words))
-    options = list(takewhile(_OPTION.match, words[place + 1 :]))
-    text = words[place + 1 + len(options) :][:1]
-    if not text or not any(_OPTION_OF_SHELL.fullmatch(option) for option in options):
-        yield words
-        return
-    assigned = [word for word in words[:place] if _ASSIGNMENT.fullmatch(word)]
-    for part in _split(text[0]):
-        if part[0] == "export":
-            assigned += part[1:]
-        yield from _parts([*assigned, *part])
+    for place in (index for index, word in enumerate(words) if PurePath(word).name in _SHELLS):
+        options = list(takewhile(_OPTION.match, words[place + 1 :]))
+        text = words[place + 1 + len(options) :][:1]
+        if text and any(_OPTION_OF_SHELL.fullmatch(option) for option in options):
+            assigned = [word for word in words[:place] if _ASSIGNMENT.fullmatch(word)]
+            for part in _split(text[0]):
+                if part[0] == "export":
+                    assigned += part[1:]
+                yield from _parts([*assigned, *part])
+            return
+    yield words
 
 
 def _split(text: str) -> Iterator[list[str]]:

@@ -175,7 +175,7 @@ def test_a_module_that_is_not_here_may_train_nevertheless() -> None:
     "words",
     [
         ["bash", "-c", "trl sft --config c.yaml"],
-        ["srun", "--wait=60", "/bin/bash", "-lc", "trl sft --config c.yaml"],
+        ["srun", "--job-name", "sh", "/bin/bash", "-lc", "trl sft --config c.yaml"],
         ["bash", "--login", "-euc", "cd trl && source env.sh; trl sft --config c.yaml 2>&1 | tee log"],
         ["sh", "-c", "  trl sft \\\n --config c.yaml > log 2>&1\necho python done.py"],
         ["bash", "-c", "bash -c 'trl sft --config c.yaml'"],
