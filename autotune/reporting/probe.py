@@ -82,7 +82,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             ),
             *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
             *_bundle(result, trl),
-            closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
+            closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
         ),
     )
 
