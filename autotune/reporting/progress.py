@@ -206,7 +206,7 @@ def ranked_text(ranked: Ranked) -> str:
     best = ranked.best[0]
     rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
     if not best.fits:
-        return f"first ranking: no candidate traced so far fits; the least needs {needs}"
+        return f"first ranking: nothing fits yet, the least needs {needs}; the search goes on"
     figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
     return f"first ranking of the candidates traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
 
@@ -215,7 +215,7 @@ def resumed_text(progress: Progress) -> str:
     """Return the contents of a resumed study in one line."""
     vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
     found = progress.best_text or "nothing fits so far"
-    return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
+    return f"resumed with {progress.done} of at most {max(progress.done, progress.limit)} probes{vetoed}; {found}"
 
 
 def reason_text(measurement: Measurement) -> str:

@@ -249,7 +249,7 @@ TRACED = (
     Tracing(45, 180, 65.0),
     Ranked((FASTEST, DEFAULT), BASELINE),
 )
-FIRST = "first ranking: no candidate traced so far fits; the least needs 31.00 GiB"
+FIRST = "first ranking: nothing fits yet, the least needs 31.00 GiB; the search goes on"
 
 
 def frame(*events: Event, width: int, **environment: str) -> str:
