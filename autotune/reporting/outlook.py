@@ -80,7 +80,8 @@ def interrupted_text(result: Result) -> str:
     if result.status is RunStatus.UNDECIDED:
         limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
         ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
-        return f"{ended} before any probe decided whether a candidate fits."
+        longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
+        return f"{ended} before any probe decided whether a candidate fits.{longer}"
     best, ended = best_so_far(result.trials), "Interrupted"
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
