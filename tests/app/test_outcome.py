@@ -315,11 +315,11 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
         (
             Ending.TRIALS,
             (
-                "among the 3 fastest, which one probe cannot tell apart, of 4 compared of {size} candidates; "
+                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
                 "the trial limit ended the search"
             ),
         ),
-        (Ending.EXHAUSTED, "among the 3 fastest, which one probe cannot tell apart, of all candidates"),
+        (Ending.EXHAUSTED, "the fastest of all candidates, but for 2 that one probe cannot tell from it"),
     ],
 )
 def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending, said: str) -> None:
