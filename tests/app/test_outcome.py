@@ -348,3 +348,11 @@ def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
     document = result_of(untried, PROBLEM, FACTS)
     assert document.smallest == Smallest(WINNER.candidate, 800, None)
     assert decode(Result, encode(document)) == document
+
+
+def test_speeds_that_differ_much_from_run_to_run_are_no_result_to_rely_on() -> None:
+    steady = compared(WINNER, (1, 300), (0, 100), (1, 310), (0, 100))
+    wild = compared(WINNER, (1, 300), (0, 100), (1, 120), (0, 100))
+    told = "Speeds differ much from run to run"
+    assert not any(told in note for note in result(BASELINE, steady, winner=steady).notes)
+    assert any(told in note for note in result(BASELINE, wild, winner=wild).notes)
