@@ -12,7 +12,6 @@ from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
-
 _SCATTERED = 3.0
 """Ratio of both ends of the range of a further run from which on runs tell little."""
 

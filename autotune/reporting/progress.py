@@ -227,7 +227,7 @@ def resumed_text(progress: Progress) -> str:
     """Return the contents of a resumed study in one line."""
     vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
     found = progress.best_text or "nothing fits so far"
-    return f"resumed with {progress.done} of at most {max(progress.done, progress.limit)} probes{vetoed}; {found}"
+    return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
 
 
 def reason_text(measurement: Measurement) -> str:
