@@ -73,6 +73,9 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
         yield f"{sentence}, and the GPU waits: dataloader_num_workers in config.yaml has processes do it meanwhile."
 
 
+_MUCH = 0.05
+"""Share of the memory that an estimate needs, from which on freed blocks in it are worth a note."""
+
 TIME_ERROR = 0.25
 """Share by which predicted times may be off: 9 in 10 rows of `benchmarks/published/speeds.md` are within it."""
 
@@ -96,6 +99,16 @@ def notes_on_speed(gpu: Gpu) -> Iterator[str]:
     """Yield a note if nothing is known of a GPU's speed."""
     if gpu.speeds is None:
         yield f"The speed of {gpu.name} is not known, so no speed is predicted."
+
+
+def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
+    """Yield a note if much of what an estimate needs is freed memory that the allocator would return."""
+    if memory.returned_bytes > _MUCH * memory.device_bytes:
+        yield (
+            f"Of the {format_bytes(memory.device_bytes)} of the fastest, {format_bytes(memory.returned_bytes)} are"
+            " freed blocks that PyTorch's allocator keeps while there is room, and returns to a smaller device. Only the"
+            " fastest is traced with all layers, which shows them."
+        )
 
 
 def notes_on_traces(traces: Traces) -> Iterator[str]:

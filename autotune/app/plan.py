@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_speed, notes_on_workload
+from autotune.app.notes import (
+    host_notes,
+    notes_on_cache,
+    notes_on_plans,
+    notes_on_processes,
+    notes_on_speed,
+    notes_on_workload,
+)
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
@@ -108,6 +115,7 @@ def plan(asked: PlanArguments) -> Plan:
         notes=(
             *_notes(evaluator, planned, asked),
             *_notes_on_host(best, planned),
+            *(note for one in best if one.memory is not None for note in notes_on_cache(one.memory)),
             *_notes_on_server(split),
             *offered,
         ),

@@ -18,6 +18,9 @@ from autotune.core.unsearched import LeftOut, Unlockable
 
 SCHEMA = 1
 
+FRAGMENTATION = "fragmentation"
+"""What the caching allocator has reserved and no tensor has, in a breakdown."""
+
 
 class Origin(StrEnum):
     """The source of an estimate.
@@ -36,8 +39,7 @@ class MemoryEstimate:
 
     Attributes:
         peak_bytes: CUDA: peak of allocated bytes. CPU: peak of tensor bytes.
-        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator on a device that is short of memory, to
-            which it returns freed blocks: with more room, it may reserve more. CPU: None.
+        reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
         context_bytes: device memory that the process holds outside the allocator. CPU: what it is expected to hold
             outside tensors, in a search; 0 elsewhere.
         breakdown: use of the device's memory at the peak, in bytes: PyTorch's categories of tensors
@@ -57,6 +59,8 @@ class MemoryEstimate:
         generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
             if none are.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
+        returned_bytes: what the caching allocator would return of :attr:`reserved_bytes` to a device that is short of
+            memory: blocks that were freed, which it keeps while there is room.
     """
 
     peak_bytes: int
@@ -71,6 +75,20 @@ class MemoryEstimate:
     generation_bytes: int | None = None
     beside_bytes: int = 0
     machine_bytes: int = 0
+    returned_bytes: int = 0
+
+    def within(self, budget_bytes: int) -> MemoryEstimate:
+        """Return the estimate for a device of so much memory: the allocator keeps no freed blocks that do not fit."""
+        least_bytes = self.device_bytes - self.returned_bytes
+        if self.reserved_bytes is None or not least_bytes <= budget_bytes < self.device_bytes:
+            return self
+        kept_bytes = self.breakdown.get(FRAGMENTATION, 0) - self.returned_bytes
+        return replace(
+            self,
+            reserved_bytes=self.reserved_bytes - self.returned_bytes,
+            breakdown={**self.breakdown, FRAGMENTATION: kept_bytes},
+            returned_bytes=0,
+        )
 
     @property
     def device_bytes(self) -> int:

@@ -136,7 +136,8 @@ class Evaluator:
         memory = with_vllm(traced.memory, traced.plan, self.problem.setting)
         if isinstance(memory, str):
             return Estimate(candidate, Origin.UNKNOWN, reason=memory)
-        memory, tokens = replace(memory, assumptions=traced.assumptions), traced.geometry.tokens_per_step
+        memory = replace(memory, assumptions=traced.assumptions).within(self.budget_bytes)
+        tokens = traced.geometry.tokens_per_step
         scaled_seconds = traced.scaled_seconds if memory.step_seconds else None
         if not traced.timed:
             memory = replace(memory, step_seconds=None)

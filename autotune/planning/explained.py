@@ -6,10 +6,8 @@ from dataclasses import replace
 
 from autotune.core.candidate import Candidate
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
-from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse
 from autotune.planning.evaluator import Evaluator
-from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.single import TracedPlan
 from autotune.planning.tracing.store import Traces
 from autotune.trainers.evaluation import whole_geometry
@@ -38,7 +36,7 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         traces=_points(traced, plan.allocator, evaluator.traces),
         aligned=traced.fit.aligned,
         peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in traced.worst.stretches.items() if levels),
-        additions=_additions(traced.worst, evaluator.device),
+        additions=_additions(traced, evaluator),
         times=tuple(
             PartTime(part, time.seconds, repeats)
             for part, time in traced.typical.times.items()
@@ -64,12 +62,14 @@ def _points(traced: TracedPlan, allocator: AllocatorUse, traces: Traces) -> tupl
     )
 
 
-def _additions(worst: Forecast, gpu: Gpu | None) -> Additions:
-    if gpu is None:
+def _additions(traced: TracedPlan, evaluator: Evaluator) -> Additions:
+    if evaluator.device is None:
         return Additions()
+    worst = traced.worst
+    returned_bytes = traced.memory.returned_bytes - traced.memory.within(evaluator.budget_bytes).returned_bytes
     return Additions(
         rounding_bytes=worst.overhead_bytes - worst.workspace_bytes,
         workspace_bytes=worst.workspace_bytes,
-        fragmentation_bytes=worst.unused_bytes,
-        context_bytes=gpu.context_bytes,
+        fragmentation_bytes=worst.unused_bytes - returned_bytes,
+        context_bytes=evaluator.device.context_bytes,
     )

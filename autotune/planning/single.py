@@ -159,7 +159,7 @@ class PlanTracer:
 
         What the caching allocator reserves cannot be extrapolated: which freed blocks later tensors fit into changes
         with the depth. Example: of a Llama of 1.1B parameters it leaves 0.5 GB unused with 4 of its 22 layers, and 1.2
-        with all, while the device has room. The CPU's allocator keeps no cache.
+        with all. The CPU's allocator keeps no cache.
 
         Args:
             varied: whether to trace what micro-batches of varied lengths may add.

@@ -115,7 +115,7 @@ def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
     }
     if micro_batches > 1:
         times[Part("micro-batch", Occurrence.FURTHER)] = taking(10.0)
-    assert Forecast({}, 0.0, 0, 0, 0, 0, times, between).step_seconds(micro_batches) == seconds
+    assert Forecast({}, 0.0, 0, 0, 0, 0, 0, times, between).step_seconds(micro_batches) == seconds
 
 
 @pytest.mark.nightly

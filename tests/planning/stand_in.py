@@ -14,9 +14,7 @@ from autotune.units import MIB
 WEIGHT_BYTES = 100 * MIB
 VARIED_BYTES = 7 * MIB
 UNUSED = {"default": 1.05, "expandable_segments": 1.01}
-"""What is needed over what is allocated, by the choice of the allocator."""
-CACHED = 1.5
-"""What is reserved over what is needed, while the device has room."""
+"""What is reserved over what is allocated, by the choice of the allocator."""
 UNTRACEABLE = "flex_attention"
 ASSUMED = "the formula holds"
 EVALUATED_BYTES = 30_000
@@ -79,7 +77,7 @@ def _answer(request: TraceRequest) -> Traced:
     replays = []
     for use in request.replayed:
         reserved = round(UNUSED["expandable_segments" if use.expandable_segments else "default"] * allocated_bytes)
-        replays.append(Replayed(use, allocated_bytes, round(CACHED * reserved), reserved))
+        replays.append(Replayed(use, allocated_bytes, reserved, reserved))
     times = tuple(section.time for section in sections)
     gpus = [
         GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, tuple(replays), None, times)
@@ -87,7 +85,7 @@ def _answer(request: TraceRequest) -> Traced:
     ]
     return TraceReply(
         layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
-        reserved_bytes=round(CACHED * 1.05 * allocated_bytes), worst_rows=rows, worst_tokens=tokens, step=None,
+        reserved_bytes=round(1.05 * allocated_bytes), worst_rows=rows, worst_tokens=tokens, step=None,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
         replays=tuple(replays),

@@ -1,4 +1,4 @@
-"""The stated error of a planned need, where a part of it depends on the values of real data."""
+"""A planned need: its error where a part depends on the values of real data, and what a small device needs of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_the_error_of_products_in_8_bits_reaches_from_no_column_with_outliers_to
     gpu, backward = find_gpu("H200"), (Part(MICRO_BATCH, Occurrence.FIRST), True)
     needs = []
     for outlier_bytes in (0, 15 * GIB, 30 * GIB):
-        forecast = Forecast({backward: {"activation": 16 * GIB, "outlier": outlier_bytes}}, 0.0, 0, 0, 0, 0, {})
+        forecast = Forecast({backward: {"activation": 16 * GIB, "outlier": outlier_bytes}}, 0.0, 0, 0, 0, 0, 0, {})
         needs.append(memory_estimate(forecast, forecast, 1, gpu, "cuda"))
     none, half, every = needs
 
@@ -23,3 +23,16 @@ def test_the_error_of_products_in_8_bits_reaches_from_no_column_with_outliers_to
     surely = half.error - TRACED_ERROR
     assert (1 - surely) * half.device_bytes == pytest.approx(none.device_bytes)
     assert (1 + surely) * half.device_bytes == pytest.approx(every.device_bytes)
+
+
+def test_freed_blocks_that_do_not_fit_a_budget_are_none_of_the_need() -> None:
+    backward = (Part(MICRO_BATCH, Occurrence.FIRST), True)
+    forecast = Forecast({backward: {"activation": 34 * GIB}}, 0.0, 0, 18 * GIB, 17 * GIB, 0, 0, {})
+    memory = memory_estimate(forecast, forecast, 1, find_gpu("H200"), "cuda")
+    tight = memory.within(memory.device_bytes - 1)
+
+    assert memory.within(memory.device_bytes) == memory
+    assert tight.device_bytes == memory.device_bytes - 17 * GIB
+    assert sum(tight.breakdown.values()) == tight.device_bytes
+    assert memory.within(tight.device_bytes) == tight
+    assert memory.within(tight.device_bytes - 1) == memory

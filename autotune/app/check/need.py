@@ -57,9 +57,10 @@ def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEs
         VllmError: vLLM cannot run with it.
     """
     geometry, memory = sized.geometry, tracer.memory(sized)
-    if memory.device_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
-        return tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
-    return memory
+    least_bytes = memory.device_bytes - memory.returned_bytes
+    if least_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
+        memory = tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
+    return memory.within(budget_bytes)
 
 
 def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int) -> CheckAnswer:

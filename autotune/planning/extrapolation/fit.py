@@ -74,7 +74,8 @@ class Fit:
         added = [replayed.allocated_bytes - size for replayed, size in zip(replays, tensors, strict=True)]
         always = max(0, min(added))
         # Mean of the shallow traces, an approximation; `PlanTracer.whole` replaces it at full depth.
-        unused = (max(0, (each.needed_bytes or 0) - each.allocated_bytes) for each in replays)
+        unused = (max(0, (each.reserved_bytes or 0) - each.allocated_bytes) for each in replays)
+        returned = ((each.reserved_bytes or 0) - (each.needed_bytes or 0) for each in replays)
         host = (_weighted([section.host_bytes for section in each], weights) for each in sections.values())
         machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(
@@ -86,6 +87,7 @@ class Fit:
             rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
             workspace_bytes=always,
             unused_bytes=round(fmean(unused)),
+            returned_bytes=round(fmean(returned)),
             host_bytes=max(0, round(max(host))),
             machine_bytes=max(0, round(max(machine))),
             times=times,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter, mul
 
-from autotune.core.estimate import MemoryEstimate
+from autotune.core.estimate import FRAGMENTATION, MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import DeviceKind
 from autotune.core.program import OPTIMIZER_STEP
@@ -46,7 +46,8 @@ class Forecast:
         stretches: peak bytes of tensors in each stretch of a step, by category.
         rounding_share: what the caching allocator counts as allocated beyond tensors' bytes, as a share of them.
         workspace_bytes: what it counts as allocated beyond them, independent of their size.
-        unused_bytes: what it reserves beyond what it counts as allocated, on a device that is short of memory.
+        unused_bytes: what it reserves beyond what it counts as allocated.
+        returned_bytes: what it returns of that to a device which is short of memory.
         host_bytes: peak bytes on the host.
         machine_bytes: the same of all processes in one machine together.
         times: the time of each part of a step; empty if speeds are not known.
@@ -57,6 +58,7 @@ class Forecast:
     rounding_share: float
     workspace_bytes: int
     unused_bytes: int
+    returned_bytes: int
     host_bytes: int
     machine_bytes: int
     times: Mapping[Part, StepTime]
@@ -111,7 +113,9 @@ class Forecast:
         found = replace(self, stretches=stretches, times=times)
         totals = [sum(levels.values()) for stretch, levels in stretches.items() if stretch[0].phase == phase]
         # What the allocator reserves beyond goes with the phase that needs the most.
-        return replace(found, unused_bytes=other.unused_bytes) if found.peak_bytes in totals else found
+        if found.peak_bytes not in totals:
+            return found
+        return replace(found, unused_bytes=other.unused_bytes, returned_bytes=other.returned_bytes)
 
 
 def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
@@ -166,7 +170,7 @@ def memory_estimate(
     context_bytes = gpu.context_bytes if gpu is not None else min(process_bytes, round(_PROCESS_SHARE * peak_bytes))
     extra = {
         "rounding": peak_bytes - worst.peak_bytes,
-        "fragmentation": reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
+        FRAGMENTATION: reserved_bytes - peak_bytes if reserved_bytes is not None else 0,
         "context" if gpu is not None else "process": context_bytes,
     }
     found = MemoryEstimate(
@@ -178,6 +182,7 @@ def memory_estimate(
         machine_bytes=worst.machine_bytes,
         step_seconds=typical.step_seconds(micro_batches),
         error=TRACED_ERROR,
+        returned_bytes=worst.returned_bytes if gpu is not None else 0,
         generation_bytes=_generation_bytes(worst, gpu),
     )
     unknown_bytes = worst.categories.get(_OUTLIER, 0)
