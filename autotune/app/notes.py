@@ -106,8 +106,8 @@ def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
     if memory.returned_bytes > _MUCH * memory.device_bytes:
         yield (
             f"Of the {format_bytes(memory.device_bytes)} of the fastest, {format_bytes(memory.returned_bytes)} are"
-            " freed blocks that PyTorch's allocator keeps while there is room, and returns to a smaller device. Only the"
-            " fastest is traced with all layers, which shows them."
+            " freed blocks that PyTorch's allocator keeps while there is room, and returns to a smaller device. Only"
+            " traces of all layers show them, and the fastest alone has one."
         )
 
 
