@@ -12,7 +12,7 @@ from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL
 from autotune.inspection.legacy import legacy_of
 from autotune.trainers import trainers
-from autotune.userconfig.launch import Launching
+from autotune.userconfig.launch import NAMED_BY, Launching
 from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
@@ -69,6 +69,13 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         message = (
             f"Nothing sets the number of processes, so accelerate starts one on each of {started.processes} GPUs. Write"
             " num_processes."
+        )
+        yield Finding(Severity.NOTE, message)
+    if started.is_guessed:
+        launcher = written.command.launcher
+        message = (
+            f"The number of processes is not named, and {launcher} starts one on each GPU; one was checked. Write"
+            f" {NAMED_BY[launcher].format(8)} for eight."
         )
         yield Finding(Severity.NOTE, message)
     if started.ignored_processes:

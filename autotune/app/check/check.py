@@ -131,6 +131,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
+        task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
         check_documents(started, config)
@@ -145,10 +146,10 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.wrong((*found, of_error(task.written, error)))
     found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
-        return replace(task.verdict(Outcome.READ, found), processes=started.processes)
+        return task.verdict(Outcome.READ, found)
     reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
     if task.target is None or reason:
-        return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
+        return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
@@ -175,7 +176,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     on_each = launched.processes // launched.machines if launched.is_observed else None
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
-    task = Task(asked, text, planned, budget_bytes, started)
+    task = Task(asked, text, planned, budget_bytes, started, processes=launched.processes)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
