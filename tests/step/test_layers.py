@@ -22,17 +22,8 @@ COMPUTED = {
 }  # fmt: skip
 """Models whose types of layers follow from other fields."""
 LISTED = {"zamba2": 12}
-"""Models that list some of their layers by index."""
-MODELS = {
-    **SHARED,
-    **COMPUTED,
-    "ernie4_5_moe": 8,
-    "llama": 6,
-    "gemma2": 6,
-    "qwen3_moe": 6,
-    "opt": 6,
-    "gpt2": 6,
-}
+"""Models that list some of their layers by index; the adapters of all of these are in the first one."""
+MODELS = {**SHARED, **COMPUTED, "ernie4_5_moe": 8, "llama": 6, "gemma2": 6, "qwen3_moe": 6, "opt": 6, "gpt2": 6}
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 CASES = pytest.mark.parametrize(("model_type", "layers"), MODELS.items())
 
