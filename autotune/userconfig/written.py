@@ -17,6 +17,8 @@ from autotune.trainers import find_trainer, trainers
 from autotune.userconfig.bundle import trainer_in
 
 _REMEDY = "Name it with --trainer."
+# Keys that only files of accelerate have.
+_OF_ACCELERATE = frozenset({"compute_environment", "distributed_type"})
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
             f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space in place of the = of {CONFIG}=."
         )
     file = withheld(read_yaml(found.config)) if found.config is not None else None
+    if file is not None and found.parser == TRL_PARSER and not _OF_ACCELERATE.isdisjoint(file.values):
+        raise InputError(
+            f"{file.path} is a file of accelerate.",
+            hint="Name it with accelerate_config in TRL's file, or by `accelerate launch --config_file`.",
+        )
     if trainer is not None:
         name = find_trainer(trainer).name
         if found.trainer is not None and found.trainer != name:
