@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+from transformers import AutoConfig, AutoProcessor
 
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
@@ -32,13 +33,13 @@ def test_a_model_is_not_known_where_the_hub_cannot_be_reached(
     def fails(*_: object, **__: object) -> None:
         raise OSError("We couldn't load it") from cause
 
-    for each in (loading.AutoConfig, loading.AutoProcessor):
+    for each in (AutoConfig, AutoProcessor):
         monkeypatch.setattr(each, "from_pretrained", fails)
     with pytest.raises(InputError) as found:
         loading.load_config(ModelSource("no/such"), LANGUAGE_MODEL)
     assert isinstance(found.value, UnreadError) is unreached
     with pytest.raises(InputError) as found:
-        loading.load_processor(ModelSource("no/such"), loading.AutoProcessor)
+        loading.load_processor(ModelSource("no/such"), AutoProcessor)
     assert isinstance(found.value, UnreadError) is unreached
 
 

@@ -24,10 +24,10 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.userconfig.engine import check_documents, with_precision, without_engine
+from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching
-from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
+from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
 from autotune.userconfig.reading import read_command
 from autotune.userconfig.written import Written, written
 
@@ -134,8 +134,14 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
+        found = (*found, *of_launch(task.written, known, started))
         check_documents(started, config)
         config = with_precision(config, started)
+        found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
+        if fatal(found):
+            return task.wrong(found)
+        if not task.asked.fits:
+            engine_args(started.document, config, started.processes)
     except UnreadError as error:
         if config is None:
             return task.wrong(found)
@@ -144,7 +150,6 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
-    found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, found)
     reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
