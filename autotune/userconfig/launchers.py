@@ -31,7 +31,7 @@ _OF_GPUS = frozenset({"gpu", "auto"})
 
 
 def counted(command: Command, gpus: int | None) -> Launched | None:
-    """Return the processes of a command's launcher; None if it is another launcher, or its options do not set them.
+    """Return the processes of a command's launcher; None if it is another launcher.
 
     Args:
         gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
@@ -43,7 +43,7 @@ def counted(command: Command, gpus: int | None) -> Launched | None:
     if command.launcher == TORCHRUN:
         return _of_torchrun(command.launch, gpus, {**os.environ, **command.env})
     if command.launcher == DEEPSPEED:
-        return _of_deepspeed(command.launch, command.env.get(VISIBLE, ""))
+        return _of_deepspeed(command.launch, gpus)
     if command.launcher == ACCELERATE and "-n" in command.launch:
         raise InputError("accelerate has no -n.", hint="Write --num_processes, the number over all machines.")
     return None
@@ -91,17 +91,10 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
     return Launched(number(each) * machines, True, machines)
 
 
-def _of_deepspeed(launch: Sequence[str], visible: str) -> Launched | None:
-    """Return the processes of ``deepspeed``; None where it starts one for each GPU.
-
-    Args:
-        visible: ``CUDA_VISIBLE_DEVICES`` of the command; DeepSpeed takes it for ``--include`` if no option chooses.
-    """
+def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
     options = _options(DEEPSPEED, launch, _OF_DEEPSPEED)
     each, machines = (_at_least_one(options.get(name)) for name in ("num_gpus", "num_nodes"))
     chosen = next((name for name in ("include", "exclude") if options.get(name)), None)
-    if visible and chosen is None and not options:
-        return _of_slots(f"localhost:{visible}")
     if chosen is not None and (each or machines):
         raise InputError(
             f"DeepSpeed refuses --{chosen} together with --num_gpus or --num_nodes.", hint="Give one of them."
@@ -114,7 +107,8 @@ def _of_deepspeed(launch: Sequence[str], visible: str) -> Launched | None:
             "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
             " --num_nodes and --num_gpus."
         )
-    return Launched(each * (machines or 1), True, machines or 1) if each else None
+    # Without a number, DeepSpeed starts a process on each GPU.
+    return Launched((each or gpus or 1) * (machines or 1), each is not None, machines or 1)
 
 
 def _of_slots(text: str) -> Launched:

@@ -70,16 +70,16 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
         message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, message)
+    launcher = written.command.launcher
     if not started.counted and started.processes > 1:
         message = (
-            f"Nothing sets the number of processes, so accelerate starts one on each of {started.processes} GPUs. Write"
-            " num_processes."
+            f"Nothing sets the number of processes, so {launcher} starts one on each of {started.processes} GPUs. Write"
+            f" {NAMED_BY[launcher].format(started.processes)}."
         )
         yield Finding(Severity.NOTE, message)
     if started.is_guessed:
-        launcher = written.command.launcher
         message = (
-            f"The number of processes is not named, and {launcher} starts one on each GPU; one was checked. Write"
+            f"Nothing sets the number of processes, so {launcher} starts one on each GPU; one was checked. Write"
             f" {NAMED_BY[launcher].format(8)} for eight."
         )
         yield Finding(Severity.NOTE, message)

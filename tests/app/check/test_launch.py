@@ -333,6 +333,7 @@ def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machin
     assert any("one on each of 8 GPUs" in item.message for item in of_launch(written, read, found))
     hidden = Written(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
     assert (visible(written, 8), visible(hidden, 8)) == (8, 1)
+    assert started("deepspeed", script, gpus=8).processes == 8
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,7 @@ def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: 
     written = Written(command, None, "sft")
     read = read_by_accelerate(written, gpus=visible(written, None) or 1)
     found = launching(written, read)
-    assert found.processes == processes
+    assert (found.processes, launching(written, read, 8).processes) == (processes, processes)
     assert not any("one was checked" in item.message for item in of_launch(written, read, found))
 
 
@@ -416,9 +417,9 @@ def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: 
 def test_a_number_of_processes_that_is_not_named_is_reported(words: str, script: str) -> None:
     written, read = with_keys(f"{words} {script}")
     [note] = of_launch(written, read, launching(written, read))
-    assert (note.severity, note.message.partition(",")[0]) == (
-        Severity.NOTE, "The number of processes is not named"
-    )  # fmt: skip
+    assert note.severity is Severity.NOTE
+    assert "Nothing sets the number of processes" in note.message
+    assert "one was checked" in note.message
     # These start one process if no number is named.
     for definite in ("torchrun", "python"):
         written, read = with_keys(f"{definite} {script}")
