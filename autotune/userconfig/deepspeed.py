@@ -113,12 +113,12 @@ def agreeing(document: Mapping[str, object], config: Configuration, processes: i
     """
     found = {**dict.fromkeys(SIZES, AUTO), **document}
     wrong = [
-        f"{'.'.join(each.path)}: {each.value} (the trainer's arguments give {each.expected})"
+        f"{'.'.join(each.path)}: {each.value}, and the trainer's own arguments give {each.expected}"
         for each in contradictions(found, config, processes)
     ]
     if wrong:
         raise InputError(
-            f"DeepSpeed's document has {', '.join(wrong)}: transformers ends the run.", hint=f"Write {AUTO} instead."
+            f"DeepSpeed's document has {'; '.join(wrong)}: transformers ends the run.", hint=f"Write {AUTO} instead."
         )
     for path, _, _ in _following(config, processes):
         if at(found, path) not in ((), (None,)):
