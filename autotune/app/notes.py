@@ -85,10 +85,12 @@ def notes_on_gpu(gpu: Gpu) -> Iterator[str]:
         yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
     if not gpu.verified:
         yield f"Whether autotune's rules hold for {gpu.name} has not been verified."
-    if gpu.speeds is not None and gpu.speeds.achieved.source:
+    if gpu.speeds is not None and not gpu.speeds.achieved.source:
+        yield f"No operator was measured on {gpu.name}: times are predicted from medians over other cards."
+    elif gpu.speeds is not None:
         yield f"Times are predicted within ±{100 * TIME_ERROR:.0f} %, which held for {TIME_ERROR_HELD}."
         if gpu.speeds.achieved.generation:
-            yield f"Of {gpu.name}, some rates are those of other cards: {gpu.speeds.achieved.generation}."
+            yield f"Not measured on {gpu.name}: {gpu.speeds.achieved.generation}."
 
 
 def notes_on_speed(gpu: Gpu) -> Iterator[str]:

@@ -58,11 +58,11 @@ def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
     beyond = sum(abs(pair.error) > margin for pair in reserved)
     near = sum(abs(pair.error) <= TIME_ERROR for pair in times)
     return (
-        f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned between "
-        f"{_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {beyond} of "
+        f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
+        f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {beyond} of "
         f"{len(reserved)} were off by more than the stated {margin:.0%}. Times of a step were planned between "
-        f"{_range(times, 'short', 'long')}, half within {_known(spread(times)).median:.1%}; {near} of {len(times)} were "
-        f"within the stated {TIME_ERROR:.0%}."
+        f"{_range(times, 'short', 'long')}, half within {_known(spread(times)).median:.1%}; {near} of {len(times)} "
+        f"were within the stated {TIME_ERROR:.0%}."
     )
 
 

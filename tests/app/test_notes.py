@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import notes_on, notes_on_loading
+from autotune.app.notes import notes_on, notes_on_gpu, notes_on_loading
+from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
 from tests.settings import problem, setting, workload
 
@@ -48,3 +50,17 @@ def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> Non
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:
     assert any("without a key-value cache" in sentence for sentence in trainers()["online_dpo"].peculiarities)
+
+
+def test_a_gpu_without_figures_of_its_own_has_a_note_instead_of_an_error_of_time() -> None:
+    known = find_gpu("A100-80GB")
+    assert known.speeds is not None
+    new = replace(known, name="X200", speeds=replace(known.speeds, achieved=AchievedRates()))
+    assert "No operator was measured on X200: times are predicted from medians over other cards." in notes_on_gpu(new)
+    assert not any("±" in sentence for sentence in notes_on_gpu(new))
+
+
+def test_a_gpu_with_figures_of_another_card_has_a_note_of_which_they_are() -> None:
+    sentence = "Not measured on RTX4090: its share of the memory bandwidth; that of an A40 is used."
+    assert sentence in notes_on_gpu(find_gpu("RTX4090"))
+    assert not any("Not measured" in one for one in notes_on_gpu(find_gpu("A100-80GB")))
