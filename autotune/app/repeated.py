@@ -94,9 +94,10 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     """Return the other candidates whose probe is at least as fast as a further run of the winner may be.
 
     Without several runs of the winner there is no such range, and none is returned. The winner's own probe is not used:
-    the winner was selected for its high rate.
+    the winner was selected for its high rate. The baseline is none of them: its runs in turn with the winner's tell
+    more than one probe does.
     """
-    winner = outcome.winner
+    winner, baseline = outcome.winner, outcome.baseline
     expected = next_run(winner.rates) if winner is not None else None
     if winner is None or expected is None:
         return ()
@@ -104,6 +105,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
         record
         for record in outcome.records
         if record.number != winner.number
+        and (baseline is None or record.number != baseline.number)
         and record.measurement.ok
         and record.failure is None
         and (record.measurement.tokens_per_second or 0.0) >= expected.low
@@ -112,11 +114,8 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
 
 def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
     """Return a note on candidates that are as fast as the winner, and the one that needs the least memory."""
-    winner, baseline = outcome.winner, outcome.baseline
-    if winner is None or baseline is None:
-        return ()
-    others = [record for record in equally_fast(outcome) if record.number != baseline.number]
-    if not others:
+    winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
+    if winner is None or baseline is None or not others:
         return ()
     count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
     sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
