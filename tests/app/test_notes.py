@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import notes_on, notes_on_gpu, notes_on_loading
+from autotune.app.notes import notes_on, notes_on_gpus, notes_on_loading
 from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
@@ -56,11 +56,11 @@ def test_a_gpu_without_figures_of_its_own_has_a_note_instead_of_an_error_of_time
     known = find_gpu("A100-80GB")
     assert known.speeds is not None
     new = replace(known, name="X200", speeds=replace(known.speeds, achieved=AchievedRates()))
-    assert "No operator was measured on X200: times are predicted from medians over other cards." in notes_on_gpu(new)
-    assert not any("±" in sentence for sentence in notes_on_gpu(new))
+    (sentence,) = notes_on_gpus([new])
+    assert sentence == "Not measured on X200: any operator; times follow from medians over other cards."
 
 
-def test_a_gpu_with_figures_of_another_card_has_a_note_of_which_they_are() -> None:
-    sentence = "Not measured on RTX4090: its share of the memory bandwidth; that of an A40 is used."
-    assert sentence in notes_on_gpu(find_gpu("RTX4090"))
-    assert not any("Not measured" in one for one in notes_on_gpu(find_gpu("A100-80GB")))
+def test_gpus_with_figures_of_the_same_other_card_share_a_note_of_which_they_are() -> None:
+    error, sentence = notes_on_gpus([find_gpu(name) for name in ("RTX3090", "A100-80GB", "RTX4090")])
+    assert error.startswith("Times are predicted within ±25 %")
+    assert sentence == ("Not measured on RTX3090, RTX4090: the share of the memory bandwidth; that of an A40 is used.")
