@@ -96,8 +96,8 @@ class Estimate:
     Attributes:
         origin: source of the estimate.
         memory: predicted memory and time; None if there is no estimate.
-        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known, or if the
-            candidate cannot fit, so that only its largest micro-batches were traced.
+        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known, or if only the
+            largest micro-batches of a candidate that cannot fit were traced.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
         scaled_tokens_per_second: from the time of the largest micro-batches, as if time were proportional to tokens: it
