@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ import datasets.fingerprint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
-from autotune.core.step_time import Pace, StepTime
+from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import (
     GpuFigures,
@@ -105,18 +105,15 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     of_step = program.apart
     if rows.once:
         traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
-    timed: list[Sequence[OperatorRecord]] = []
     course = sections(
         traced,
         traced.phase(step_name(1)),
-        partial(_noted, timed),
         of_run=program.before,
         of_step=of_step,
         after=program.after,
         leading=program.leading,
     )
-    noted = iter(timed)
-    run = [next(noted) if section.time is not None else None for section in course]
+    run = [None if span is None else _timed(traced.operators[span]) for _, span in course]
     gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), facts, _between(request))))
     operators, counts = _operators(run, request)
     replays = gpus[0].replays
@@ -136,7 +133,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         seconds=time.monotonic() - started,
         sections=tuple(
             replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
-            for section, time, count in zip(course, gpus[0].times, counts, strict=True)
+            for (section, _), time, count in zip(course, gpus[0].times, counts, strict=True)
         ),
         varied_bytes=_varied_bytes(traced, request, facts, own),
         replays=replays,
@@ -171,10 +168,9 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
     return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
 
 
-def _noted(noted: list[Sequence[OperatorRecord]], records: Sequence[OperatorRecord]) -> StepTime:
-    """Keep the operators of a section, whose time depends on the GPU, and return a time in its place."""
-    noted.append([record for record in records if record.work.kind is not Kind.NOTHING])
-    return StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+def _timed(records: Sequence[OperatorRecord]) -> Sequence[OperatorRecord]:
+    """Return the operators that take time."""
+    return [record for record in records if record.work.kind is not Kind.NOTHING]
 
 
 def _works(records: Sequence[OperatorRecord]) -> list[Work]:
