@@ -61,7 +61,9 @@ class Replayed:
     """Peaks of the caching allocator for the same trace, with one setting of the allocator.
 
     Attributes:
-        allocated_bytes, reserved_bytes: as in :class:`autotune.core.traced.TraceReply`.
+        allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
+            workspaces included, context excluded). CPU: the peak of tensor bytes.
+        reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
         needed_bytes: peak of what it would reserve on a device that is short of memory, to which it returns its cache.
     """
 
@@ -77,7 +79,9 @@ class GpuFigures:
 
     Attributes:
         capability, speeds: of these GPUs.
-        replays, step: as in :class:`autotune.core.traced.TraceReply`.
+        replays: for the ways to use the caching allocator that were asked for; empty with the target ``cpu``, which has
+            none.
+        step: time of an optimizer step on the largest micro-batch; None without a GPU whose speeds are known.
         times: of its sections, in their order.
     """
 
@@ -113,8 +117,7 @@ class TraceRequest:
         layers: number of the model's first layers to trace, or None for all.
         gpu: the device that is planned for; its speeds give the time of a step, its compute capability the kernels. A
             CPU whose speeds were measured is described in the same way. None: no time is predicted.
-        allocator: how the caching allocator is used, for the figures of the reply outside of its ``replays``.
-        allocators: further ways to use it that the trace is replayed for.
+        allocators: ways to use the caching allocator that the trace is replayed for; the first one is the plan's own.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
         others: further GPUs that the reply may stand for, if their kernels are the same.
         operators: whether the reply has the operators of the steps.
@@ -129,9 +132,8 @@ class TraceRequest:
     trainable: float = 1.0
     layers: int | None = None
     gpu: Gpu | None = None
-    allocator: AllocatorUse = field(default_factory=AllocatorUse)
     varied: bool = False
-    allocators: tuple[AllocatorUse, ...] = ()
+    allocators: tuple[AllocatorUse, ...] = (AllocatorUse(),)
     others: tuple[Gpu, ...] = ()
     operators: bool = False
     chosen: ChosenRows | None = None
@@ -140,7 +142,7 @@ class TraceRequest:
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
         """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
-        return tuple(dict.fromkeys((self.allocator, *self.allocators))) if self.target == "cuda" else ()
+        return tuple(dict.fromkeys(self.allocators)) if self.target == "cuda" else ()
 
 
 @dataclass(frozen=True)
@@ -153,51 +155,56 @@ class TraceReply:
             With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
             rank that holds the most.
         host: peak of tensors on the host (offloaded activations, batches).
-        allocated_bytes: CUDA: peak of what the caching allocator would count as allocated (rounding and library
-            workspaces included, context excluded). CPU: the peak of tensor bytes.
-        reserved_bytes: CUDA: peak of what it would reserve. CPU: None.
-        varied_bytes: bytes that it would reserve beyond that after micro-batches of other lengths; None if that was not
-            requested.
+        varied_bytes: bytes that the caching allocator, used as by the plan, would reserve in addition after
+            micro-batches of other lengths; None if that was not requested.
         worst_rows, worst_tokens: rows and tokens, padding included, of the largest micro-batch that was run.
-        step: time of an optimizer step on that micro-batch; None without a GPU whose speeds are known.
-        tokens_per_step: dataset tokens of that optimizer step on all ranks, padding excluded.
+        tokens_per_step: dataset tokens of an optimizer step on that micro-batch on all ranks, padding excluded.
         between: the occurrence of a micro-batch that stands for those between the first and the last of a step. Several
             processes exchange gradients in the last one alone.
         assumptions: assumptions where the step depends on the values of real data, with counts.
         seconds: time that the trace took.
         sections: memory over the second step on the worst micro-batch, part by part.
-        replays: allocated and reserved bytes for the ways to use the caching allocator that were asked for, without a
-            limit; empty with the target ``cpu``, which has none.
-        gpus: the figures of all GPUs that the trace stands for; those of the request's own are repeated above.
+        gpus: the figures of all GPUs that the trace stands for, those of the request's own first.
         operators: the different operators of the sections, if they were requested.
     """
 
     layers: int
     device: TracedPeak
     host: TracedPeak
-    allocated_bytes: int
-    reserved_bytes: int | None
     worst_rows: int
     worst_tokens: int
-    step: StepTime | None
     tokens_per_step: float
     between: Occurrence = Occurrence.FURTHER
     assumptions: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     sections: tuple[Section, ...] = ()
     varied_bytes: int | None = None
-    replays: tuple[Replayed, ...] = ()
     gpus: tuple[GpuFigures, ...] = ()
     operators: tuple[TracedOperator, ...] = ()
 
+    @property
+    def own(self) -> GpuFigures:
+        """The figures of the request's GPU."""
+        return self.gpus[0]
+
+    @property
+    def replays(self) -> tuple[Replayed, ...]:
+        """The replays of the request's GPU."""
+        return self.own.replays
+
+    @property
+    def step(self) -> StepTime | None:
+        """The time of an optimizer step on the request's GPU."""
+        return self.own.step
+
     def replayed(self, allocator: AllocatorUse) -> Replayed:
-        """Return the figures for one way to use the caching allocator, or the reply's own where there is no choice.
+        """Return the figures for one way to use the caching allocator, or those of tensors where there is no choice.
 
         Raises:
             LookupError: the trace was not replayed for it.
         """
         if not self.replays:
-            return Replayed(allocator, self.allocated_bytes, self.reserved_bytes, self.reserved_bytes)
+            return Replayed(allocator, self.device.bytes, None, None)
         for found in self.replays:
             if found.allocator == allocator:
                 return found

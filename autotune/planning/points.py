@@ -107,12 +107,12 @@ def trace_request(
     layers: int,
     setting: Setting,
     gpu: Gpu | None,
-    allocators: Sequence[AllocatorUse] = (),
+    allocators: Sequence[AllocatorUse] = (AllocatorUse(),),
 ) -> TraceRequest:
     """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
 
     Args:
-        allocators: the ways to use the caching allocator that figures are wanted for, in addition to PyTorch's default.
+        allocators: the ways to use the caching allocator that figures are wanted for, the plan's own first.
     """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset

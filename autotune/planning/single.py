@@ -168,8 +168,9 @@ class PlanTracer:
         if self._setting.machine.hardware.kind == "cpu":
             return replace(traced, memory=replace(traced.memory, varied_bytes=0))
         layers = len(self._layer_kinds)
-        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device)
-        request = replace(request, allocator=plan.allocator, varied=varied)
+        uses = (plan.allocator,)
+        request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device, uses)
+        request = replace(request, varied=varied)
         (reply,) = self._traces.get([request])
         if isinstance(reply, Untraceable):
             return traced

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, compress
 from operator import not_
 
 from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
-from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace
 
 # Looked up for every event: an enumeration's own `value` takes longer.
 _NAMES = {category: category.value for category in Category}
-
-Timing = Callable[[Sequence[OperatorRecord]], StepTime]
 
 
 @dataclass(frozen=True)
@@ -42,21 +39,21 @@ class _Moment:
 def sections(
     trace: Trace,
     step: Phase,
-    timing: Timing | None = None,
     *,
     of_run: Sequence[str] = (),
     of_step: Sequence[str] = (),
     after: Sequence[str] = (),
     leading: Sequence[str] = (),
-) -> tuple[Section, ...]:
+) -> tuple[tuple[Section, slice | None], ...]:
     """Return the sections of an optimizer step on the largest micro-batch, between those of the setup and of the end.
+
+    Each comes with its range of :attr:`Trace.operators`, but the construction, whose time counts in no step, with None.
 
     Micro-batches of earlier steps are left out, since those of this step need at least as much. Events between two
     phases count towards the later one, and events after the last micro-batch towards the optimizer step.
 
     Args:
         step: the phase of the optimizer step.
-        timing: returns the time of operators on the target device; None: no times.
         of_run: names of phases that run once, before the first step.
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
         after: names of phases that run once, after the steps.
@@ -72,11 +69,13 @@ def sections(
     built = [moment.event < first for moment in before]
     start = [_highest(compress(before, built)), _highest(compress(before, map(not_, built)))]
 
-    def section(part: Part, begin: Position, end: Position, levels: Sequence[_Moment] = moments) -> Section:
-        time = timing(trace.operators[begin[1] : end[1]]) if timing else None
-        return _section(host_levels, part, levels, (begin[0], end[0]), time)
+    def section(
+        part: Part, begin: Position, end: Position, levels: Sequence[_Moment] = moments
+    ) -> tuple[Section, slice | None]:
+        return _section(host_levels, part, levels, (begin[0], end[0])), slice(begin[1], end[1])
 
-    found = [_section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event), None)]
+    construction = _section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event))
+    found: list[tuple[Section, slice | None]] = [(construction, None)]
     run_once = (phase for phase in trace.phases if phase.name in of_run)
     found += [section(Part(phase.name, Occurrence.BEFORE), phase.begin, phase.end) for phase in run_once]
     begin = step.begin
@@ -124,16 +123,14 @@ def _is_in(trace: Trace, names: Collection[str], moment: _Moment) -> bool:
     return any(phase.name in names and phase.first_event <= moment.event < phase.end_event for phase in trace.phases)
 
 
-def _section(
-    host_levels: Sequence[int], part: Part, moments: Sequence[_Moment], events: tuple[int, int], time: StepTime | None
-) -> Section:
+def _section(host_levels: Sequence[int], part: Part, moments: Sequence[_Moment], events: tuple[int, int]) -> Section:
     first, end = events
     chosen = [moment for moment in moments if first <= moment.event < end]
     names = sorted({name for moment in chosen for name in moment.levels})
     levels = {name: tuple([moment.levels.get(name, 0) for moment in chosen]) for name in names}
     backward = next((index for index, moment in enumerate(chosen) if moment.in_backward), len(chosen))
     moments_named = tuple([moment.name for moment in chosen])
-    return Section(part, moments_named, levels, max([0, *host_levels[first:end]]), time, backward)
+    return Section(part, moments_named, levels, max([0, *host_levels[first:end]]), backward=backward)
 
 
 def _moments(trace: Trace, end: int) -> Iterator[_Moment]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
+from autotune.core.plan import AllocatorUse
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
@@ -60,13 +61,14 @@ def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
     context_bytes = gpu.context_bytes if gpu is not None else 0
     # Where rows differ in length, the largest micro-batch takes longer than others do.
     step = reply.step if len(where.scenario.lengths) == 1 else None
+    replayed = reply.replayed(AllocatorUse())
     return Prediction(
-        allocated_bytes=reply.allocated_bytes,
-        reserved_bytes=reply.reserved_bytes,
+        allocated_bytes=replayed.allocated_bytes,
+        reserved_bytes=replayed.reserved_bytes,
         context_bytes=context_bytes,
         host_bytes=reply.host.bytes,
         error=TRACED_ERROR,
-        fits=(reply.reserved_bytes or reply.allocated_bytes) + context_bytes <= where.limit_bytes(case),
+        fits=(replayed.reserved_bytes or replayed.allocated_bytes) + context_bytes <= where.limit_bytes(case),
         step_seconds=step.seconds if step is not None else None,
         tokens_per_second=reply.tokens_per_step / step.seconds if step is not None else None,
         rows=reply.worst_rows,

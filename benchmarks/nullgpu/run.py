@@ -144,7 +144,7 @@ def asked_of(case: Case, where: Prepared) -> Asked:
         # A search's traces have two micro-batches in a step, of which figures for any number follow.
         steps = {"gradient_accumulation_steps": case.micro_batches}
         traces = [replace(each, plan=replace(each.plan, args={**each.plan.args, **steps})) for each in traces]
-    return Asked(asked, tuple(replace(each, allocator=plan.allocator) for each in traces))
+    return Asked(asked, tuple(replace(each, allocators=(plan.allocator,)) for each in traces))
 
 
 class Workloads:
@@ -193,15 +193,16 @@ def _most(replies: Sequence[Traced]) -> dict[str, Any]:
     if failed:
         return {"reason": failed[0]}
     good = [reply for reply in replies if isinstance(reply, TraceReply)]
+    replays = [reply.replays[0] for reply in good]
     peaks: dict[str, int] = {}
-    for reply in good:
-        beside = reply.allocated_bytes - reply.device.bytes
+    for reply, replayed in zip(good, replays, strict=True):
+        beside = replayed.allocated_bytes - reply.device.bytes
         for section in reply.sections:
             name = section.part.phase
             peaks[name] = max(peaks.get(name, 0), max(section.totals, default=0) + beside)
     return {
-        "allocated": max(reply.allocated_bytes for reply in good),
-        "reserved": max(reply.reserved_bytes or 0 for reply in good),
+        "allocated": max(replayed.allocated_bytes for replayed in replays),
+        "reserved": max(replayed.reserved_bytes or 0 for replayed in replays),
         "worst": [max(reply.worst_rows for reply in good), max(reply.worst_tokens for reply in good)],
         "peaks": peaks,
         "seconds": round(sum(reply.seconds for reply in good), 1),

@@ -23,6 +23,7 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
+from autotune.core.plan import AllocatorUse
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
@@ -50,7 +51,12 @@ class Compared:
     def reserved_error(self) -> float:
         """Share by which the planned memory is off: what the allocator reserves."""
         memory = self.estimate.memory
-        return (memory.reserved_bytes or 0) / (self.whole.reserved_bytes or 1) - 1 if memory is not None else 0.0
+        return (memory.reserved_bytes or 0) / (self.whole_bytes or 1) - 1 if memory is not None else 0.0
+
+    @property
+    def whole_bytes(self) -> int:
+        """What the allocator reserves by the whole trace."""
+        return self.whole.replayed(AllocatorUse()).reserved_bytes or 0
 
     @property
     def time_error(self) -> float | None:
@@ -120,7 +126,7 @@ def _line(problem: TrainerProblem, compared: Compared) -> str:
     stated = f"{memory.error:.0%}" if memory is not None else "unknown"
     time = f"{compared.time_error:+.1%}" if compared.time_error is not None else "not timed"
     return (
-        f"| {format_bytes(compared.whole.reserved_bytes or 0)} | {compared.reserved_error:+.1%} "
+        f"| {format_bytes(compared.whole_bytes)} | {compared.reserved_error:+.1%} "
         f"| {time} | {stated} | {choices} |"
     )
 

@@ -187,9 +187,10 @@ def _planned_and_whole(name: str, planned: Machine, tracer: ServerTracer, folder
     plan = problem.trainer.plan(problem.baseline, problem.setting)
     whole = trace(tracer.server, TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu), folder / "job")
     assert whole.step is not None
+    replayed = whole.replayed(AllocatorUse())
     return {
-        "allocated": [memory.peak_bytes, whole.allocated_bytes],
-        "reserved": [memory.reserved_bytes, whole.reserved_bytes],
+        "allocated": [memory.peak_bytes, replayed.allocated_bytes],
+        "reserved": [memory.reserved_bytes, replayed.reserved_bytes],
         "seconds": [memory.step_seconds, whole.step.seconds],
     }
 

@@ -84,11 +84,9 @@ def _answer(request: TraceRequest) -> Traced:
         for gpu in (request.gpu, *request.others)
     ]
     return TraceReply(
-        layers=layers, device=TracedPeak(peak), host=TracedPeak(0), allocated_bytes=allocated_bytes,
-        reserved_bytes=round(1.05 * allocated_bytes), worst_rows=rows, worst_tokens=tokens, step=None,
+        layers=layers, device=TracedPeak(peak), host=TracedPeak(0), worst_rows=rows, worst_tokens=tokens,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
-        replays=tuple(replays),
         gpus=tuple(gpus),
     )  # fmt: skip
 

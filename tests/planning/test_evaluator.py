@@ -333,4 +333,4 @@ def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_pat
     growing = here.baseline.but(allocator="expandable_segments")
     evaluator.run([growing])
     evaluator.trace_full_depth(growing)
-    assert [request.allocator.expandable_segments for request in tracer.requests if request.varied] == [True]
+    assert [request.allocators[0].expandable_segments for request in tracer.requests if request.varied] == [True]

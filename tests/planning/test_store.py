@@ -23,7 +23,9 @@ GROWING, EMPTIED = AllocatorUse(expandable_segments=True), AllocatorUse(emptied=
 def request(*allocators: AllocatorUse) -> TraceRequest:
     sizes = {"per_device_train_batch_size": 1, "packing": False, "optim": "sgd"}
     plan = TrainingPlan("sft", sizes, {})
-    return TraceRequest(plan, ModelSource("model"), "cuda", ((64,),), layers=2, allocators=allocators)
+    return TraceRequest(
+        plan, ModelSource("model"), "cuda", ((64,),), layers=2, allocators=(AllocatorUse(), *allocators)
+    )
 
 
 def replays(directory: Path, tracer: AnalyticTracer, *allocators: AllocatorUse) -> list[AllocatorUse]:

@@ -69,7 +69,7 @@ def _first_kept() -> Iterator[None]:
 
 
 def test_memory_takes_the_same_course_through_the_step(traces: tuple[Trace, Trace]) -> None:
-    real, added = (sections(found, found.phase(step_name(1))) for found in traces)
+    real, added = ([section for section, _ in sections(found, found.phase(step_name(1)))] for found in traces)
     assert [section.part for section in added] == [section.part for section in real]
     for expected, found in zip(real, added, strict=True):
         if expected.part.occurrence is not Occurrence.FURTHER:
@@ -132,6 +132,6 @@ def _left(found: Trace) -> int:
 
 
 def test_parts_of_a_step_are_told_in_their_order(traces: tuple[Trace, Trace]) -> None:
-    found = [section.part for section in sections(traces[1], traces[1].phase(step_name(1)))]
+    found = [section.part for section, _ in sections(traces[1], traces[1].phase(step_name(1)))]
     assert [part.phase for part in found[1:]] == [MICRO_BATCH] * (len(found) - 2) + [OPTIMIZER_STEP]
     assert found[0].occurrence is Occurrence.BEFORE

@@ -95,7 +95,9 @@ class Traces:
         # GPUs than are asked for, and what it has for all GPUs alike depends on their kernels alone.
         capability = request.gpu.compute_capability if request.gpu is not None else None
         chosen = request.chosen and replace(request.chosen, directory="")
-        asked = replace(request, model=ModelSource(""), allocators=(), gpu=None, others=(), chosen=chosen)
+        # Varied lengths are replayed with the plan's own use of the allocator alone.
+        uses = request.allocators[:1] if request.varied else ()
+        asked = replace(request, model=ModelSource(""), allocators=uses, gpu=None, others=(), chosen=chosen)
         return fingerprint("trace", asked, self._identity), capability
 
     def _others(self, request: TraceRequest) -> tuple[Gpu, ...]:
@@ -160,12 +162,10 @@ def _of(traced: Traced, request: TraceRequest) -> Traced | None:
     found = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)
     if found is None:
         return None
-    own = next((each for each in found.replays if each.allocator == request.allocator), None)
+    others = [figures for figures in traced.gpus if figures is not found]
+    timed = zip(traced.sections, found.times, strict=True)
     return replace(
         traced,
-        allocated_bytes=own.allocated_bytes if own is not None else traced.allocated_bytes,
-        reserved_bytes=own.reserved_bytes if own is not None else traced.reserved_bytes,
-        step=found.step,
-        sections=tuple(replace(section, time=time) for section, time in zip(traced.sections, found.times, strict=True)),
-        replays=found.replays,
+        gpus=(found, *others),
+        sections=tuple(replace(section, time=time) for section, time in timed),
     )

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ import datasets.fingerprint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
-from autotune.core.step_time import Pace, StepTime
+from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import (
     GpuFigures,
@@ -105,41 +105,32 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     of_step = program.apart
     if rows.once:
         traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
-    timed: list[Sequence[OperatorRecord]] = []
     course = sections(
         traced,
         traced.phase(step_name(1)),
-        partial(_noted, timed),
         of_run=program.before,
         of_step=of_step,
         after=program.after,
         leading=program.leading,
     )
-    noted = iter(timed)
-    run = [next(noted) if section.time is not None else None for section in course]
+    run = [None if span is None else _timed(traced.operators[span]) for _, span in course]
     gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), facts, _between(request))))
     operators, counts = _operators(run, request)
-    replays = gpus[0].replays
-    own = next((found for found in replays if found.allocator == request.allocator), None)
     return TraceReply(
         layers=model_config.get_text_config().num_hidden_layers,
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
-        allocated_bytes=own.allocated_bytes if own is not None else traced.device_peak.bytes,
-        reserved_bytes=own.reserved_bytes if own is not None else None,
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
-        step=gpus[0].step,
         between=_between(request),
         tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(
             replace(section, time=time, operators=count, machine_bytes=_machine_bytes(traced, section, request.plan))
-            for section, time, count in zip(course, gpus[0].times, counts, strict=True)
+            for (section, _), time, count in zip(course, gpus[0].times, counts, strict=True)
         ),
-        varied_bytes=_varied_bytes(traced, request, facts, own),
-        replays=replays,
+        varied_bytes=_varied_bytes(traced, request, facts, gpus[0].replays),
         gpus=gpus,
         operators=operators,
     )
@@ -171,10 +162,9 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
     return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
 
 
-def _noted(noted: list[Sequence[OperatorRecord]], records: Sequence[OperatorRecord]) -> StepTime:
-    """Keep the operators of a section, whose time depends on the GPU, and return a time in its place."""
-    noted.append([record for record in records if record.work.kind is not Kind.NOTHING])
-    return StepTime(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+def _timed(records: Sequence[OperatorRecord]) -> Sequence[OperatorRecord]:
+    """Return the operators that take time."""
+    return [record for record in records if record.work.kind is not Kind.NOTHING]
 
 
 def _works(records: Sequence[OperatorRecord]) -> list[Work]:
@@ -257,15 +247,16 @@ def _peak(peak: Peak) -> TracedPeak:
     return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
-def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, own: Replayed | None) -> int | None:
+def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, replays: Sequence[Replayed]) -> int | None:
     """Return the additional bytes that the allocator reserves when shorter micro-batches precede the second step."""
-    if not request.varied or own is None or own.reserved_bytes is None:
+    if not request.varied or not replays:
         return None
+    own = replays[0]
     batch = MicroBatch(facts.worst_rows, facts.worst_tokens // facts.worst_rows)
     step = traced.phase(step_name(1))
     after = varied(traced, step, batch, steps_before(batch.tokens, len(micro_batches(traced, step))))
-    after_reserved_bytes = _replay_of(after, request.gpu, request.allocator).reserved_bytes
-    return max(0, (after_reserved_bytes or 0) - own.reserved_bytes)
+    after_reserved_bytes = _replay_of(after, request.gpu, own.allocator).reserved_bytes
+    return max(0, (after_reserved_bytes or 0) - (own.reserved_bytes or 0))
 
 
 def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
