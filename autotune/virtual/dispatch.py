@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core.step_time import Caller
 from autotune.virtual import memo
-from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.accumulation import Accumulation, becomes_gradient
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
@@ -217,6 +217,8 @@ class VirtualMode(TorchDispatchMode):
         place = ledger.place(outputs[0]) if outputs else Place.HOST
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor)
+        if self._in_backward and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
+            ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
