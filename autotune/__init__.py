@@ -65,9 +65,15 @@ _NAMES = {
     "autotune.errors": ("AutotuneError", "InputError", "WillNotFit"),
 }
 
+# A type checker that sees this function accepts every misspelt name.
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    home = next((module for module, names in _NAMES.items() if name in names), f"autotune.app.{name}")
-    return getattr(importlib.import_module(home), name)
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+        home = next((module for module, names in _NAMES.items() if name in names), f"autotune.app.{name}")
+        return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

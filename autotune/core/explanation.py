@@ -50,11 +50,14 @@ class PartPeak:
     Attributes:
         backward: whether it is the part's backward pass.
         categories: the bytes, in PyTorch's words.
+        moment: the operator that allocated last before the peak, with the shape of its result, such as
+            ``aten.mm.default [8, 512]``; empty if none did in this part.
     """
 
     part: Part
     backward: bool
     categories: Mapping[str, int]
+    moment: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -77,7 +80,7 @@ class Additions:
 
     Attributes:
         rounding_bytes: tensors' sizes are rounded up to blocks.
-        workspace_bytes: constant memory, such as cuBLAS's workspaces.
+        workspace_bytes: constant memory of libraries, such as cuBLAS's; that of kernels is among the tensors.
         fragmentation_bytes: reserved and not in use at the peak.
         context_bytes: CUDA's context.
     """

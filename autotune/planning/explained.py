@@ -35,7 +35,11 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         known,
         traces=_points(traced, plan.allocator, evaluator.traces),
         aligned=traced.fit.aligned,
-        peaks=tuple(PartPeak(*stretch, levels) for stretch, levels in traced.worst.stretches.items() if levels),
+        peaks=tuple(
+            PartPeak(*stretch, levels, traced.highest_moment(stretch))
+            for stretch, levels in traced.worst.stretches.items()
+            if levels
+        ),
         additions=_additions(traced, evaluator),
         times=tuple(
             PartTime(part, time.seconds, repeats)

@@ -96,9 +96,15 @@ class TracedPlan(Sized):
 
     def courses(self) -> Mapping[Stretch, Sequence[Levels]]:
         """Return the bytes of tensors at each moment of a step, by stretch."""
+        return {stretch: self._fit_of(stretch).course(stretch) for stretch in self.worst.stretches}
+
+    def highest_moment(self, stretch: Stretch) -> str:
+        """Return the name of the moment of a stretch with the most bytes of tensors."""
+        return self._fit_of(stretch).highest_moment(stretch)
+
+    def _fit_of(self, stretch: Stretch) -> Fit:
         at = {phase.phase: phase.size for phase in phases_at_own_size(self.geometry, self.geometry.worst)}
-        own = _full(self.geometry)
-        return {stretch: self.fits[at.get(stretch[0].phase, own)].course(stretch) for stretch in self.worst.stretches}
+        return self.fits[at.get(stretch[0].phase, _full(self.geometry))]
 
 
 class PlanTracer:

@@ -48,7 +48,7 @@ def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterato
     yield _stage("Traces", *_traces(explanation))
     whole = f"{explanation.layers} layers, {_shape_text(explanation.geometry.worst)}"
     title = f"Extrapolated to {whole}: the most bytes of tensors in each part of the step"
-    yield _stage(title, _peaks(explanation))
+    yield _stage(title, _peaks(explanation), *_peak_moment(explanation))
     yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(explanation, estimate))))
     yield _stage("Time of a typical optimizer step", *_times(explanation, estimate))
 
@@ -125,6 +125,11 @@ def _peaks(explanation: Explanation) -> doc.Table:
     return doc.Table(("part of the step", "tensors", "of these"), tuple(rows), words=(0, 2), marked=marked)
 
 
+def _peak_moment(explanation: Explanation) -> Iterator[doc.Block]:
+    if explanation.peak is not None and explanation.peak.moment:
+        yield doc.Paragraph(f"The peak is at {explanation.peak.moment}.")
+
+
 def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair]:
     highest, memory, added = explanation.peak, estimate.memory, explanation.additions
     if highest is None or memory is None:
@@ -134,7 +139,7 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
     else:
         yield "tensors at the peak", format_bytes(highest.total_bytes)
         yield "+ rounding to blocks", format_bytes(added.rounding_bytes)
-        yield "+ workspaces", format_bytes(added.workspace_bytes)
+        yield "+ library workspaces", format_bytes(added.workspace_bytes)
         yield "+ fragmentation", format_bytes(added.fragmentation_bytes)
     yield "+ context", format_bytes(added.context_bytes)
     if VLLM in memory.breakdown:

@@ -1,4 +1,4 @@
-"""Applies PyTorch's rules for writing gradients in place to a trace; PyTorch exempts fake tensors from them.
+"""Applies PyTorch's rules for gradients to a trace: which are written in place, and which a parameter takes over.
 
 For real tensors the autograd engine adds in place when it holds the only reference to the first gradient
 (``torch/csrc/autograd/input_buffer.cpp``, ``accumulate`` and ``can_accumulate_inplace``), and the formulas of indexing
@@ -29,6 +29,8 @@ _FILLING: dict[Any, tuple[Any, Callable[[Any, Any], Any]]] = {
 }
 """Operators that the formulas of indexing call on tensor subclasses, each with the one that they call on real tensors,
 and a function, of values and an index, whose gradient it makes."""
+_TAKEN_OVER = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_empty_strided.default})
+"""Operators by which a parameter takes a tensor, or a copy of it, as its gradient."""
 
 
 class Accumulation:
@@ -59,6 +61,17 @@ class Accumulation:
             and _counts(first) == self._alone[_add]
             and is_non_overlapping_and_dense_or_false(first)
         )
+
+
+def becomes_gradient(func: Any) -> bool:
+    """Return whether the result of an operator is the gradient of a parameter that had none.
+
+    Of what autograd's engine runs (``torch/csrc/autograd/functions/accumulate_grad.h``, ``accumulateGrad``).
+    """
+    if func not in _TAKEN_OVER:
+        return False
+    parameter = getattr(torch._C._current_autograd_node(), "variable", None)
+    return getattr(parameter, "_is_param", False)
 
 
 @cache

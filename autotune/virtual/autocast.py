@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autotune.virtual.tensors import argument, tensors_of, type_of_device
+from autotune.virtual.unsupported import UnsupportedError
 
 _KEY = "AutocastPrivateUse1"
 # CUDA's lists of operators, by the names of their macros: those that autocast runs in its lower type, in float32, and,
@@ -63,6 +64,38 @@ def autocast_cache_cleared() -> Iterator[None]:
     with mock.patch.object(torch, "clear_autocast_cache", clear):
         yield
     _casts.clear()
+
+
+@contextmanager
+def cuda_scaled_and_cast_as(device_type: str) -> Iterator[None]:
+    """Patch ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` to apply to the device.
+
+    Without CUDA, PyTorch turns both off when they are made, so one that was made before cannot be used.
+    """
+    enter = torch.autocast.__enter__
+
+    def entered(region: torch.autocast) -> Any:
+        if region.device == "cuda":
+            raise UnsupportedError("torch.autocast('cuda') was made outside of the traced function. Make it inside.")
+        return enter(region)
+
+    with (
+        mock.patch.object(torch.autocast, "__init__", _made_for(device_type, torch.autocast.__init__, "device_type")),
+        mock.patch.object(torch.autocast, "__enter__", entered),
+        mock.patch.object(torch.amp.GradScaler, "__init__", _made_for(device_type, torch.amp.GradScaler.__init__)),
+    ):
+        yield
+
+
+def _made_for(device_type: str, build: Callable[..., None], name: str = "device") -> Callable[..., None]:
+    """Return a constructor that gets the device in place of CUDA, by position, name or default."""
+
+    @wraps(build)
+    def built(made: Any, *args: Any, **words: Any) -> None:
+        given, *others = args or (words.pop(name, "cuda"),)
+        build(made, device_type if given == "cuda" else given, *others, **words)
+
+    return built
 
 
 @cache

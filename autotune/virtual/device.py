@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autotune.virtual.attention import attention_as_on_cuda
-from autotune.virtual.autocast import autocast_cache_cleared, register_autocast
+from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast_as, register_autocast
 from autotune.virtual.cuda import scratch
 from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
@@ -91,6 +91,7 @@ def standing_in_for_cuda(
         stack.enter_context(flex_attention_compiled(ledger))
         stack.enter_context(triton_launches_recorded(ledger))
         stack.enter_context(autocast_cache_cleared())
+        stack.enter_context(cuda_scaled_and_cast_as(NAME))
         stack.enter_context(scaling_as_on_cuda(NAME))
         # A fake tensor has no pages to pin.
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core.step_time import Caller
 from autotune.virtual import memo
-from autotune.virtual.accumulation import Accumulation
+from autotune.virtual.accumulation import Accumulation, becomes_gradient
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
@@ -23,6 +23,7 @@ from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS, composite, kept_outliers
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
+from autotune.virtual.unsupported import refuse_unsupported
 from autotune.virtual.work import operator_work
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class VirtualMode(TorchDispatchMode):
             return False
         if (composed := composite(func)) is not None:
             return self._compose(composed, func, args, kwargs)
+        refuse_unsupported(func, args, kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
         received = collectives.received(func, args) if collectives is not None else ()
@@ -169,7 +171,7 @@ class VirtualMode(TorchDispatchMode):
         if func in _INDEXES:
             # Indexing with a mask equals indexing with the positions where it is true.
             masks = [known(index) if index is not None else None for index in args[1]]
-            places = [_expanded(index, mask) for index, mask in zip(args[1], masks, strict=True)]
+            places = [_expanded(func, index, mask) for index, mask in zip(args[1], masks, strict=True)]
             indices = [self._place(place) for group in places for place in group]
             return func(args[0], indices)
         if values is None:
@@ -222,6 +224,8 @@ class VirtualMode(TorchDispatchMode):
         place = ledger.place(outputs[0]) if outputs else Place.HOST
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor)
+        if self._in_backward and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
+            ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
@@ -282,10 +286,10 @@ def _has_mask(indices: Any) -> bool:
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
-def _expanded(index: torch.Tensor | None, mask: torch.Tensor | None) -> list[torch.Tensor | None]:
+def _expanded(func: Any, index: torch.Tensor | None, mask: torch.Tensor | None) -> list[torch.Tensor | None]:
     if index is None or index.dtype not in (torch.bool, torch.uint8):
         return [index]
     if mask is None:
-        raise UnknownShapeError("A tensor is indexed by a mask that depends on data that a trace does not have.")
+        raise UnknownShapeError(f"The mask that {func} chooses by depends on data that a trace does not have.")
     with _disable_current_modes():
         return list(mask.nonzero(as_tuple=True))

@@ -12,13 +12,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.virtual.known import forget_known
+from autotune.virtual.ledger import Ledger
+from autotune.virtual.records import Category
 
 _set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__
 _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
 
 
 @contextmanager
-def movable_modules() -> Iterator[None]:
+def movable_modules(ledger: Ledger) -> Iterator[None]:
     """Patch ``Module.to``, its relatives, ``parameter.data = …`` and copies to treat fake parameters like real ones.
 
     On a real GPU, parameters and gradients stay the same objects and get new data, so that an optimizer, a tied module
@@ -26,25 +28,20 @@ def movable_modules() -> Iterator[None]:
     instead, or raises an error. Copies of parameters belong to the mode of those that they are copies of. PyTorch
     copies the mode, and with it weak references to storages, which are then released once more than they were taken:
     memory of the process is overwritten.
+
+    Args:
+        ledger: buffers that are replaced pass no registration hook, so they are tagged here.
     """
     original = nn.Module._apply
 
     def apply(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-        if not any(isinstance(parameter, FakeTensor) for parameter in module.parameters(recurse=False)):
-            return original(module, fn, recurse)
-        for child in module.children() if recurse else ():
-            child._apply(fn)
-        for parameter in module._parameters.values():
-            if parameter is None:
-                continue
-            gradient = parameter.grad
-            _applied(parameter, fn)
-            if gradient is not None:
-                _applied(gradient, fn)
-                parameter.grad = gradient
-        for name, buffer in module._buffers.items():
+        if any(isinstance(parameter, FakeTensor) for parameter in module.parameters(recurse=False)):
+            _apply_in_place(module, fn, recurse)
+        else:
+            original(module, fn, recurse)
+        for buffer in module._buffers.values():
             if buffer is not None:
-                module._buffers[name] = fn(buffer)
+                ledger.tag(buffer, Category.BUFFER)
         return module
 
     with (
@@ -53,6 +50,22 @@ def movable_modules() -> Iterator[None]:
         mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True),
     ):
         yield
+
+
+def _apply_in_place(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    for parameter in module._parameters.values():
+        if parameter is None:
+            continue
+        gradient = parameter.grad
+        _applied(parameter, fn)
+        if gradient is not None:
+            _applied(gradient, fn)
+            parameter.grad = gradient
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = fn(buffer)
 
 
 def _applied(tensor: torch.Tensor, fn: Callable[[torch.Tensor], torch.Tensor]) -> None:

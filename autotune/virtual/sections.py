@@ -32,8 +32,13 @@ class _Moment:
 
     @property
     def name(self) -> str:
-        """The operator's name, a space, and the shape of its last output or, without any, of its last input."""
-        return "" if self.operator is None else f"{self.operator.name} {self.operator.shapes[-1:]}"
+        """The operator's name, a space, and the shape of its last output or, without any, of its last input.
+
+        Example: ``aten.mm.default [8, 512]``.
+        """
+        if self.operator is None:
+            return ""
+        return " ".join([self.operator.name, *(str(list(shape)) for shape in self.operator.shapes[-1:])])
 
 
 def sections(

@@ -65,8 +65,8 @@ def argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
     return args[position] if position is not None and position < len(args) else None
 
 
-def replaced(tree: Any, kind: type[Any], change: Callable[[Any], Any]) -> Any:
-    """Return nested dictionaries, lists and tuples with each object of a kind replaced by what ``change`` returns.
+def replaced(tree: Any, kind: type[Any] | tuple[type[Any], ...], change: Callable[[Any], Any]) -> Any:
+    """Return nested dictionaries, lists and tuples with each object of some kinds replaced by what ``change`` returns.
 
     Any other mapping, such as what a processor of images returns, becomes a dictionary. PyTorch's ``tree_map_only``
     takes many times as long for the lists of tokens that batches have.

@@ -29,6 +29,7 @@ from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Category, Trace, with_peaks
 from autotune.virtual.tensors import replaced
+from autotune.virtual.unsupported import errors_explained, refuse_host_only, run_otherwise
 
 Target = Literal["cpu", "cuda"]
 
@@ -60,6 +61,7 @@ def trace(
     Raises:
         UnknownShapeError: a shape depends on values that are not known in a trace.
         HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
+        UnsupportedError: ``fn`` does what a trace cannot follow, such as to train on ``"cuda"``, not on its device.
     """
     alike = set(others)
     if target == "cuda" and apart.must_trace_in_subprocess():
@@ -79,8 +81,9 @@ def trace(
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
         stack.enter_context(fake_tensors_accepted())
-        stack.enter_context(movable_modules())
+        stack.enter_context(movable_modules(ledger))
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
+        stack.enter_context(run_otherwise(assume))
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
         stack.enter_context(_addressed(ledger))
@@ -92,7 +95,9 @@ def trace(
         stack.enter_context(mode)
         _running.append((mode, ledger))
         stack.callback(_running.pop)
-        fn(device)
+        with errors_explained():
+            fn(device)
+        refuse_host_only(ledger.events)
         found = Trace(
             target=target,
             events=tuple(ledger.events),
@@ -167,15 +172,17 @@ def for_real() -> Iterator[None]:
 
 
 def adopt(tree: Any) -> Any:
-    """Return ``tree`` with its arrays as host tensors, fake ones with known values under a running trace."""
+    """Return ``tree`` with its arrays and tensors on the host, as fake ones with known values under a running trace."""
     placed = _running[-1][0].adopt if _running else torch.clone
 
-    def read(array: Any) -> Any:
+    def read(found: Any) -> Any:
+        if isinstance(found, FakeTensor):
+            return found
         with for_real():
-            real = torch.from_numpy(array)
+            real = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
         return placed(real)
 
-    return replaced(tree, np.ndarray, read)
+    return replaced(tree, (np.ndarray, torch.Tensor), read)
 
 
 @contextmanager

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
 from math import prod
 
+from autotune.virtual.copied import Copy, Size
 from autotune.virtual.phases import micro_batches
-from autotune.virtual.records import Category, MemoryEvent, Phase, Place, Trace
+from autotune.virtual.records import Category, Phase, Place, Trace
 
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Lengths of preceding micro-batches, as shares of the longest. Each halves the distance to it, from below: segments
@@ -85,91 +85,44 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
         batch: the shape of its micro-batches.
         before: tokens per row in each micro-batch of each inserted step, in order.
     """
-    events = list(_on_device(traced.events[: step.first_event]))
-    repeated = _Repeated(traced, step, batch)
-    for tokens in (*before, (batch.tokens,) * repeated.in_step):
-        events += repeated.once(tokens)
-    events += repeated.rest(traced.events[step.end_event :])
-    return replace(traced, events=tuple(events), phases=(), streams=repeated.streams)
+    ends = [run.end_event for run in micro_batches(traced, step)]
+    earlier = {event.storage for event in traced.events[: step.first_event]}
+    left_as = _matched(traced, step, earlier)
+
+    def sizes(tokens: Sequence[int]) -> Size:
+        def size(index: int) -> int:
+            event = traced.events[index]
+            # With the first micro-batch is what precedes it, and with the last one the update.
+            length = tokens[bisect_right(ends[:-1], index)]
+            fixed = event.storage in earlier or traced.categories.get(event.storage) in _OF_THE_MODEL
+            if fixed or length == batch.tokens:
+                return event.change_bytes
+            return _scaled_bytes(event.change_bytes, traced.operators[event.operator].shapes, batch, length)
+
+        return size
+
+    copy = Copy(traced)
+    copy.take(((0, 0), step.begin))
+    for tokens in (*before, (batch.tokens,) * len(ends)):
+        copy.hand_on(left_as)
+        copy.take((step.begin, step.end), size=sizes(tokens))
+    copy.take((step.end, (len(traced.events), len(traced.operators))))
+    composed = copy.finished()
+    events = (event for event in composed.events if event.place is Place.DEVICE)
+    return replace(composed, events=tuple(events), phases=())
 
 
-def _on_device(events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-    return (event for event in events if event.place is Place.DEVICE)
-
-
-class _Repeated:
-    """Repeats the events of a step; each repetition frees the storages that the one before left live."""
-
-    def __init__(self, traced: Trace, step: Phase, batch: MicroBatch) -> None:
-        self._traced = traced
-        self._batch = batch
-        # With the first micro-batch is what precedes it, and with the last one the update.
-        ends = [run.end_event for run in micro_batches(traced, step)][:-1]
-        places = range(step.first_event, step.end_event)
-        self._events = [
-            (event, bisect_right(ends, place))
-            for place, event in zip(places, traced.events[step.first_event : step.end_event], strict=True)
-            if event.place is Place.DEVICE
-        ]
-        found = {event.storage for event in traced.events[: step.first_event]}
-        changes: dict[int, int] = defaultdict(int)
-        for event, _ in self._events:
-            changes[event.storage] += event.change_bytes
-        self._own = changes.keys() - found
-        self._left_as = _matched(changes, self._own)
-        # Storages of an earlier time that are given a size and freed again: what FSDP2 gathers parameters in.
-        self._refilled = {event.storage for event, _ in self._events if event.change_bytes > 0} - self._own
-        self._numbers = count(max((event.storage for event in traced.events), default=0) + 1)
-        # The storage numbers of this step in its last repetition, and the bytes of live storages.
-        self._current: dict[int, int] = {}
-        self._held: dict[int, int] = {}
-        self._repeated = False
-        self.in_step = len(ends) + 1
-        self.streams = dict(traced.streams)
-
-    def once(self, tokens: Sequence[int]) -> Iterator[MemoryEvent]:
-        """Yield the events of one more step whose micro-batches have so many tokens per row."""
-        current: dict[int, int] = {}
-        for event, micro_batch in self._events:
-            if not event.change_bytes:
-                yield event
-                continue
-            if event.storage in self._own:
-                number = current.setdefault(event.storage, -1)
-                if number < 0:
-                    number = current[event.storage] = next(self._numbers)
-                    if event.storage in self._traced.streams:
-                        self.streams[number] = self._traced.streams[event.storage]
-                size = self._size(event, tokens[micro_batch]) if event.change_bytes > 0 else -self._held.get(number, 0)
-            elif not self._repeated or event.storage in self._refilled:
-                yield event
-                continue
-            else:
-                number = self._current.get(self._left_as.get(event.storage, -1), -1)
-                size = -self._held.get(number, 0)
-            if size:
-                self._held[number] = self._held.get(number, 0) + size
-                yield event._replace(storage=number, change_bytes=size)
-        self._current, self._repeated = current, True
-
-    def rest(self, events: Iterable[MemoryEvent]) -> Iterator[MemoryEvent]:
-        """Yield the events after the step."""
-        for event in _on_device(events):
-            yield event._replace(storage=self._current.get(event.storage, event.storage))
-
-    def _size(self, event: MemoryEvent, tokens: int) -> int:
-        if tokens == self._batch.tokens or self._traced.categories.get(event.storage) in _OF_THE_MODEL:
-            return event.change_bytes
-        return _scaled_bytes(event.change_bytes, self._traced.operators[event.operator].shapes, self._batch, tokens)
-
-
-def _matched(changes: dict[int, int], own: set[int]) -> dict[int, int]:
+def _matched(traced: Trace, step: Phase, earlier: Collection[int]) -> dict[int, int]:
     """Map each earlier storage that a step frees to the next of its own that it leaves live with the same size."""
+    changes: dict[int, int] = defaultdict(int)
+    for event in traced.events[step.first_event : step.end_event]:
+        if event.place is Place.DEVICE:
+            changes[event.storage] += event.change_bytes
     left: dict[int, list[int]] = defaultdict(list)
     for storage, size in changes.items():
-        if storage in own and size > 0:
+        if storage not in earlier and size > 0:
             left[size].append(storage)
-    given_back = [(storage, -size) for storage, size in changes.items() if storage not in own and size < 0]
+    given_back = [(storage, -size) for storage, size in changes.items() if storage in earlier and size < 0]
     return {storage: left[size].pop(0) for storage, size in given_back if left.get(size)}
 
 

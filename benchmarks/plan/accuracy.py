@@ -125,10 +125,7 @@ def _line(problem: TrainerProblem, compared: Compared) -> str:
     choices = ", ".join(f"{knob}={candidate[knob]}" for knob in candidate if knob in differs) or "TRL's defaults"
     stated = f"{memory.error:.0%}" if memory is not None else "unknown"
     time = f"{compared.time_error:+.1%}" if compared.time_error is not None else "not timed"
-    return (
-        f"| {format_bytes(compared.whole_bytes)} | {compared.reserved_error:+.1%} "
-        f"| {time} | {stated} | {choices} |"
-    )
+    return f"| {format_bytes(compared.whole_bytes)} | {compared.reserved_error:+.1%} | {time} | {stated} | {choices} |"
 
 
 def _summary(what: str, errors: Sequence[float]) -> str:

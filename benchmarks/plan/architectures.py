@@ -27,7 +27,7 @@ from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import Shape
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.traced import TraceRequest
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator

@@ -53,6 +53,15 @@ def test_tensors_and_additions_are_what_is_needed(planned: Planned) -> None:
     assert {name: estimate.memory.breakdown[name] for name in found.peak.categories} == found.peak.categories
 
 
+def test_the_peak_is_at_a_moment_of_the_traces(planned: Planned) -> None:
+    traced = planned.evaluator.traced_plan(planned.first.candidate)
+    peak = planned.explain(planned.first).peak
+    assert traced is not None
+    assert peak is not None
+    for _, reply, _ in traced.fit.weighted():
+        assert any(peak.moment in section.moments for section in reply.sections if section.part == peak.part)
+
+
 def test_the_times_of_parts_are_those_of_the_step(planned: Planned) -> None:
     estimate = planned.first
     assert estimate.memory is not None

@@ -39,7 +39,7 @@ EXPLANATION = Explanation(
     traces=POINTS,
     peaks=(
         PartPeak(Part(CONSTRUCTION, Occurrence.BEFORE), False, {"parameter": 9 * GIB}),
-        PartPeak(FURTHER, True, {"parameter": 10 * GIB, "activation": 5 * GIB}),
+        PartPeak(FURTHER, True, {"parameter": 10 * GIB, "activation": 5 * GIB}, "aten.mm.default [8, 512]"),
         PartPeak(UPDATE, False, {"parameter": 10 * GIB, "gradient": 4 * GIB}),
     ),
     additions=Additions(11 * MIB, 22 * MIB, 33 * MIB, 44 * MIB),
@@ -81,7 +81,8 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "Assumed in 1 of 2: a sum is finite",
         "Extrapolated to 32 layers, 4 rows of 512 tokens",
         "further micro-batch, backward <- peak 15.00 GiB parameter 10.00 GiB, activation 5.00 GiB",
-        "+ rounding to blocks 11.00 MiB + workspaces 22.00 MiB + fragmentation 33.00 MiB + context 44.00 MiB",
+        "The peak is at aten.mm.default [8, 512].",
+        "+ rounding to blocks 11.00 MiB + library workspaces 22.00 MiB + fragmentation 33.00 MiB + context 44.00 MiB",
         "= needs 20.00 GiB, ±10 % to spare 4.00 GiB",
         "first micro-batch 500 ms 1 500 ms",
     ):

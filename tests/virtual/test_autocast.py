@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -11,8 +11,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from autotune.virtual import trace
+from autotune.virtual import UnsupportedError, trace
 from autotune.virtual.autocast import listed_operators
+from autotune.virtual.costs import Kind
 
 HALF = torch.bfloat16
 
@@ -82,6 +83,47 @@ def test_functions_have_the_types_that_they_have_on_cuda(
 ) -> None:
     assert traced == on_cuda
     assert on_cuda["bilinear"] is torch.float32
+
+
+def products_of(region: Callable[[torch.device], AbstractContextManager[object]]) -> list[tuple[str, ...]]:
+    """Return the types of the tensors of a matrix product in a region."""
+
+    def step(device: torch.device) -> None:
+        with region(device):
+            functional.linear(of(device, 2, 8, dtype=torch.float32), of(device, 4, 8, dtype=torch.float32))
+
+    return [operator.dtypes for operator in trace(step).operators if operator.work.kind is Kind.MATMUL]
+
+
+@pytest.mark.parametrize(
+    ("region", "dtype"),
+    [
+        (lambda device: torch.autocast(device.type, HALF), "torch.bfloat16"),
+        (lambda _: torch.autocast("cuda", HALF), "torch.bfloat16"),
+        (lambda _: torch.autocast(device_type="cuda"), "torch.float16"),
+        (lambda _: torch.autocast("cuda", HALF, enabled=False), "torch.float32"),
+        (lambda _: torch.amp.autocast("cuda", dtype=HALF), "torch.bfloat16"),
+    ],
+)
+def test_autocast_for_cuda_is_that_of_the_traced_device(
+    region: Callable[[torch.device], AbstractContextManager[object]], dtype: str
+) -> None:
+    assert products_of(region) == [(dtype,) * 3]
+
+
+@pytest.mark.filterwarnings("ignore:.*CUDA is not available")
+def test_a_region_that_pytorch_turned_off_before_the_trace_is_refused() -> None:
+    region = torch.autocast("cuda", HALF)
+
+    with pytest.raises(UnsupportedError, match=r"made outside of the traced function\. Make it inside"):
+        products_of(lambda _: region)
+
+
+def test_a_gradient_scaler_for_cuda_is_that_of_the_traced_device() -> None:
+    scalers = []
+    trace(lambda _: scalers.extend([torch.amp.GradScaler("cuda"), torch.amp.GradScaler()]))
+
+    assert [scaler.is_enabled() for scaler in scalers] == [True, True]
 
 
 def test_a_release_without_a_list_of_operators_is_not_taken_for_one_that_casts_nothing() -> None:

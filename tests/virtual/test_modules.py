@@ -231,3 +231,15 @@ def test_the_copy_of_a_module_belongs_to_the_same_trace() -> None:
 
     trace(build, target="cuda")
     assert found == [True]
+
+
+@pytest.mark.parametrize("width", [0, 8], ids=["buffers alone", "beside parameters"])
+def test_buffers_that_are_moved_are_counted_as_buffers(width: int) -> None:
+    def training(device: torch.device) -> None:
+        layer = nn.Module()
+        layer.register_buffer("table", torch.zeros(32, 32))
+        layer.weight = nn.Parameter(torch.zeros(32, width)) if width else None
+        layer.to(device)
+        (torch.ones(32, 32, device=device, requires_grad=True) * layer.table).sum().backward()
+
+    assert trace(training).device_peak.categories[Category.BUFFER] == 4 * 32 * 32

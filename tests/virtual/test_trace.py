@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -65,6 +67,18 @@ def test_every_byte_of_the_peak_has_a_category() -> None:
     assert peak.categories[Category.PARAMETER] == parameters
     # Two moments per parameter, and one step counter per tensor.
     assert peak.categories[Category.OPTIMIZER_STATE] == 2 * parameters + 4 * 4
+
+
+@pytest.mark.parametrize(
+    "take", [lambda weight: (weight * 2).sum(), lambda weight: weight.sum()], ids=["moved", "copied"]
+)
+def test_gradients_that_no_optimizer_has_seen_are_gradients(take: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def backward(device: torch.device) -> None:
+        weight = nn.Parameter(torch.ones(64, 64, device=device))
+        for _ in range(2):
+            take(weight).backward()
+
+    assert trace(backward).device_peak.categories[Category.GRADIENT] == 4 * 64 * 64
 
 
 def test_allocations_and_frees_come_in_the_order_of_the_code() -> None:

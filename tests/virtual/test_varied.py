@@ -135,3 +135,16 @@ def test_the_longest_reserves_more_after_shorter_steps_that_leave_something_in_t
 )
 def test_shapes_go_with_the_length_of_rows(shape: tuple[int, ...], scaled: tuple[int, ...]) -> None:
     assert MicroBatch(4, 128).scaled(shape, 64) == scaled
+
+
+def test_a_repeated_step_frees_what_the_one_before_left() -> None:
+    def growing(device: torch.device) -> None:
+        for number in range(3):
+            with phase(str(number)), phase(MICRO_BATCH):
+                left = torch.empty(128 * (number + 1), device=device)
+        assert left.numel()
+
+    traced = trace(growing)
+    again = varied(traced, traced.phase("2"), MicroBatch(1, TOKENS), [(TOKENS,)] * 5)
+
+    assert sum(event.change_bytes for event in again.events) == 0

@@ -80,7 +80,7 @@ class Fit:
         machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(
             stretches={
-                aligned.stretch: aligned.highest(weights)
+                aligned.stretch: aligned.highest(weights).levels
                 for aligned in self._stretches
                 if aligned.stretch[0] in sections
             },
@@ -104,16 +104,23 @@ class Fit:
         found = (aligned.course(self._weights, insertions) for aligned in self._stretches if aligned.stretch == stretch)
         return [levels for course in found for levels in course]
 
+    def highest_moment(self, stretch: Stretch) -> str:
+        """Return the name of the moment of a stretch with the most bytes; empty if no trace has the stretch."""
+        found = (aligned.highest(self._weights).moment for aligned in self._stretches if aligned.stretch == stretch)
+        return next(found, "")
+
     def weighted(self) -> list[tuple[int, TraceReply, float]]:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
     def _peaks(self, part: Part) -> list[Aligned]:
-        found = (
-            Series((part, backward), [_peak(section, in_backward=backward) for section in self._sections[part]])
-            for backward in (False, True)
-        )
-        return [Aligned(series, series, (0,) * series.moments, (False,) * series.moments) for series in found]
+        found = []
+        for backward in (False, True):
+            peaks = [_peak(section, in_backward=backward) for section in self._sections[part]]
+            names = max((names for names, _ in peaks), key=len)
+            series = Series((part, backward), names, [levels for _, levels in peaks])
+            found.append(Aligned(series, series, (0,) * series.moments, (False,) * series.moments))
+        return found
 
     def _aligned(self, part: Part) -> list[Aligned] | None:
         """Return the memory of a part at the moments that all depths share, or None if they cannot be aligned."""
@@ -133,7 +140,11 @@ class Fit:
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
             start, end = (
-                Series((part, backward), [_cut(*each, kept) for each in zip(sections, side, strict=True)])
+                Series(
+                    (part, backward),
+                    shortest.moments[kept],
+                    [_cut(*each, kept) for each in zip(sections, side, strict=True)],
+                )
                 for side in zip(*places, strict=True)
             )
             if start.moments:
@@ -171,13 +182,15 @@ def _cut(section: Section, places: Sequence[int], kept: slice) -> SeriesLevels:
     return {name: np.array(values, dtype=np.float64)[moments] for name, values in section.levels.items()}
 
 
-def _peak(section: Section, *, in_backward: bool) -> SeriesLevels:
+def _peak(section: Section, *, in_backward: bool) -> tuple[tuple[str, ...], SeriesLevels]:
+    """Return the name of the highest moment of a pass, if it has any, and its bytes."""
     chosen = _moments_of(section, in_backward=in_backward)
     totals = section.totals[chosen]
     if not totals:
-        return {}
+        return (), {}
     highest = totals.index(max(totals))
-    return {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
+    levels = {name: np.array([values[chosen][highest]], dtype=np.float64) for name, values in section.levels.items()}
+    return (section.moments[chosen][highest],), levels
 
 
 def _weighted(values: Sequence[float], weights: Sequence[float]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,33 +23,45 @@ Levels = Mapping[str, int]
 """Bytes by category at one moment, without those that have none."""
 
 
+class Highest(NamedTuple):
+    """The moment with the most bytes: its name, as :class:`autotune.core.timeline.Section` has it, and its bytes."""
+
+    moment: str
+    levels: Levels
+
+
 class Series:
     """Bytes by category at the aligned moments of a stretch, for each traced point.
+
+    Args:
+        names: of the moments.
 
     Attributes:
         moments: number of moments, equal at every point.
     """
 
-    def __init__(self, stretch: Stretch, levels: Sequence[SeriesLevels]) -> None:
+    def __init__(self, stretch: Stretch, names: Sequence[str], levels: Sequence[SeriesLevels]) -> None:
         self.stretch = stretch
+        self._names = names
         self._levels = levels
         self.moments = max((len(values) for point in levels for values in point.values()), default=0)
         self._totals = [sum(point.values(), start=np.zeros(self.moments)) for point in levels]
 
-    def highest(self, weights: Sequence[float], left_out: Sequence[int] = ()) -> Levels:
-        """Return the extrapolated bytes by category at the moment with the largest extrapolated total.
+    def highest(self, weights: Sequence[float], left_out: Sequence[int] = ()) -> Highest:
+        """Return the moment with the largest extrapolated total.
 
         Args:
             left_out: moments that are not looked at.
         """
         if not self.moments:
-            return {}
+            return Highest("", {})
         # One after another: a matrix product adds in an order that differs between machines, and so may the last digit.
         weighted = (weight * totals for weight, totals in zip(weights, self._totals, strict=True))
         totals = sum(weighted, start=np.zeros(self.moments))
         totals[list(left_out)] = -np.inf
         moment = int(np.argmax(totals))
-        return _rounded({name: figures[moment] for name, figures in self.course(weights).items()})
+        levels = _rounded({name: figures[moment] for name, figures in self.course(weights).items()})
+        return Highest(self._names[moment], levels)
 
     def course(self, weights: Sequence[float]) -> SeriesLevels:
         """Return the extrapolated bytes by category at all moments; at the highest one, those of :meth:`highest`."""
@@ -86,11 +99,11 @@ class Aligned:
         """Which one."""
         return self.start.stretch
 
-    def highest(self, weights: Sequence[float]) -> Levels:
-        """Return the extrapolated bytes at the highest moment."""
+    def highest(self, weights: Sequence[float]) -> Highest:
+        """Return the moment with the largest extrapolated total."""
         last, first = self._at_edges() if self.edges else ([], [])
         found = (self.start.highest(weights, last), self.end.highest(weights, first))
-        return max(found, key=lambda levels: sum(levels.values()))
+        return max(found, key=lambda highest: sum(highest.levels.values()))
 
     def _at_edges(self) -> tuple[list[int], list[int]]:
         """Return the moments in the last layers of each pass, and those in the first."""

@@ -32,6 +32,7 @@ from autotune.virtual import assume, for_real, phase
 from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
+from autotune.virtual.unsupported import COMPILED
 
 
 @dataclass
@@ -80,7 +81,7 @@ def traced_training(
         ):
             compiled_again_for(rows.again)
             if plan.args.get("torch_compile"):
-                assume("a compiled step needs what the same step needs uncompiled")
+                assume(COMPILED)
             if rows.chosen is not None:
                 assume("no step waits for images to be read and resized")
             planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)

@@ -1,0 +1,106 @@
+"""What a trace refuses, with what to write instead, and what it runs in another way than PyTorch would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.data import DataLoader
+
+from autotune.virtual.records import MemoryEvent, Place
+from autotune.virtual.tensors import argument
+
+COMPILED = "a compiled step needs what the same step needs uncompiled"
+"""The assumption that a trace of a compiled function makes."""
+_USE_THE_DEVICE = "Use the `device` that the traced function gets, not 'cuda'."
+_INSTEAD: Mapping[str, str] = {
+    "not linked with support for cuda": f"A tensor was moved to a CUDA device. {_USE_THE_DEVICE}",
+    "No CUDA GPUs are available": f"The traced function uses CUDA. {_USE_THE_DEVICE}",
+    "no CUDA-capable device is detected": f"The traced function uses CUDA. {_USE_THE_DEVICE}",
+    "Could not run 'aten::empty_strided' with arguments from the 'virtual' backend": (
+        "A tensor made outside of the traced function, or read from a file, was moved to the device. Build the model "
+        "inside the function, with AutoModelForCausalLM.from_config in place of from_pretrained, and hand data over "
+        "with `autotune.virtual.adopt`."
+    ),
+}
+"""Advice by words in a message of PyTorch's."""
+_aten = torch.ops.aten
+_SPARSE: Mapping[Any, str] = {
+    _aten.embedding.default: "sparse",
+    _aten._embedding_bag.default: "sparse",
+    _aten.gather.default: "sparse_grad",
+}
+"""Operators whose gradients may be sparse tensors, and the argument that asks for it."""
+
+
+class UnsupportedError(NotImplementedError):
+    """The traced function does what a trace cannot follow; the message has what to write instead."""
+
+
+def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:
+    """Refuse an operator that a trace cannot run or would count in the wrong place.
+
+    Raises:
+        UnsupportedError: it makes a tensor on a CUDA device, or its gradient is sparse.
+    """
+    if getattr(kwargs.get("device"), "type", "") == "cuda":
+        raise UnsupportedError(f"{func} makes a tensor on a CUDA device. {_USE_THE_DEVICE}")
+    # PyTorch ends the process when a fake tensor is to be made sparse in a backward pass.
+    if func in _SPARSE and torch.is_grad_enabled() and argument(func, args, kwargs, _SPARSE[func]):
+        name = _SPARSE[func]
+        raise UnsupportedError(f"{func} with {name}=True has a sparse gradient. Use {name}=False in a trace.")
+
+
+@contextmanager
+def errors_explained() -> Iterator[None]:
+    """Replace PyTorch's errors about devices by what to write instead.
+
+    Raises:
+        UnsupportedError: in place of such an error.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        instead = next((advice for words, advice in _INSTEAD.items() if words in str(error)), None)
+        if instead is None:
+            raise
+        raise UnsupportedError(instead).with_traceback(error.__traceback__) from None
+
+
+def refuse_host_only(events: list[MemoryEvent]) -> None:
+    """Refuse a trace in which tensors were made on the host alone.
+
+    Raises:
+        UnsupportedError: the device has no event, and the host has.
+    """
+    if events and all(event.place is Place.HOST for event in events):
+        raise UnsupportedError(f"Nothing ran on the device. {_USE_THE_DEVICE}")
+
+
+@contextmanager
+def run_otherwise(assume: Callable[[str], None]) -> Iterator[None]:
+    """Run compiled functions uncompiled, and load data without workers, which cannot make a trace's tensors.
+
+    Args:
+        assume: counts an assumption.
+    """
+    compile_, iterator = torch.compile, DataLoader._get_iterator
+
+    def noted(*args: Any, **words: Any) -> Any:
+        assume(COMPILED)
+        return compile_(*args, **words)
+
+    def in_process(loader: DataLoader[Any]) -> Any:
+        if not loader.num_workers:
+            return iterator(loader)
+        with mock.patch.multiple(loader, num_workers=0, timeout=0):
+            return iterator(loader)
+
+    with ExitStack() as stack:
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(mock.patch.object(torch, "compile", noted))
+        stack.enter_context(mock.patch.object(DataLoader, "_get_iterator", in_process))
+        yield
