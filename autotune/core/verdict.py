@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.errors import AutotuneError
 from autotune.units import format_bytes
 
 SCHEMA = 1
@@ -181,6 +182,20 @@ class Verdict:
         if self.passes is not None and self.outcome in (Outcome.TOO_CLOSE, Outcome.UNKNOWN):
             return EXIT_CODES[Outcome.FITS if self.passes else Outcome.DOES_NOT_FIT]
         return EXIT_CODES[self.outcome]
+
+
+class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as what it means)
+    """A configuration was checked, and will not run or not fit.
+
+    Attributes:
+        verdict: the :class:`autotune.Verdict`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, verdict: Verdict, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.verdict = verdict
 
 
 @dataclass(frozen=True)
