@@ -230,7 +230,7 @@ def judged(need: Need, budget_bytes: int) -> Outcome:
 def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str) -> str:
     """Return the verdict in one line, such as ``fits: 61.2 of 79.1 GiB at the worst batch, 4 rows of 4,096 tokens``."""
     if need is None:
-        return f"{outcome.value}: {reason}" if reason else outcome.value
+        return f"{outcome.value}: {reason.removesuffix('.')}" if reason else outcome.value
     rows = f"{need.rows:,} rows" if need.rows != 1 else "1 row"
     held = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}"
     spread = ""

@@ -100,12 +100,18 @@ def read_command_line(words: Sequence[str]) -> Command:
     refused = InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
     # The name of a program may also be the value of an option of what starts it, as in `uv run --with trl trl dpo`.
     errors = []
-    for start in (index for index, word in enumerate(words) if _launches(word)):
+    for start in (index for index, word in enumerate(words) if launches(word)):
         try:
             return _from(words, start)
         except InputError as error:
             errors.append(error)
     raise errors[0] if errors else refused
+
+
+def launches(word: str) -> bool:
+    """Return whether a word of a command is a program that starts trainings, or Python."""
+    name = PurePath(word).name
+    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
 def _from(words: Sequence[str], start: int) -> Command:
@@ -122,11 +128,6 @@ def _from(words: Sequence[str], start: int) -> Command:
             raise InputError(f"`accelerate {' '.join(rest[:1])}` starts no training.", hint=_HINT)
         rest = rest[1:]
     return _of_script(rest, env, name)
-
-
-def _launches(word: str) -> bool:
-    name = PurePath(word).name
-    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
 def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
