@@ -12,6 +12,9 @@ from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
+_SCATTERED = 3.0
+"""Ratio of both ends of the range of a further run from which on runs tell little."""
+
 
 @dataclass(frozen=True)
 class SpeedUp:
@@ -59,7 +62,7 @@ def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ..
     Args:
         own: whether the baseline is the user's own configuration.
     """
-    return (*_failed(outcome, own=own), *_unfinished(outcome), *_not_told_apart(outcome))
+    return (*_failed(outcome, own=own), *_unfinished(outcome), *_scattered(outcome), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -90,13 +93,22 @@ def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:
     return (sentence,)
 
 
+def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note where a further run of the winner may be several times as fast as another."""
+    expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
+    if expected is None or expected.high <= _SCATTERED * expected.low:
+        return ()
+    return ("Speeds differ much from run to run, as on a machine that others use, too. Search again on an idle one.",)
+
+
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     """Return the other candidates whose probe is at least as fast as a further run of the winner may be.
 
     Without several runs of the winner there is no such range, and none is returned. The winner's own probe is not used:
-    the winner was selected for its high rate.
+    the winner was selected for its high rate. The baseline is none of them: its runs in turn with the winner's tell
+    more than one probe does.
     """
-    winner = outcome.winner
+    winner, baseline = outcome.winner, outcome.baseline
     expected = next_run(winner.rates) if winner is not None else None
     if winner is None or expected is None:
         return ()
@@ -104,6 +116,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
         record
         for record in outcome.records
         if record.number != winner.number
+        and (baseline is None or record.number != baseline.number)
         and record.measurement.ok
         and record.failure is None
         and (record.measurement.tokens_per_second or 0.0) >= expected.low
@@ -112,11 +125,8 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
 
 def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
     """Return a note on candidates that are as fast as the winner, and the one that needs the least memory."""
-    winner, baseline = outcome.winner, outcome.baseline
-    if winner is None or baseline is None:
-        return ()
-    others = [record for record in equally_fast(outcome) if record.number != baseline.number]
-    if not others:
+    winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
+    if winner is None or baseline is None or not others:
         return ()
     count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
     sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
