@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,6 +262,11 @@ class RentArguments(PlannedArguments):
     prices: str | Path | Mapping[str, float] | None = None
 
 
+def _is_command(text: str) -> bool:
+    """Return whether a text is a command, and not the name of a file, which may have spaces as well."""
+    return not is_file(text) and any(map(launches, re.split(r"[\s'\"]", text)))
+
+
 OBJECTS = frozenset({"listener", "config", "peft_config"})
 """Arguments that only Python can give: no options, and not in settings as they are."""
 
@@ -302,8 +308,7 @@ class CheckArguments(Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # The name of a file may have spaces, too.
-        if isinstance(self.config, str) and not is_file(self.config) and any(map(launches, self.config.split())):
+        if isinstance(self.config, str) and _is_command(self.config):
             object.__setattr__(self, "config", command_words(self.config))
 
     @property

@@ -66,6 +66,7 @@ def test_a_command_to_check_may_be_one_text() -> None:
     text = "accelerate launch train.py --run_name 'my run' --config config.yaml"
     words = ("accelerate", "launch", "train.py", "--run_name", "my run", "--config", "config.yaml")
     assert CheckArguments(text).command == words
+    assert CheckArguments("bash -c 'trl sft --config a.yaml'").command == ("bash", "-c", "trl sft --config a.yaml")
     with pytest.raises(InputError, match="cannot be split into words: No closing quotation"):
         CheckArguments("trl sft --run_name 'my run")
 
