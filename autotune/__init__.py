@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from autotune.core.dry_run import DryRun
     from autotune.core.estimate import Estimate, MemoryEstimate, Plan
     from autotune.core.rent import Rent
-    from autotune.core.verdict import Verdict
-    from autotune.errors import AutotuneError, InputError, WillNotFit
+    from autotune.core.verdict import Verdict, WillNotFit
+    from autotune.errors import AutotuneError, InputError
 
 __all__ = [
     "AutotuneError",
@@ -61,8 +61,8 @@ _NAMES = {
     "autotune.core.dry_run": ("DryRun",),
     "autotune.core.estimate": ("Estimate", "MemoryEstimate", "Plan"),
     "autotune.core.rent": ("Rent",),
-    "autotune.core.verdict": ("Verdict",),
-    "autotune.errors": ("AutotuneError", "InputError", "WillNotFit"),
+    "autotune.core.verdict": ("Verdict", "WillNotFit"),
+    "autotune.errors": ("AutotuneError", "InputError"),
 }
 
 # A type checker that sees this function accepts every misspelt name.

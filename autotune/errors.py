@@ -24,6 +24,10 @@ class AutotuneError(Exception):
         self.hint = hidden(hint)
         super().__init__(f"{self.message} {self.hint}".strip())
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # By default, a copy is made by calling the class with the text alone, and some take more.
+        return _restored, (type(self), self.args), vars(self)
+
 
 class InputError(AutotuneError):
     """The user's input cannot be used."""
@@ -49,26 +53,16 @@ class StudyMismatchError(AutotuneError):
     """The study found on disk belongs to another workload, hardware, software or search space."""
 
 
-class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as what it means)
-    """A configuration was checked, and will not run or not fit.
-
-    Attributes:
-        verdict: the :class:`autotune.Verdict`.
-    """
-
-    exit_code = 1
-
-    def __init__(self, message: str, verdict: object, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.verdict = verdict
-
-
 class JobLostError(AutotuneError):
     """A job's process was killed, took too long, or lacked memory or a file. A retry may succeed."""
 
 
 class ProbeServerError(AutotuneError):
     """The process that starts probes could not be started, or died and could not be replaced."""
+
+
+def _restored(kind: type[AutotuneError], args: tuple[object, ...]) -> AutotuneError:
+    return kind.__new__(kind, *args)
 
 
 def first_line(error: BaseException) -> str:

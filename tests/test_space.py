@@ -109,6 +109,13 @@ def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> N
         require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
 
 
+def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tmp_path: Path) -> None:
+    file = written(tmp_path, "trainer: sft\ntechniques:\n  max_length: [1024]\n")
+    here = setting()
+    with pytest.raises(InputError, match=r"Fix other choices, or let the space \(--space\) have more of that knob"):
+        require_legal(TrainerProblem(SFT, space(here, file), here, Wishes({})))
+
+
 def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowed() -> None:
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check as checked
 from autotune.app.public import taking
-from autotune.core.verdict import EXIT_CODES, Outcome, Severity, Verdict
-from autotune.errors import WillNotFit
+from autotune.core.verdict import EXIT_CODES, Outcome, Severity, Verdict, WillNotFit
 
 
 @taking(CheckArguments)
@@ -29,7 +28,9 @@ def check(asked: CheckArguments) -> Verdict:
 
 def stopped(found: Verdict) -> WillNotFit:
     """Return the error with the reason why a training should not start, and a remedy."""
-    hints = [item.message for item in found.findings if item.severity is Severity.ERROR]
+    # The headline has the reason already.
+    errors = (item.message for item in found.findings if item.severity is Severity.ERROR)
+    hints = [hint for error in errors if (hint := error.removeprefix(found.reason).strip())]
     if found.remedy is not None:
         hints.append(f"It would fit with {', '.join(f'{key}: {value}' for key, value in found.remedy.keys.items())}.")
     return WillNotFit(f"{found.headline}.", found, hint=" ".join(hints))

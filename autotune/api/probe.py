@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.app.argument_types import check_type
 from autotune.app.arguments import ProbeArguments
 from autotune.app.probe import probe as search
 from autotune.app.public import taking
+from autotune.app.report import read_result, result_file
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
@@ -39,6 +41,19 @@ class ProbeResult:
     """
 
     document: Result
+
+    @classmethod
+    def read(cls, directory: str | Path) -> ProbeResult:
+        """Return the result that an earlier search wrote, such as to train by it in another process.
+
+        Args:
+            directory: output directory of the search, or its ``result.json``.
+
+        Raises:
+            InputError: there is no result, or another version of autotune wrote it.
+        """
+        check_type("directory", directory, str | Path)
+        return cls(read_result(result_file(directory)))
 
     @property
     def status(self) -> RunStatus:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,8 @@ from autotune.core.candidate import Choice
 from autotune.core.effort import EffortName
 from autotune.core.workload import Init
 from autotune.errors import InputError
+from autotune.inspection.command_line import launches
+from autotune.inspection.paths import is_file
 from autotune.trainers import DEFAULT
 from autotune.units import parse_duration
 
@@ -39,6 +43,18 @@ def time_limit(timeout: str | float | None) -> float | None:
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
     return seconds
+
+
+def command_words(command: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command, which may be one text.
+
+    Raises:
+        InputError: it has a quotation mark that nothing closes.
+    """
+    try:
+        return tuple(shlex.split(command) if isinstance(command, str) else command)
+    except ValueError as error:
+        raise InputError(f"The command {command!r} cannot be split into words: {error}.") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +217,7 @@ class PlannedArguments(SearchArguments):
 
     model: str | Path = field(kw_only=False)
     trainer: str = DEFAULT
-    gpu: str | None = None
+    gpu: str | int | None = None
     num_machines: int | None = None
     network: float | None = None
     seq_len: int | None = None
@@ -241,9 +257,14 @@ class RentArguments(PlannedArguments):
         prices (FILE): price of an hour of one GPU, by name, or a YAML or CSV file of them. None: no cost is shown.
     """
 
-    gpu: str | None = ALL
+    gpu: str | int | None = ALL
     num_processes: int | Auto | None = 1
     prices: str | Path | Mapping[str, float] | None = None
+
+
+def _is_command(text: str) -> bool:
+    """Return whether a text is a command, and not the name of a file, which may have spaces as well."""
+    return not is_file(text) and any(map(launches, re.split(r"[\s'\"]", text)))
 
 
 OBJECTS = frozenset({"listener", "config", "peft_config"})
@@ -255,8 +276,8 @@ class CheckArguments(Arguments):
     """Arguments of :func:`autotune.check`.
 
     Args:
-        config: a YAML file of TRL's; or the words of the command that is about to run; or a configuration of one of
-            TRL's trainers, such as a ``trl.DPOConfig``, for which ``model`` and ``dataset`` have to be given.
+        config: a YAML file of TRL's; or the command that is about to run, as words or as one text; or a configuration
+            of one of TRL's trainers, such as a ``trl.DPOConfig``, for which ``model`` and ``dataset`` have to be given.
         trainer: TRL's trainer. None: the one of the command or of the keys.
         model: hub id, local directory, or ``config.json``; no weights are needed. None: that of the configuration.
         dataset: hub id, or a local file or directory. None: that of the configuration.
@@ -277,13 +298,18 @@ class CheckArguments(Arguments):
     model: str | Path | None = None
     dataset: str | Path | None = None
     peft_config: Any = None
-    gpu: str | None = None
+    gpu: str | int | None = None
     memory_budget: str | int | None = None
     probe: bool = False
     timeout: str | float | None = None
     imports: bool = False
     fits: bool = True
     when_unsure: Literal["pass", "fail"] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.config, str) and _is_command(self.config):
+            object.__setattr__(self, "config", command_words(self.config))
 
     @property
     def file(self) -> str | None:
@@ -322,7 +348,7 @@ class DryRunArguments(Arguments):
     """
 
     command: Sequence[str] = field(kw_only=False)
-    gpu: str | None = None
+    gpu: str | int | None = None
     num_processes: int | None = None
     steps: int = 3
     as_shuffled: bool = False

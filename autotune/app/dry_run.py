@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.app.arguments import DryRunArguments, time_limit
+from autotune.app.arguments import DryRunArguments, command_words, time_limit
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
@@ -63,7 +62,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         AutotuneError: the library of the null GPUs could not be built.
     """
     began, steps = time.monotonic(), asked.steps
-    command = tuple(shlex.split(asked.command) if isinstance(asked.command, str) else asked.command)
+    command = command_words(asked.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
     if steps < 1:
@@ -227,7 +226,7 @@ def _started(command: Sequence[str]) -> int:
         return 1
 
 
-def _device(gpu: str | None) -> NullDevice:
+def _device(gpu: str | int | None) -> NullDevice:
     if gpu is not None:
         return null_device(gpu)
     try:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.app.argument_types import check_type
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
 from autotune.app.planned import planned_machine, planned_workload
+from autotune.app.public import logged
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.events import Listener, ignore
+from autotune.core.events import Listener
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -38,9 +40,9 @@ def estimate(
     peft_config: peft.PeftConfig | None = None,
     *,
     shape: tuple[int, int],
-    gpu: str,
+    gpu: str | int,
     eval_shape: tuple[int, int] | None = None,
-    listener: Listener = ignore,
+    listener: Listener | None = None,
 ) -> MemoryEstimate:
     """Predict memory and time of training with a configuration, by tracing its step; no GPU is needed.
 
@@ -55,12 +57,16 @@ def estimate(
         gpu: name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu`` for the CPU's allocator.
         eval_shape: rows of the largest micro-batch of evaluation, and tokens of its longest; None: evaluation is left
             out.
-        listener: receives the events of the run.
+        listener: receives the events of the run; None: they are lines in the log of ``autotune``, at level INFO.
 
     Raises:
         InputError: something that was given cannot be used.
         AutotuneError: the step cannot be traced; the message names the operator. A probe can measure it.
     """
+    check_type("model", model, str | Path)
+    check_type("gpu", gpu, str | int)
+    check_type("shape", shape, Sequence[int])
+    check_type("eval_shape", eval_shape, Sequence[int] | None)
     for rows, tokens in (shape, eval_shape or shape):
         if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
             raise InputError(
@@ -79,6 +85,7 @@ def estimate(
     rows, tokens = shape[0], _padded(shape[1], plan.args)
     layout, traced = _traced_shape(plan, rows, tokens)
     micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
+    listener = listener or logged()
     with ServerTracer(planned.hardware.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned, rows, 1.0)

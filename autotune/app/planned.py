@@ -85,7 +85,7 @@ def check_network(network: float, planned: Sequence[Machine]) -> None:
 
 
 def planned_machine(
-    word: str | None, processes: int | None = None, machines: int | None = None, network: float | None = None
+    word: str | int | None, processes: int | None = None, machines: int | None = None, network: float | None = None
 ) -> Machine:
     """Return the machine with the GPU that a word names; None means this machine's own.
 
@@ -104,14 +104,14 @@ def planned_machine(
         if own.hardware.kind == CPU:
             raise InputError(
                 f"There is no GPU here to plan for: {own.device_reason}.",
-                hint="Name one with --gpu; `autotune plan --gpu list` lists those that are known.",
+                hint="Name one with `gpu` (`--gpu`); `autotune plan --gpu list` lists those that are known.",
             )
         count = processes or own.hardware.processes
         within = machines is None and count <= own.hardware.processes
         hardware = replace(own.hardware, processes=count, machines=1 if within else machines_of(count, machines))
         gpu = described(hardware).networked(_between(hardware, network))
         return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
-    if word.strip().lower() == CPU:
+    if isinstance(word, str) and word.strip().lower() == CPU:
         machines_of(processes or 1, machines)
         return inspect_machine("cpu", processes)
     gpu = find_gpu(word)

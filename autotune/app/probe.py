@@ -52,11 +52,13 @@ def probe(asked: ProbeArguments) -> Result:
         processes = likely_processes(config)
     machine, (own, *further) = divided(asked.device, processes, asked.workers)
     batch = global_batch_of(options, machine)
-    name = default_output(str(asked.model), str(asked.dataset), asked.base)
+    name, hardware = default_output(str(asked.model), str(asked.dataset), asked.base), machine.hardware
+    remembers = asked.resume and asked.memory_budget is None
+    # Before the output directory is made, which may have the budget of a run that is resumed.
+    budget_bytes = 0 if remembers else checked_budget(asked.memory_budget, hardware)
     out = open_output(name if asked.output is None else asked.output)
-    remembered = out.remembered_budget() if asked.resume and asked.memory_budget is None else None
-    budget_bytes = checked_budget(asked.memory_budget if remembered is None else remembered, machine.hardware)
-    hardware = machine.hardware
+    if remembers:
+        budget_bytes = checked_budget(out.remembered_budget(), hardware)
     with (
         out.held(),
         JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,

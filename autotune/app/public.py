@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from types import UnionType
-from typing import Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import ParamSpec, TypeVar, get_type_hints
 
+from autotune.app.argument_types import check_type, kinds_of
 from autotune.confidential import hidden_url, hidden_values
-from autotune.core.events import Listener, ignore
-from autotune.errors import InputError
+from autotune.core.events import Listener
 
 _Parameters = ParamSpec("_Parameters")
 _Arguments = TypeVar("_Arguments")
@@ -21,16 +22,26 @@ _Result = TypeVar("_Result")
 _DESCRIPTION = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
+def logged() -> Listener:
+    """Return a listener that writes the progress of a run to the log of ``autotune``, at level INFO."""
+    # The help of a command does without the words of reports.
+    from autotune.reporting.progress import PlainListener
+
+    return PlainListener(logging.getLogger("autotune").info)
+
+
+@dataclass(frozen=True)
 class Checked:
-    """Arguments whose words are checked: those of a field with a ``Literal``, such as ``auto``, ``cuda`` or ``cpu``."""
+    """Arguments whose types are checked; None stands for the default of an argument that has no other use for it."""
 
     def __post_init__(self) -> None:
-        for name, annotation in get_type_hints(type(self)).items():
-            value, words = getattr(self, name), words_of(annotation)
-            types = tuple(kind for kind in kinds_of(annotation) if isinstance(kind, type))
-            if words and value not in words and not isinstance(value, types):
-                *others, last = (*(["a number"] if int in types else []), *words)
-                raise InputError(f"{name} cannot be {value!r}.", hint=f"It is {', '.join(others)} or {last}.")
+        types = get_type_hints(type(self))
+        for each in fields(self):
+            value, declared = getattr(self, each.name), types[each.name]
+            if value is None and each.default is not MISSING and NoneType not in kinds_of(declared):
+                object.__setattr__(self, each.name, each.default)
+            else:
+                check_type(each.name, value, declared)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +52,11 @@ class Arguments(Checked):
     in brackets, as in ``memory_budget (SIZE): ...``, stands for its value in the help.
 
     Args:
-        listener: receives the events of the run, as they happen.
+        listener: receives the events of the run, as they happen; by default they are lines in the log of ``autotune``,
+            at level INFO.
     """
 
-    listener: Listener = ignore
+    listener: Listener = field(default_factory=logged)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -59,16 +71,6 @@ class Arguments(Checked):
         defaults = {each.name: each.default for each in fields(self)}
         values = hidden_values(values)
         return {name: value for name, value in values.items() if value not in (None, [], {}, defaults[name])}
-
-
-def kinds_of(annotation: object) -> frozenset[object]:
-    """Return the types of a union, or the only one."""
-    return frozenset(get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,))
-
-
-def words_of(annotation: object) -> tuple[str, ...]:
-    """Return the words of a type that has a ``Literal``; none for another."""
-    return next((get_args(kind) for kind in kinds_of(annotation) if get_origin(kind) is Literal), ())
 
 
 def taking(

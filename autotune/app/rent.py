@@ -113,7 +113,7 @@ def rent(asked: RentArguments) -> Rent:
     )
 
 
-def _offers_of(survey: _Survey, word: str | None, *, alone: bool) -> Sequence[Offer]:
+def _offers_of(survey: _Survey, word: str | int | None, *, alone: bool) -> Sequence[Offer]:
     """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
 
     Args:
@@ -161,7 +161,7 @@ class _Survey:
     progress: str = ""
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
-    def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
+    def offer(self, word: str | int | None, processes: int) -> tuple[Offer, Evaluator | None]:
         """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
@@ -211,7 +211,7 @@ class _Survey:
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
 
 
-def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
+def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
     """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
     return planned_machine(word, processes, machines_of(processes, machines), network)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from autotune.app.argument_types import check_type
 from autotune.confidential import hidden_values
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
@@ -41,20 +42,18 @@ def report(
     Raises:
         InputError: there is no result, it cannot be read, or the page cannot be written.
     """
-    if format not in _FILES:
-        raise InputError(f"There is no report in {format!r}.", hint=f"It is {' or '.join(_FILES)}.")
+    check_type("directory", directory, str | Path | Plan)
+    check_type("output", output, str | Path | None)
+    check_type("format", format, Literal["html", "markdown"])
     target = user_path(output) if output is not None else None
     if isinstance(directory, Plan):
         if target is None:
             raise InputError("A plan has no directory to write its page to.", hint="Give output='plan.html'.")
         write_page(plan_report(directory), target, format)
         return target
-    source = user_path(directory)
-    with suppress(OSError):  # `read_result` says why
-        source = source / RESULT if source.is_dir() else source
-    result = read_result(source)
+    source = result_file(directory)
     target = target or source.parent / _FILES[format]
-    write_page(probe_report(result), target, format)
+    write_page(probe_report(read_result(source)), target, format)
     return target
 
 
@@ -88,6 +87,14 @@ def write_page(document: Document, file: Path, form: str = "html") -> None:
     write_text(file, html_page(document) if form == "html" else markdown_page(document))
 
 
+def result_file(place: str | Path) -> Path:
+    """Return the file of a result, which is named itself or by the output directory of its search."""
+    file = user_path(place)
+    with suppress(OSError):  # `read_result` says why
+        return file / RESULT if file.is_dir() else file
+    return file
+
+
 def read_result(file: Path) -> Result:
     """Return the result in a file.
 
@@ -98,7 +105,7 @@ def read_result(file: Path) -> Result:
         document = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
-            f"There is no result to report on: {file} cannot be read ({error.strerror}).",
+            f"There is no result: {file} cannot be read ({error.strerror}).",
             hint="Give the directory that `autotune probe` wrote.",
         ) from error
     except ValueError as error:

@@ -9,8 +9,9 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
+from autotune.app.argument_types import kinds_of, words_of
 from autotune.app.arguments import AUTO, OBJECTS, names
-from autotune.app.public import descriptions, kinds_of, placeholders, words_of
+from autotune.app.public import descriptions, placeholders
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 

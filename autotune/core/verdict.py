@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.errors import AutotuneError
 from autotune.units import format_bytes
 
 SCHEMA = 1
@@ -183,6 +184,20 @@ class Verdict:
         return EXIT_CODES[self.outcome]
 
 
+class WillNotFit(AutotuneError):  # noqa: N818 (what a caller catches reads as what it means)
+    """A configuration was checked, and will not run or not fit.
+
+    Attributes:
+        verdict: the :class:`autotune.Verdict`.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, verdict: Verdict, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.verdict = verdict
+
+
 @dataclass(frozen=True)
 class Verdicts:
     """The verdicts on several configurations, in the order in which they were named."""
@@ -215,7 +230,7 @@ def judged(need: Need, budget_bytes: int) -> Outcome:
 def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str) -> str:
     """Return the verdict in one line, such as ``fits: 61.2 of 79.1 GiB at the worst batch, 4 rows of 4,096 tokens``."""
     if need is None:
-        return f"{outcome.value}: {reason}" if reason else outcome.value
+        return f"{outcome.value}: {reason.removesuffix('.')}" if reason else outcome.value
     rows = f"{need.rows:,} rows" if need.rows != 1 else "1 row"
     held = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}"
     spread = ""

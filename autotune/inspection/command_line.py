@@ -128,7 +128,7 @@ def read_command_line(words: Sequence[str]) -> Command:
     errors = []
     for part in _parts(words):
         # The name of a program may also be the value of an option of what starts it: `uv run --with trl trl dpo`.
-        for start in (index for index, word in enumerate(part) if _launches(word)):
+        for start in (index for index, word in enumerate(part) if launches(word)):
             try:
                 return _from(part, start)
             except InputError as error:
@@ -177,7 +177,8 @@ def _separates(token: str) -> bool:
     return bool(token) and not token.strip(_SEPARATORS)
 
 
-def _launches(word: str) -> bool:
+def launches(word: str) -> bool:
+    """Return whether a word of a command is a program that starts trainings, or Python."""
     name = PurePath(word).name
     return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 

@@ -15,7 +15,7 @@ import yaml
 from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
-from autotune.units import GIB, parse_size
+from autotune.units import GIB, MIB, format_bytes, parse_size
 
 # For GPUs without a report of it. Reported values are between 0.13 (T4) and 0.60 GiB (RTX 5090).
 UNMEASURED_CONTEXT_BYTES = GIB // 2
@@ -27,8 +27,8 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_gpu(row) for row in _read("gpus.yaml"))
 
 
-def find_gpu(word: str) -> Gpu:
-    """Return the GPU that a name such as ``H100-80GB`` or a size such as ``24GiB`` means.
+def find_gpu(word: str | int) -> Gpu:
+    """Return the GPU that a name such as ``H100-80GB``, a size such as ``24GiB`` or a number of bytes means.
 
     Case, spaces, punctuation and a leading manufacturer's name are ignored. A size means a GPU with that much memory
     and unknown speeds.
@@ -36,6 +36,10 @@ def find_gpu(word: str) -> Gpu:
     Raises:
         InputError: it is neither a name in the catalogue nor a size.
     """
+    if isinstance(word, int):
+        if word < MIB:
+            raise InputError(f"A GPU with {word} bytes is not possible.", hint="Write for instance 24GiB.")
+        return Gpu(format_bytes(word), word, "given", "", UNMEASURED_CONTEXT_BYTES)
     names = _names()
     gpu = names.get(_plain(word))
     if gpu is not None:

@@ -57,7 +57,7 @@ def listed() -> tuple[str, ...]:
     return tuple(_table()["devices"])
 
 
-def null_device(word: str, memory_bytes: int | None = None) -> NullDevice:
+def null_device(word: str | int, memory_bytes: int | None = None) -> NullDevice:
     """Return the null GPU for a name such as ``H100-80GB`` or a size such as ``24GiB``.
 
     A size means a device with that much memory, which is in all else an H100.

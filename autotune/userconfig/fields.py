@@ -163,7 +163,10 @@ def configuration_of(config: object) -> Configuration:
     names = [kind.__name__ for kind in type(config).__mro__]
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise InputError(f"A {names[0]} is no configuration that autotune knows.")
+        raise InputError(
+            f"A {names[0]} is no configuration that autotune knows.",
+            hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
+        )
     kind = next((name for name in names if name in known), names[0])
     found = configured(config, kind, lambda value: value.value if isinstance(value, Enum) else value)
     if TEACHER_LOADING not in found.values:

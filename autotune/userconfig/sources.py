@@ -73,7 +73,9 @@ def sources(
     own = model.get("model_name_or_path")
     named = name or own
     if not isinstance(named, str):
-        raise InputError("The configuration names no model.", hint="Write model_name_or_path, or give --model.")
+        raise InputError(
+            "The configuration names no model.", hint="Write model_name_or_path, or give `model` (`--model`)."
+        )
     # The revision is of the configuration's own model, and that for loading wins (trl/scripts).
     loading = mapping(config.values.get("model_init_kwargs"))
     revision = loading.get("revision") or model.get("model_revision") if named == own else None

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 
-from autotune.app.arguments import CatalogueArguments, CheckArguments, ProbeArguments, RentArguments
+from autotune.app.arguments import (
+    CatalogueArguments,
+    CheckArguments,
+    PlanArguments,
+    ProbeArguments,
+    RentArguments,
+)
 from autotune.app.options import Options, probe_options
 from autotune.core.effort import EFFORTS, EffortName
 from autotune.errors import InputError
@@ -86,12 +93,12 @@ def test_a_length_that_is_no_decimal_number_is_the_name_of_a_column() -> None:
 @pytest.mark.parametrize(
     ("kind", "given", "message"),
     [
-        (ProbeArguments, {"workers": "two"}, "workers cannot be 'two'. It is a number or auto."),
+        (ProbeArguments, {"workers": "two"}, "workers cannot be 'two'. It is a whole number or auto."),
         (ProbeArguments, {"init": "zeros"}, "init cannot be 'zeros'. It is random or pretrained."),
         (
             RentArguments,
             {"model": "m", "num_processes": "all"},
-            "num_processes cannot be 'all'. It is a number or auto.",
+            "num_processes cannot be 'all'. It is a whole number or auto.",
         ),
         (
             CheckArguments,
@@ -106,6 +113,78 @@ def test_a_word_that_an_argument_does_not_have_is_refused_with_those_it_has(
 ) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         kind(**given)
+
+
+class Dataset:
+    """Prints its rows, as ``datasets.Dataset`` prints its columns."""
+
+    def __repr__(self) -> str:
+        return "a secret row"
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        (PlanArguments, {"global_batch_size": "8"}, "global_batch_size cannot be '8'. It is a whole number."),
+        (PlanArguments, {"top": "3"}, "top cannot be '3'. It is a whole number."),
+        (PlanArguments, {"top": True}, "top cannot be True. It is a whole number."),
+        (PlanArguments, {"explain": 1}, "explain cannot be 1. It is True or False."),
+        (PlanArguments, {"gpu": 24.5}, "gpu cannot be 24.5. It is a text or a whole number."),
+        (PlanArguments, {"fix": "lora=r8"}, "fix cannot be 'lora=r8'. It is a dictionary."),
+        (PlanArguments, {"allow": 3}, "allow cannot be 3. It is a list."),
+        (PlanArguments, {"allow": ["lora", 3]}, "An item of allow cannot be 3. It is a text."),
+        (PlanArguments, {"model": None}, "model cannot be None. It is a text or a path."),
+        (PlanArguments, {"listener": 3}, "listener cannot be 3. It is a function."),
+        (
+            PlanArguments,
+            {"trainer": Dataset},
+            "trainer cannot be the class Dataset. It is a text. Give its name, such as 'sft'.",
+        ),
+        (
+            ProbeArguments,
+            {"timeout": timedelta(minutes=1)},
+            "timeout cannot be an object of the class timedelta. It is a text or a number.",
+        ),
+        (
+            ProbeArguments,
+            {"base": Dataset()},
+            "base cannot be an object of the class Dataset. It is a text or a path. Give its YAML file.",
+        ),
+    ],
+)
+def test_an_argument_of_another_type_is_refused_by_name_and_no_object_is_printed(
+    kind: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        kind(**{**({"model": "m"} if kind is PlanArguments else {}), **given})
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("model", "Write it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, and give DIR."),
+        ("teacher", "Write it with `model.save_pretrained(DIR)` and `tokenizer.save_pretrained(DIR)`, and give DIR."),
+        ("dataset", "Write the rows to a file, as with `dataset.to_parquet('rows.parquet')`, and give its name."),
+        ("eval_dataset", "Write the rows to a file, as with `dataset.to_parquet('rows.parquet')`, and give its name."),
+    ],
+)
+def test_for_an_object_in_place_of_a_name_the_refusal_has_how_to_write_it(name: str, remedy: str) -> None:
+    given: dict[str, Any] = {name: Dataset()}
+    with pytest.raises(InputError) as raised:
+        ProbeArguments(**given)
+    assert str(raised.value) == f"{name} cannot be an object of the class Dataset. It is a text or a path. {remedy}"
+
+
+def test_none_is_the_default_of_an_argument_that_has_no_other_use_for_it() -> None:
+    unset: dict[str, Any] = dict.fromkeys(("allow", "trainer", "top"))
+    asked = PlanArguments("m", **unset)
+    assert (asked.allow, asked.trainer, asked.top) == ((), "sft", 20)
+    assert PlanArguments("m", gpu=None, num_processes=None).gpu is None
+
+
+def test_a_generator_of_names_is_read_once() -> None:
+    assert options(allow=(name for name in ("lora", "precision"))).allowed == {"lora", "precision"}
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_moments_of_another_result_are_not_taken(tmp_path: Path) -> None:
 
 
 def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"There is no result to report on: .*result.json cannot be read"):
+    with pytest.raises(InputError, match=r"There is no result: .*result.json cannot be read"):
         report(tmp_path)
 
 
@@ -124,7 +124,7 @@ def test_a_plan_has_the_same_kind_of_page(tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused(written: Path) -> None:
-    with pytest.raises(InputError, match="There is no report in 'pdf'"):
+    with pytest.raises(InputError, match=r"format cannot be 'pdf'\. It is html or markdown"):
         report(written, format="pdf")  # type: ignore[arg-type]
 
 

@@ -258,7 +258,7 @@ def test_no_way_to_end_tells_a_secret_of_the_command(
 def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(("autotune", "report", "x" * 300)) == 2
     assert capsys.readouterr().err == (
-        f"autotune: There is no result to report on: {'x' * 300} cannot be read (File name too long). "
+        f"autotune: There is no result: {'x' * 300} cannot be read (File name too long). "
         "Give the directory that `autotune probe` wrote.\n"
     )
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.app.arguments import PlanArguments, RentArguments
 from autotune.cli.boundary import run
+from autotune.cli.commands.plan import run as run_plan
 from autotune.core.codec import decode
 from autotune.core.rent import Rent
+from autotune.errors import InputError
 from tests.reporting.rents import TOO_SMALL, a_rent
 
 
@@ -89,6 +94,12 @@ def test_what_cannot_be_used_is_one_message(words: str, said: str, capsys: pytes
     assert said in err
     assert err.startswith("autotune: ")
     assert len(err.splitlines()) == 1
+
+
+def test_no_option_of_one_plan_is_passed_on_to_a_table() -> None:
+    for name in {each.name for each in fields(PlanArguments)} - {each.name for each in fields(RentArguments)}:
+        with pytest.raises(InputError, match="is for one plan, not for a table"):
+            run_plan(argparse.Namespace(model="M", gpu="all", **{name: "given"}))
 
 
 def test_prices_with_an_unknown_gpu_end_before_anything_is_read(

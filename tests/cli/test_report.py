@@ -38,5 +38,5 @@ def test_the_page_is_opened_where_that_is_asked_for(bundle: Path, monkeypatch: p
 def test_where_there_is_no_result_it_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["autotune", "report", str(tmp_path)]) == 2
     shown = capsys.readouterr().err
-    assert "There is no result to report on" in shown
+    assert "There is no result: " in shown
     assert "Traceback" not in shown

@@ -125,8 +125,10 @@ def test_names_are_found_however_they_are_written(word: str, name: str) -> None:
     assert find_gpu(word).name == name
 
 
-@pytest.mark.parametrize(("word", "size"), [("24GiB", 24 * GIB), ("80 GB", 80 * 10**9), ("0.5TiB", 512 * GIB)])
-def test_a_size_is_a_gpu_with_that_memory_and_no_known_speeds(word: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("word", "size"), [("24GiB", 24 * GIB), ("80 GB", 80 * 10**9), ("0.5TiB", 512 * GIB), (24 * GIB, 24 * GIB)]
+)
+def test_a_size_is_a_gpu_with_that_memory_and_no_known_speeds(word: str | int, size: int) -> None:
     gpu = find_gpu(word)
     assert (gpu.memory_bytes, gpu.memory_kind, gpu.speeds) == (size, "given", None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments
@@ -19,7 +20,8 @@ DESCRIPTION = (
     "measurements: their errors are stated, and autotune probe measures."
 )
 _LIST = "list"
-_FOR_ONE_PLAN = ("html", "all", "top", "explain", "output", "server_gpus")
+_OF_PLANS, _OF_TABLES = ({each.name for each in fields(kind)} for kind in (PlanArguments, RentArguments))
+_FOR_ONE_PLAN = {"html", "all"} | (_OF_PLANS - _OF_TABLES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("There is no MODEL.", hint="See autotune plan --help.")
 
     if options.get("gpu") == ALL or options.get("num_processes") == AUTO:
-        for name in (name for name in _FOR_ONE_PLAN if name in options):
+        for name in (name for name in options if name in _FOR_ONE_PLAN):
             raise InputError(
                 f"{option(name)} is for one plan, not for a table.",
                 hint="Leave it out, or name the GPU and the number of processes.",

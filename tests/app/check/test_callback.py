@@ -35,8 +35,8 @@ from trl import (
 import autotune
 from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
-from autotune.core.verdict import SCHEMA, Outcome, Verdict
-from autotune.errors import InputError, WillNotFit
+from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.errors import InputError
 from tests.app.check.conftest import cache_of
 
 CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {

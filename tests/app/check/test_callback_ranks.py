@@ -23,8 +23,8 @@ import autotune
 from autotune.api import preflight
 from autotune.api.launched import _deepspeed, _fsdp, launching_of
 from autotune.core.configuration import Configuration
-from autotune.core.verdict import SCHEMA, Outcome, Verdict
-from autotune.errors import AutotuneError, InputError, WillNotFit
+from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
+from autotune.errors import AutotuneError, InputError
 from autotune.userconfig.engine import engine_args
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 

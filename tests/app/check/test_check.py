@@ -20,8 +20,8 @@ from trl import DPOConfig, SFTConfig
 import autotune
 from autotune.app.check.fix import fix_legacy
 from autotune.core.codec import decode, encode
-from autotune.core.verdict import Outcome, Severity, Source, Verdict
-from autotune.errors import InputError, WillNotFit
+from autotune.core.verdict import Outcome, Severity, Source, Verdict, WillNotFit
+from autotune.errors import InputError
 from tests.app.check.conftest import Checked, Write
 from tests.small import write_small_model
 

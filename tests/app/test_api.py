@@ -1,0 +1,111 @@
+"""The public functions as a script calls them: what they refuse, what they log, and what they read back."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import autotune
+from autotune.app.arguments import CheckArguments, LengthsArguments
+from autotune.core.candidate import Candidate
+from autotune.core.events import Noted, ProbeFinished, StageStarted
+from autotune.core.measurement import Measurement
+from autotune.core.result import BaseFile
+from autotune.core.status import ProbeStatus
+from autotune.core.verdict import WillNotFit
+from autotune.errors import InputError
+from tests.reporting.examples import a_result
+from tests.small import text_rows, write_rows, write_small_model
+
+NOTHING: Any = None
+TEXT: Any = "8"
+NO_TEXT: Any = {"text": "a row"}
+
+
+def test_without_a_listener_the_progress_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "autotune")
+    listener = LengthsArguments("model", "rows.jsonl").listener
+    listener(StageStarted("Searching"))
+    listener(Noted("Others use the GPU."))
+    measured = Measurement(ProbeStatus.OK, peak_bytes=1 << 30, tokens_per_second=100.0)
+    listener(ProbeFinished(3, Candidate({"liger": "on"}), "search", measured, best=True))
+    assert [(record.name, record.levelname) for record in caplog.records] == [("autotune", "INFO")] * 3
+    assert caplog.messages[:2] == ["Searching", "note: Others use the GPU."]
+    assert caplog.messages[2].startswith("probe 3 ok: peak ")
+    assert caplog.messages[2].endswith("liger=on (best so far)")
+
+
+def test_a_search_whose_budget_is_refused_leaves_no_directory(tmp_path: Path) -> None:
+    model, rows = tmp_path / "model", tmp_path / "rows.jsonl"
+    write_small_model(model, weights=False)
+    write_rows(rows, text_rows(["a", "b"]))
+    with pytest.raises(InputError, match="A memory budget of -5 bytes holds nothing"):
+        autotune.probe(model, rows, device="cpu", memory_budget=-5, output=tmp_path / "found")
+    assert not (tmp_path / "found").exists()
+
+
+@pytest.mark.parametrize("name", ["", "result.json"], ids=["directory", "file"])
+def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> None:
+    # A configuration for a GPU cannot be made on a machine without one.
+    written = autotune.ProbeResult(replace(a_result(), base=BaseFile("a.yaml", args={"use_cpu": True})))
+    (tmp_path / "result.json").write_text(written.to_json(), encoding="utf-8")
+    found = autotune.ProbeResult.read(tmp_path / name)
+    assert (found.status, found.recommended) == (written.status, written.recommended)
+    assert found.config.to_dict() == written.config.to_dict()
+    assert found.peft_config == written.peft_config
+    assert (found.model_init_kwargs, found.env) == (written.model_init_kwargs, written.env)
+    with pytest.raises(InputError, match=r"There is no result: .*nowhere cannot be read"):
+        autotune.ProbeResult.read(tmp_path / "nowhere")
+
+
+def test_a_command_to_check_may_be_one_text() -> None:
+    text = "accelerate launch train.py --run_name 'my run' --config config.yaml"
+    words = ("accelerate", "launch", "train.py", "--run_name", "my run", "--config", "config.yaml")
+    assert CheckArguments(text).command == words
+    assert CheckArguments("bash -c 'trl sft --config a.yaml'").command == ("bash", "-c", "trl sft --config a.yaml")
+    with pytest.raises(InputError, match="cannot be split into words: No closing quotation"):
+        CheckArguments("trl sft --run_name 'my run")
+
+
+def test_a_file_to_check_may_have_spaces_in_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "my trl sft.yaml"
+    file.write_text("packing: true\n", encoding="utf-8")
+    assert CheckArguments(str(file)).file == str(file)
+    assert CheckArguments("my runs.yaml").file == "my runs.yaml"
+
+
+def test_the_error_of_a_check_has_each_sentence_once() -> None:
+    with pytest.raises(WillNotFit) as raised:
+        autotune.check("nowhere.yaml", gpu="H100-80GB")
+    assert str(raised.value) == "cannot run: nowhere.yaml does not exist. Name the YAML file."
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: autotune.report(NOTHING), "directory cannot be None. It is a text, a path or an autotune.Plan."),
+        (lambda: autotune.ProbeResult.read(NOTHING), "directory cannot be None. It is a text or a path."),
+        (
+            lambda: autotune.estimate(NOTHING, NOTHING, shape=(1, 8), gpu="T4"),
+            "model cannot be None. It is a text or a path.",
+        ),
+        (lambda: autotune.estimate("m", NOTHING, shape=TEXT, gpu="T4"), "An item of shape cannot be '8'."),
+        (
+            lambda: autotune.check({"packing": True}),
+            "A dict is no configuration that autotune knows. Give a YAML file,",
+        ),
+        (lambda: autotune.PreflightCallback(dataset=NO_TEXT), "dataset cannot be an object of the class dict."),
+        (
+            lambda: autotune.plan("m", seq_len=8, gpu=24),
+            "A GPU with 24 bytes is not possible. Write for instance 24GiB.",
+        ),
+    ],
+)
+def test_what_python_alone_can_give_is_refused_in_words(call: Any, message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        call()
+    assert str(raised.value).startswith(message)
