@@ -39,7 +39,6 @@ from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import optional_int_argument
-from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
@@ -99,20 +98,20 @@ class Fitting:
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
+        rewards = None
+        if trainer.scores:
+            rewards = rewards_of(
+                self.read, self.config, by_command=task.written.own_command, imports=task.asked.imports
+            )
+            options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         plan, workload = self._workload(named, options)
-        rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.scores else None
-        built_plan = plan
-        if rewards is not None:
-            built_plan = replace(plan, rewards=rewards.built)
-            # A trace has no rows that a function could read; those that it calls hold nothing of the device.
-            plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
         depends = trainer.loss_depends_on(plan.args, workload.model)
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
-        built = self._built(built_plan, geometry, workload)
+        built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
@@ -130,7 +129,7 @@ class Fitting:
         answer, remedy = None, None
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
-            answer = self._answer(Sized(plan, geometry), built_plan.rewards, steps, workload)
+            answer = self._answer(Sized(plan, geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
             found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
@@ -141,7 +140,7 @@ class Fitting:
             verdict,
             model=named.model.name,
             dataset=workload.dataset.name,
-            plan=built_plan,
+            plan=plan,
             documents_per_step=geometry.documents,
             processes=self.launching.processes,
             remedy=remedy,
@@ -215,7 +214,8 @@ class Fitting:
             named.model,
             named.dataset,
             tracer,
-            None if self.task.asked.probe else self.cache,
+            # A module of rewards may have changed since.
+            None if self.task.asked.probe or self.task.asked.imports else self.cache,
             listener,
             named.evaluation,
             checked=wanted,
@@ -226,14 +226,14 @@ class Fitting:
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> CheckAnswer:
+    def _answer(self, sized: Sized, steps: PlanTracer, workload: Workload) -> CheckAnswer:
         planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
             self.task.asked.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
-                run = replace(sized, plan=replace(self._explicit(sized.plan), rewards=rewards))
+                run = replace(sized, plan=self._explicit(sized.plan))
                 folder, seconds = self.tracer.new_folder(), time_limit(self.task.asked.timeout)
                 return probed(run, workload, planned, budget_bytes, server, folder, seconds)
         if file is not None:
