@@ -175,6 +175,8 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     tokens = geometry.tokens / rows_of(plan) * geometry.rows
     rate, length = mean_rate(rates) if rates else None, plan.args.get("max_length")
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
+    # Of trainers that generate, no row is packed or dropped, and a probe does not count what an epoch leaves out.
+    rows = geometry.rows if problem.trainer.generates else shown.rows
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -193,7 +195,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         per_device_train_batch_size=rows_of(plan),
         gradient_accumulation_steps=micro_batches_of(plan),
         documents_per_step=shown.documents_per_step,
-        steps_per_epoch=steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None,
+        steps_per_epoch=steps_of_epoch(plan, rows, drops_last=drops_last) if rows else None,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),

@@ -174,6 +174,16 @@ class Trainer(ABC):
         """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
         return rows_of(plan)
 
+    def rows_per_generation(self, plan: TrainingPlan) -> int:
+        """Return how many rows of the dataset all processes complete at once; 1 if each is trained on by itself."""
+        return 1
+
+    @final
+    def rows_of_epoch(self, plan: TrainingPlan, rows: int) -> int:
+        """Return how many of the dataset's rows an epoch trains on: TRL leaves out a generation that is not full."""
+        whole = self.rows_per_generation(plan)
+        return rows // whole * whole or rows
+
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
         return widths(

@@ -115,7 +115,7 @@ class Prompted(Trainer):
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
             ranks=plan.data_ranks,
-            rows=documents.rows * self.copies(plan) * iterations,
+            rows=self.rows_of_epoch(plan, documents.rows) * self.copies(plan) * iterations,
             sequences=documents.sequences,
             apart=(
                 *(PhaseGeometry(name, *generated) for name in self.at_once),

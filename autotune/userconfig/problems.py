@@ -33,16 +33,18 @@ def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
 def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
     """Yield the messages of TRL's trainer while it was built from the plan, unless they are known already.
 
-    Only what is about a key that the user wrote is reported: traces set some arguments of their own.
+    Only what is about a key that the user wrote is reported: traces set some arguments of their own. A refusal that
+    mentions no such key is known if anything is wrong: the rules of trainers are those by which TRL refuses plans.
 
     Args:
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     reported = {item.key for item in known if item.severity is not Severity.NOTE}
+    wrong, key = {item.key for item in known if item.severity is Severity.ERROR}, mentioned(written, built.refused)
     if built.refused.startswith(_ABSENT) and not here:
         message = f"On this machine it cannot be built: {_sentence(built.refused)}"
-        yield finding(written, Severity.NOTE, mentioned(written, built.refused), message)
-    elif built.refused:
+        yield finding(written, Severity.NOTE, key, message)
+    elif built.refused and not (key in wrong or (wrong and not key)):
         yield refused(written, built.refused)
     for item in built.overrides:
         if item.key in written.given and item.key not in reported:

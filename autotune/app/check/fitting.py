@@ -55,6 +55,9 @@ _READING_SECONDS = 3600.0
 _CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
 """Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
 
+_UNKNOWN_LOSS = "Unknown loss type"
+"""The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
+
 
 @dataclass(frozen=True)
 class Fitting:
@@ -243,6 +246,9 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
+            _, unknown, listed = _short(error).partition(_UNKNOWN_LOSS)
+            if unknown:
+                raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 length = optional_int_argument(sized.plan, "max_length")
@@ -269,7 +275,7 @@ class Fitting:
             own = item.severity is not Severity.NOTE
             key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
-            yield item if line is None else replace(item, line=line, file=self.task.written.place)
+            yield item if line is None else replace(item, key=key, line=line, file=self.task.written.place)
 
 
 def _short(error: Exception) -> str:
