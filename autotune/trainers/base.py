@@ -244,6 +244,22 @@ class Trainer(ABC):
         """Return whether ``trl NAME --config`` trains by a plan: it has no key for a configuration in PEFT's JSON."""
         return self.has_command and not plan.peft
 
+    def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
+        """Return the arguments of a plan as a file has them that every process reads, and ``trl`` before it starts any.
+
+        Args:
+            keys: those of the user's own file, whose words are kept.
+        """
+        return plan.args
+
+    def as_read(self, plan: TrainingPlan, keys: Mapping[str, object]) -> TrainingPlan:
+        """Return a plan of a file with what TRL's class computes from its keys and the number of the plan's processes.
+
+        Raises:
+            InputError: the class refuses so many.
+        """
+        return plan
+
     def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return tokenised rows as the user wrote them, for a dataset of which some rows are dropped.
 
