@@ -34,7 +34,7 @@ OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
 CONFIG_FIELDS = ConfigFields(
     traced=frozenset({
-        "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
+        "disable_dropout", "epsilon", "epsilon_high", "generation_kwargs", "mask_truncated_completions", "min_p",
         "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "sync_ref_model",
         "temperature", "top_k", "top_p",
     }),
@@ -47,7 +47,7 @@ CONFIG_FIELDS = ConfigFields(
     }),
     reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({
-        "beta", "cache_implementation", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length",
+        "beta", "cache_implementation", "ds3_gather_for_generation", "max_completion_length",
         "num_generations", "num_iterations", "pad_to_multiple_of", "steps_per_generation",
         "transformers_continuous_batching_config",
         "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode",

@@ -18,6 +18,8 @@ from autotune.trainers.geometry import micro_batches_of, optional_int_argument, 
 from autotune.units import format_share
 from autotune.userconfig.candidate import NearestCandidate
 
+_KEEPS_END = "keep_end"
+"""The ``truncation_mode`` that cuts rows at their beginning, so that something is left of every row."""
 _HALF = ("bfloat16", "float16")
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
@@ -122,11 +124,12 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
     if length is None or length >= documents.longest:
         return
     strategy = strategy_of(plan)
-    dropped = documents.rows_dropped(length) if strategy == NONE else 0
+    dropping = strategy == NONE and plan.args.get("truncation_mode") != _KEEPS_END
+    dropped = documents.rows_dropped(length) if dropping else 0
     cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
     if strategy not in (NONE, CUTTING):
         cut = 0
-    kept = documents.coverage(length, dropping=strategy == NONE)
+    kept = documents.coverage(length, dropping=dropping)
     if dropped == documents.rows:
         message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
         yield Finding(Severity.ERROR, message, "max_length")
