@@ -103,12 +103,12 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
     count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
-    alike = f"among the {others + 1:,} fastest, which one probe cannot tell apart," if others else ""
+    but = f", but for {others:,} that one probe cannot tell from it" if others else ""
     if ending in (None, Ending.EXHAUSTED) or count >= candidates:
-        return f"{alike} of all candidates" if alike else ""
-    of = "the only one compared" if count == 1 else f"{alike or 'the fastest'} of {count:,} compared"
+        return f"the fastest of all candidates{but}" if but else ""
+    of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
     ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
-    return f"{of} of {candidates:,} candidates; {ended}"
+    return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 
 def _status(outcome: SearchOutcome) -> RunStatus:

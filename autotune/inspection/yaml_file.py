@@ -17,7 +17,7 @@ from autotune.inspection.yaml_tree import Node, TreeError, tree
 MAX_BYTES = 128 * 1024
 """PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
 
-
+_SCRIPT = "#!/"
 _SHOWN = 300  # letters of a path or a parser's message; keys can have thousands
 
 
@@ -63,6 +63,8 @@ def parsed(text: str, path: Path) -> YamlFile:
     Raises:
         InputError: as in :func:`read_yaml`.
     """
+    if text.startswith(_SCRIPT):
+        raise InputError(f"{place(path)} is a script for a shell.", hint="Give its training command after --.")
     root, values = loaded(text, path)
     if root is None or not isinstance(values, dict):
         what = "is empty" if values is None else f"holds a {_kind(root)}"

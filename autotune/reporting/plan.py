@@ -58,7 +58,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             *doc.listing("Why nothing is predicted", () if best is not None else unknown_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
-            doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
+            doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
             *lengths_section(plan.lengths, plan.limit, subject),

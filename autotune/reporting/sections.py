@@ -103,9 +103,9 @@ def peak_section(
     # For sizes far below the budget, bars relative to the budget would be empty.
     crowded = max(sums) <= budget_bytes * _CROWDED
     scale_bytes = max(sums) if crowded else max(budget_bytes, *sums)
-    parts["needs"] = sums
+    parts["sum"] = sums
     if not crowded and budget_bytes <= scale_bytes:
-        parts["of"] = [budget_bytes] * len(needs)
+        parts["memory budget"] = [budget_bytes] * len(needs)
     columns = ("memory at peak", *(title for name in needs for title in (name, "")))
     rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())
     yield Section(title, (Table(columns, rows, total=total),), medium)

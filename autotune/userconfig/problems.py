@@ -153,11 +153,11 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
-        elif written.command.script is None:
-            yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
-        else:
+        elif written.command.takes_more:
             message = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
-            yield finding(written, Severity.NOTE, fault.key, message)
+            yield finding(written, Severity.NOTE, fault.key, f"{message}{_similar(fault, read)}")
+        else:
+            yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
 
 
 def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
@@ -166,9 +166,13 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
     others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
+    none = f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate."
+    return f"{none}{_similar(fault, read)}"
+
+
+def _similar(fault: Fault, read: ReadCommand) -> str:
     near = difflib.get_close_matches(fault.key, read.names, n=1, cutoff=0.75)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate.{hint}"
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:

@@ -315,11 +315,11 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
         (
             Ending.TRIALS,
             (
-                "among the 3 fastest, which one probe cannot tell apart, of 4 compared of {size} candidates; "
+                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
                 "the trial limit ended the search"
             ),
         ),
-        (Ending.EXHAUSTED, "among the 3 fastest, which one probe cannot tell apart, of all candidates"),
+        (Ending.EXHAUSTED, "the fastest of all candidates, but for 2 that one probe cannot tell from it"),
     ],
 )
 def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending, said: str) -> None:
@@ -348,3 +348,11 @@ def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
     document = result_of(untried, PROBLEM, FACTS)
     assert document.smallest == Smallest(WINNER.candidate, 800, None)
     assert decode(Result, encode(document)) == document
+
+
+def test_speeds_that_differ_much_from_run_to_run_are_no_result_to_rely_on() -> None:
+    steady = compared(WINNER, (1, 300), (0, 100), (1, 310), (0, 100))
+    wild = compared(WINNER, (1, 300), (0, 100), (1, 120), (0, 100))
+    told = "Speeds differ much from run to run"
+    assert not any(told in note for note in result(BASELINE, steady, winner=steady).notes)
+    assert any(told in note for note in result(BASELINE, wild, winner=wild).notes)

@@ -50,6 +50,11 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     _check_options(asked)
     try:
         text = written(asked.file, asked.trainer, asked.command)
+    except UnreadError as error:
+        text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
+        hints = (Finding(Severity.NOTE, error.hint),) if error.hint else ()
+        task = Task(asked, text, _planned(asked, text)[0], 0, started)
+        return task.verdict(Outcome.UNKNOWN, hints, reason=error.message)
     except InputError as error:
         text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
         found = Finding(Severity.ERROR, str(error), file=asked.file or "")
@@ -127,7 +132,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
     known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
-    found = problems(task.written, known)
+    found = (*_of_source(task), *problems(task.written, known))
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
@@ -153,6 +158,14 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
     return Fitting(task, known, config, started, found, tracer, cache).verdict()
+
+
+def _of_source(task: Task) -> Iterator[Finding]:
+    """Yield that the trainer is known without its class in the user's own script, if so."""
+    source, trainer_class = task.written.command.source, task.trainer.trainer_class
+    if source is not None and trainer_class not in source.names:
+        message = f"{source.path} uses no {trainer_class}: it may train otherwise, or not at all."
+        yield Finding(Severity.NOTE, message)
 
 
 def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:

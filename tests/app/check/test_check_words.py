@@ -75,15 +75,6 @@ def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
     ]
 
 
-@pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
-def test_a_file_that_a_script_gets_by_itself_cannot_be_known(parser: str, checked: Checked, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"from trl import SFTConfig, SFTTrainer\nfrom {parser}\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "config.json"), fits=False)
-    assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "reads its arguments by itself" in verdict.findings[0].message
-
-
 @pytest.mark.parametrize(
     ("body", "words", "said"),
     [
