@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ FOUR = {"num_generations": 4}
     ids=str,
 )
 def test_an_epoch_has_the_steps_of_whole_generation_batches(
-    trainer: str, rows: int, accumulated: int, fields: dict[str, object], small_model_directory: Path, tmp_path: Path
+    trainer: str, rows: int, accumulated: int, fields: dict[str, Any], small_model_directory: Path, tmp_path: Path
 ) -> None:
-    sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated, **fields}
+    sizes: dict[str, Any] = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulated, **fields}
     prompts = [{"prompt": "memory is one"}] * PROMPTS
     made = built(trainer, small_model_directory, tmp_path, rows=prompts, max_steps=-1, num_train_epochs=1, **sizes)
     values = made.set_initial_training_values(made.args, made.get_train_dataloader())

@@ -74,14 +74,14 @@ def test_trl_s_command_takes_what_one_process_alone_could_evaluate(
     assert (tmp_path / "accelerate.yaml").exists()
     # What the command reads first, where no other process has been started yet.
     parser = importlib.import_module(f"trl.scripts.{trainer}").make_parser()
-    args = find_trainer(trainer).written_args(plan)
-    parser.set_defaults_with_config(output_dir=str(tmp_path), **args)
+    words = find_trainer(trainer).written_args(plan)
+    parser.set_defaults_with_config(output_dir=str(tmp_path), **words)
     if taken:
         config = parser.parse_args_into_dataclasses([])[1]
         steps = int(str(plan.args.get("steps_per_generation", plan.args["gradient_accumulation_steps"])))
-        assert config.generation_batch_size == steps * (8 if "generation_batch_size" in args else 1)
+        assert config.generation_batch_size == steps * (8 if "generation_batch_size" in words else 1)
         written = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
-        assert {name: written.get(name) for name in args} == dict(args)
+        assert {name: written.get(name) for name in words} == dict(words)
         return
     with pytest.raises(ValueError, match="divisible by"):
         parser.parse_args_into_dataclasses([])

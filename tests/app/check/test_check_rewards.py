@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
+from autotune.inspection.script import Script
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.rewards import rewards_of
 from autotune.userconfig.written import Written
@@ -145,7 +147,8 @@ def test_trl_s_own_command_needs_a_reward_function_and_a_script_may_have_its_own
 
 
 def test_a_file_without_reward_functions_is_of_trl_s_own_command() -> None:
-    own, script = Command("grpo", ("--config", "x")), Command("grpo", ("--config", "x"), script="train.py")
+    own = Command("grpo", ("--config", "x"))
+    script = replace(own, source=Script("train.py", frozenset(), "grpo", "", takes_more=False))
     assert Written(own, None, "grpo").own_command == "trl grpo"
     assert Written(script, None, "grpo").own_command == Written(Command("grpo", ()), None, "grpo").own_command == ""
     # TRL has no command for it.
