@@ -18,10 +18,12 @@ from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import Setting
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DroppedRows, Rollouts, Workload
+from autotune.core.workload import NO_DATA, DroppedRows, Rollouts, Workload
 from autotune.emit.rows import write_rows
 from autotune.errors import InputError
 from autotune.space import Wishes
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
 from autotune.step.run.failures import judge
 from autotune.step.trainers import adapter
 from autotune.step.trainers.prompts import RewardError, check_columns, reward_function
@@ -92,6 +94,15 @@ def test_a_reward_function_needs_the_columns_that_trl_passes_to_it(judges: str) 
         check_columns(f"{judges}.whole", ["prompt"])
     with pytest.raises(InputError, match=r"accuracy_reward .* needs solution"):
         check_columns("accuracy_reward", ["prompt", "answer"])
+
+
+def test_rows_that_stand_in_for_data_lack_no_column(judges: str, small_model_directory: Path, tmp_path: Path) -> None:
+    rollouts = Rollouts(rewards=(f"{judges}.judge",))
+    asked = prepared_rows(find_trainer("grpo"), rows_of(WORDS), small_model_directory, tmp_path / "rows").asked
+    with pytest.raises(InputError, match=r"judge .* needs answer"):
+        prepare(replace(asked, rollouts=rollouts), JobContext(tmp_path, 0.0))
+    without = replace(asked, rollouts=rollouts, dataset=replace(asked.dataset, name=NO_DATA))
+    assert prepare(without, JobContext(tmp_path, 0.0)).dataset.documents.rows == len(WORDS)
 
 
 def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:

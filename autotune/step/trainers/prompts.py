@@ -22,7 +22,7 @@ from trl.rewards import (
 )
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Rollouts
+from autotune.core.workload import NO_DATA, Rollouts
 from autotune.errors import AutotuneError, InputError
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_every_row_pictured, image_elements, with_prompts
@@ -88,7 +88,9 @@ class Prompted(Adapter):
         """
         tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
         for name in rollouts.rewards:
-            check_columns(name, known)
+            reward_function(name)
+            if dataset != NO_DATA:
+                check_columns(name, known)
         if rollouts.column is not None and rollouts.column not in known:
             raise InputError(
                 f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
