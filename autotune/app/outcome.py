@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_loading
 from autotune.app.repeated import equally_fast, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
@@ -17,8 +19,7 @@ from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
-from autotune.techniques.max_length import row_coverage, token_coverage
-from autotune.trainers.geometry import micro_batches_of, rows_of, steps_of_epoch
+from autotune.trainers.geometry import steps_of_epoch
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -84,6 +85,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
             *notes_on_runs(outcome, own=facts.base is not None),
             *_contradicted(outcome),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
+            *_notes_on_predictions(setting.machine.hardware, trials),
             *facts.notes,
         ),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
@@ -132,6 +134,12 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
             )
 
 
+def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield how predicted memory differs from measured memory on a CPU."""
+    if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
+        yield "On a CPU, measured peaks leave out memory that is never written to; predictions count it."
+
+
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
     """Return the need of a candidate's probe, or of the later run that failed."""
     return next((run for run in runs_after(record, records) if not run.ok), record.measurement).need_bytes
@@ -163,20 +171,20 @@ def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | 
 
 
 def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
-    candidate, setting = record.candidate, problem.setting
-    plan = problem.trainer.plan(candidate, setting)
+    candidate = record.candidate
+    plan = problem.trainer.plan(candidate, problem.setting)
     # A promise of memory must hold in all of them.
     runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
-    coverage = token_coverage(candidate, setting)
-    geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
-    tokens = geometry.tokens / rows_of(plan) * geometry.rows
-    rate, length = mean_rate(rates) if rates else None, plan.args.get("max_length")
+    rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
-    # Of trainers that generate, no row is packed or dropped, and a probe does not count what an epoch leaves out.
-    rows = geometry.rows if problem.trainer.generates else shown.rows
+    epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
+    steps = steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None
+    if problem.trainer.generates:
+        # No row is packed or dropped, and a probe does not count what an epoch leaves out.
+        steps = epoch.steps_per_epoch
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -188,20 +196,20 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         device_bytes=_highest(runs, "device_bytes"),
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
-        seconds_per_epoch=tokens / rate if rate else None,
-        token_coverage=coverage,
-        row_coverage=row_coverage(candidate, setting),
-        max_length=length if isinstance(length, int) else plan.truncate_to,
-        per_device_train_batch_size=rows_of(plan),
-        gradient_accumulation_steps=micro_batches_of(plan),
+        seconds_per_epoch=epoch.seconds_per_epoch,
+        token_coverage=epoch.token_coverage,
+        row_coverage=epoch.row_coverage,
+        max_length=epoch.max_length,
+        per_device_train_batch_size=epoch.per_device_train_batch_size,
+        gradient_accumulation_steps=epoch.gradient_accumulation_steps,
         documents_per_step=shown.documents_per_step,
-        steps_per_epoch=steps_of_epoch(plan, rows, drops_last=drops_last) if rows else None,
+        steps_per_epoch=steps,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
-        seconds=_seconds(shown, micro_batches_of(plan)),
+        seconds=_seconds(shown, epoch.gradient_accumulation_steps),
         evaluation_seconds=shown.evaluation_seconds,
         timeline=facts.timelines.get(candidate),
     )

@@ -23,7 +23,7 @@ from autotune.reporting.words import (
     written,
 )
 from autotune.trainers import find_trainer, limits_rows
-from autotune.units import format_bytes, format_duration
+from autotune.units import counted, format_bytes, format_duration
 
 _REASONS_SHOWN = 4
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -33,9 +33,8 @@ def trial_counts_text(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
-    number = len(result.trials)
-    tried = f"{number or 'no'} candidate{'' if number == 1 else 's'} in {format_duration(result.wall_seconds)}"
-    return f"{tried[:1].upper()}{tried[1:]}{': ' if parts else ''}{', '.join(parts)}."
+    candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
+    return f"{candidates} in {format_duration(result.wall_seconds)}{': ' if parts else ''}{', '.join(parts)}."
 
 
 def veto_lines(result: Result) -> tuple[str, ...]:

@@ -134,7 +134,8 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
         )
         for name in names
     )
-    yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "time per step", ""), rows),))
+    columns = ("phase", "peak memory", "", "time per step, of one run", "")
+    yield doc.Section("Phases of a step", (doc.Table(columns, rows),))
 
 
 def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
@@ -242,15 +243,17 @@ def _trials(result: Result) -> doc.Candidates:
 
 
 def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
-    """Return memory and speed of the probes that were predicted before they ran."""
+    """Return memory and speed of the probes that were predicted before they ran.
+
+    A peak on a CPU is no memory to compare: it leaves out what is never written to.
+    """
     memory, speed = [], []
     for trial in result.trials:
         if trial.status is not ProbeStatus.OK:
             continue
         name = candidate_name(result, trial.candidate)
-        measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
-        if trial.predicted_bytes is not None and measured is not None:
-            memory.append(doc.Predicted(name, trial.predicted_bytes, measured))
+        if trial.predicted_bytes is not None and trial.reserved_bytes is not None:
+            memory.append(doc.Predicted(name, trial.predicted_bytes, trial.reserved_bytes))
         if trial.predicted_tokens_per_second and trial.tokens_per_second:
             speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
     return tuple(memory), tuple(speed)

@@ -18,6 +18,8 @@ from autotune.trainers import find_trainer, trainers
 from autotune.userconfig.bundle import trainer_in
 
 _REMEDY = "Name it with --trainer."
+# Keys that only files of accelerate have.
+_OF_ACCELERATE = frozenset({"compute_environment", "distributed_type"})
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,11 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
     if trained and found.trainer is None:
         raise UnreadError(f"{found.script} trains with {trained}, which autotune does not know.")
     file = withheld(read_yaml(found.config)) if found.config is not None else None
+    if file is not None and found.parser == TRL_PARSER and not _OF_ACCELERATE.isdisjoint(file.values):
+        raise InputError(
+            f"{file.path} is a file of accelerate.",
+            hint="Name it with accelerate_config in TRL's file, or by `accelerate launch --config_file`.",
+        )
     if found.script is not None and not found.parser and file is None:
         raise UnreadError(
             f"{found.script} reads its arguments by itself, so they cannot be known.",

@@ -12,7 +12,7 @@ from autotune.reporting.gpus import gpus_report
 from autotune.reporting.plan import plan_report
 from autotune.units import GIB, MIB
 from tests.reporting.as_text import as_text
-from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import AN_EPOCH, DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
 
@@ -37,6 +37,13 @@ def rows(text: str) -> list[str]:
         elif joined:
             joined[-1] += f" {words(line)}"
     return [row.strip() for row in joined]
+
+
+def test_a_terminal_has_the_batches_and_the_epoch_beside_the_defaults() -> None:
+    text = words(drawn(a_plan(epoch=AN_EPOCH, baseline_epoch=AN_EPOCH, trainer="sft"), 100))
+    assert "tokens covered 99.10 % 99.10 %" in text
+    assert "documents per step 8 8" in text
+    assert "fastest that fits TRL's default" in text
 
 
 @WIDTHS

@@ -24,10 +24,10 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.userconfig.engine import check_documents, with_precision, without_engine
+from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching
-from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
+from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
 from autotune.userconfig.reading import read_command
 from autotune.userconfig.written import Written, written
 
@@ -136,10 +136,17 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
+        task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
+        found = (*found, *of_launch(task.written, known, started))
         check_documents(started, config)
         config = with_precision(config, started)
+        found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
+        if fatal(found):
+            return task.wrong(found)
+        if not task.asked.fits:
+            engine_args(started.document, config, started.processes)
     except UnreadError as error:
         if config is None:
             return task.wrong(found)
@@ -148,12 +155,11 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
-    found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
-        return replace(task.verdict(Outcome.READ, found), processes=started.processes)
+        return task.verdict(Outcome.READ, found)
     reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
     if task.target is None or reason:
-        return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
+        return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
@@ -188,7 +194,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     on_each = launched.processes // launched.machines if launched.is_observed else None
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
-    task = Task(asked, text, planned, budget_bytes, started)
+    task = Task(asked, text, planned, budget_bytes, started, processes=launched.processes)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
