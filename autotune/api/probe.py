@@ -86,7 +86,8 @@ class ProbeResult:
         if base is not None:
             # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
             own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}
-            plan = replace(plan, args={**plan.args, **own})
+            args = find_trainer(plan.trainer).written_args(plan, own)
+            plan = replace(plan, args={**args, **own})
         return self._objects().config(plan)
 
     @property

@@ -26,8 +26,6 @@ from autotune.userconfig.probed_engine import documents_of
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
 # Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.
 _KNOWN = frozenset({"attention"})
-# Fields of which TRL's classes make another, which is searched (GRPOConfig.__post_init__).
-_OTHER_WORDS = {"generation_batch_size": "steps_per_generation"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,8 @@ def start_of(base: UserBase, options: Options, workload: Workload, machine: Mach
         InputError: the base sets a technique to what autotune does not know.
     """
     trainer = options.trainer
-    plan = trainer.completed(replace(base.plan, launch=machine.hardware.launch), workload)
+    plan = trainer.as_read(replace(base.plan, launch=machine.hardware.launch), base.arguments)
+    plan = trainer.completed(plan, workload)
     plan = _with_length(plan, trainer, workload)
     documents = _documents(base, plan, trainer, workload)
     everything = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
@@ -165,12 +164,6 @@ def _set(base: UserBase, path: str) -> bool:
 
 
 def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
-    for other, name in _OTHER_WORDS.items():
-        if other in base.arguments and name not in base.arguments:
-            raise InputError(
-                f"{base.name} sets {name} by {other}, so it would change with the size of a micro-batch.",
-                hint=f"Write {name}: {base.config.values[name]} instead.",
-            )
     for technique in trainer.techniques:
         sizes = technique.impact.sets_sizes or any(map(of_groups, technique.writes))
         if technique.name in own and (sizes or technique.name in _KNOWN):

@@ -181,6 +181,10 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
+    steps = steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None
+    if problem.trainer.generates:
+        # No row is packed or dropped, and a probe does not count what an epoch leaves out.
+        steps = epoch.steps_per_epoch
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -199,7 +203,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         per_device_train_batch_size=epoch.per_device_train_batch_size,
         gradient_accumulation_steps=epoch.gradient_accumulation_steps,
         documents_per_step=shown.documents_per_step,
-        steps_per_epoch=steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None,
+        steps_per_epoch=steps,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),

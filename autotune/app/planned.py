@@ -18,7 +18,7 @@ from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
-from autotune.core.workload import DatasetSource, ModelSource, Workload
+from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
@@ -202,7 +202,7 @@ def rows_of_length(workload: Workload, tokens: int | None, rows: int) -> Workloa
 def _stand_in(trainer: Trainer, folder: Path) -> DatasetSource:
     file = folder / "rows.jsonl"
     file.write_text((json.dumps(dict(trainer.stand_in)) + "\n") * 2, encoding="utf-8")
-    return DatasetSource("a stand-in for data", "json", str(file))
+    return DatasetSource(NO_DATA, "json", str(file))
 
 
 def state_of(name: str) -> list[tuple[str, int, int]] | None:

@@ -76,6 +76,10 @@ class DatasetSource:
         return tuple(found)
 
 
+NO_DATA = "a stand-in for data"
+"""The name of rows that are read where lengths are given in place of data: they have no columns of the user's."""
+
+
 @dataclass(frozen=True)
 class Rollouts:
     """Prompts, and the generation and scoring of their completions, for trainers that generate.

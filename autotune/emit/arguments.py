@@ -7,6 +7,7 @@ from pathlib import PurePath
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
+from autotune.trainers import find_trainer
 
 PEFT_CONFIG = "peft_config.json"
 """The file of the bundle with the adapter, if that was given in PEFT's own JSON."""
@@ -17,7 +18,7 @@ BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
 
 def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRows) -> dict[str, object]:
     """Return the arguments of ``trl TRAINER``: model and data first, then what the plan sets."""
-    source = workload.model_source
+    source, args = workload.model_source, find_trainer(plan.trainer).written_args(plan)
     # The script takes what is trained from a file, not from TRL's arguments.
     model = {name: value for name, value in plan.model.items() if not (plan.peft and name == "use_peft")}
     return {
@@ -28,7 +29,7 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
         "output_dir": f"{short_name(source.name)}-{short_name(workload.dataset.name)}-{workload.trainer}",
         **({"reward_funcs": list(plan.rewards)} if plan.rewards else {}),
         **model,
-        **{name: value for name, value in plan.args.items() if name not in BY_ACCELERATE},
+        **{name: value for name, value in args.items() if name not in BY_ACCELERATE},
     }
 
 

@@ -210,7 +210,13 @@ def ran(trials: Iterable[Trial]) -> list[Trial]:
 
 
 def way_out_lines(result: Result) -> tuple[str, ...]:
-    """Return changes that might make a candidate fit; no candidate of the search has them."""
+    """Return changes that might make a candidate fit; no candidate of the search has them.
+
+    There are none where every candidate failed of something else than memory.
+    """
+    ended = [trial for trial in result.trials if trial.status is not ProbeStatus.VETOED]
+    if ended and not any(trial.status is ProbeStatus.OK or _lacked_memory(trial) for trial in ended):
+        return ()
     return (
         *allow_lines(result.unlockable),
         *_shorter_lines(result),

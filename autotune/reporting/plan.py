@@ -57,6 +57,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
+            *doc.listing("Why nothing is predicted", () if best is not None else unknown_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
@@ -145,7 +146,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
             f"{traces_text(plan, shown)}; of candidates that predict the same, one is shown",
-            *unknown_lines(plan),
+            *(unknown_lines(plan) if plan.best is not None else ()),
         ),
         number="",
         columns=("needs", "to spare", "host", "tok/s"),

@@ -111,7 +111,9 @@ def change_text(change: Change) -> str:
 
 
 def way_out_lines(plan: Plan) -> tuple[str, ...]:
-    """Return changes outside of the plan that might make a candidate fit."""
+    """Return changes outside of the plan that might make a candidate fit; none where no need is known."""
+    if plan.best is None:
+        return ()
     shorter = () if plan.limit is None else (f"a --max-length below {plan.limit.max_length:,}",)
     return (*allow_lines(plan.unlockable), *shorter, more_memory_text(plan.budget_bytes, plan.gpu.memory_bytes))
 

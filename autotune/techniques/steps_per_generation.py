@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.per_device_train_batch_size import rows_per_step
 from autotune.techniques.trace_impact import SIZES
 
@@ -17,6 +16,7 @@ WHOLE = "step"
 _ONE_PART = "step/1"
 _FIELD = "args.steps_per_generation"
 _PART = re.compile(r"step/([1-9]\d*)")
+_SEVERAL = re.compile(r"step\*([2-9]|[1-9]\d+)")
 
 
 class StepsPerGeneration(Technique):
@@ -26,25 +26,22 @@ class StepsPerGeneration(Technique):
     summary = "Generates the completions of a whole optimizer step at once, or in parts, whose cache is smaller."
     options = (
         Option(WHOLE, "all completions of an optimizer step at once: TRL's default"),
-        Option("step/2", "in 2 parts (any number)"),
+        Option("step/2", "in 2 parts (any number)", family=_PART),
+        Option("step*2", "those of 2 steps at once (any number)", Effect.CHANGES_TRAINING, family=_SEVERAL),
     )
     trl_default = WHOLE
     writes = frozenset({_FIELD})
+    changes = "steps train on completions of an earlier model"
     impact = SIZES
 
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the spelling."""
-        if _PART.fullmatch(str(text)) is None and text != WHOLE:
-            hint = "It takes step or step/N: more would train on completions of an earlier model."
-            raise InputError(f"{text!r} is no choice of {self.name}.", hint=hint)
-        return str(text)
-
     def spellings(self, entries: Mapping[str, object], candidate: Candidate, setting: Setting) -> tuple[Choice, ...]:
-        """Return the part of an optimizer step that a number of micro-batches is."""
-        of_part, micro_batches = entries.get(_FIELD), _micro_batches(candidate, setting)
-        if not isinstance(of_part, int) or of_part < 1 or micro_batches % of_part:
+        """Return the part of an optimizer step that a number of micro-batches is, or how many steps it is."""
+        together, micro_batches = entries.get(_FIELD), _micro_batches(candidate, setting)
+        if not isinstance(together, int) or together < 1:
             return ()
-        return (f"{WHOLE}/{micro_batches // of_part}",)
+        if micro_batches % together == 0:
+            return (f"{WHOLE}/{micro_batches // together}",)
+        return (f"{WHOLE}*{together // micro_batches}",) if together % micro_batches == 0 else ()
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the whole for a single part, or the other way round where the user's configuration has its number."""
@@ -60,10 +57,11 @@ class StepsPerGeneration(Technique):
         return f"{micro_batches} micro-batches of an optimizer step cannot be divided into {parts} parts"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the micro-batches of a part; nothing for TRL's default."""
+        """Return the micro-batches of a part or of several steps; nothing for TRL's default."""
         if choice == WHOLE:
             return {}
-        return {_FIELD: max(1, _micro_batches(candidate, setting) // _parts(choice))}
+        several, micro_batches = _SEVERAL.fullmatch(str(choice)), _micro_batches(candidate, setting)
+        return {_FIELD: micro_batches * int(several[1]) if several else max(1, micro_batches // _parts(choice))}
 
 
 def _micro_batches(candidate: Candidate, setting: Setting) -> int:

@@ -174,6 +174,16 @@ class Trainer(ABC):
         """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
         return rows_of(plan)
 
+    def rows_per_generation(self, plan: TrainingPlan) -> int:
+        """Return how many rows of the dataset all processes complete at once; 1 if each is trained on by itself."""
+        return 1
+
+    @final
+    def rows_of_epoch(self, plan: TrainingPlan, rows: int) -> int:
+        """Return how many of the dataset's rows an epoch trains on: TRL leaves out a generation that is not full."""
+        whole = self.rows_per_generation(plan)
+        return rows // whole * whole or rows
+
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
         return widths(
@@ -233,6 +243,22 @@ class Trainer(ABC):
     def runs_by_command(self, plan: TrainingPlan) -> bool:
         """Return whether ``trl NAME --config`` trains by a plan: it has no key for a configuration in PEFT's JSON."""
         return self.has_command and not plan.peft
+
+    def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
+        """Return the arguments of a plan as a file has them that every process reads, and ``trl`` before it starts any.
+
+        Args:
+            keys: those of the user's own file, whose words are kept.
+        """
+        return plan.args
+
+    def as_read(self, plan: TrainingPlan, keys: Mapping[str, object]) -> TrainingPlan:
+        """Return a plan of a file with what TRL's class computes from its keys and the number of the plan's processes.
+
+        Raises:
+            InputError: the class refuses so many.
+        """
+        return plan
 
     def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return tokenised rows as the user wrote them, for a dataset of which some rows are dropped.

@@ -45,7 +45,7 @@ class OnPolicyDistillation(Generating):
     }  # fmt: skip
     config_fields = ConfigFields(
         traced=frozenset({
-            "beta", "disable_dropout", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,
+            "beta", "disable_dropout", "generation_kwargs", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,
             TEACHER_REVISION, "temperature", "top_k", "top_p",
         }),
         without_effect=frozenset({
@@ -55,7 +55,7 @@ class OnPolicyDistillation(Generating):
         }),
         reading=frozenset({"chat_template_kwargs"}),
         others=frozenset({
-            "cache_implementation", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length",
+            "cache_implementation", "ds3_gather_for_generation", "max_completion_length",
             "max_tool_calling_iterations", "pad_to_multiple_of", "use_vllm", "vllm_enable_sleep_mode",
             "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode", "vllm_model_impl",
             "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",

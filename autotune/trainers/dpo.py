@@ -46,14 +46,14 @@ class PreferenceOptimization(FusedHead):
         traced=frozenset({
             "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type",
             "label_smoothing", "ld_alpha", "loss_type", "loss_weights", "precompute_ref_batch_size",
-            "router_aux_loss_coef", "sync_ref_model", "use_weighting",
+            "router_aux_loss_coef", "sync_ref_model", "truncation_mode", "use_weighting",
         }),
         without_effect=frozenset({
             "dataset_num_proc", "model_init_kwargs", "pad_token", "padding_free", "ref_model_mixup_alpha",
             "ref_model_sync_steps", "trust_remote_code",
         }),
         others=frozenset({
-            "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs", "truncation_mode",
+            "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs",
         }),
     )  # fmt: skip
 

@@ -42,9 +42,14 @@ class Generating(Prompted):
         """Return the prompts of a generation batch."""
         return max(1, self.padded_together(plan) // self.copies(plan))
 
+    def rows_per_generation(self, plan: TrainingPlan) -> int:
+        """Return the prompts of a generation batch of all processes (``trl.trainer.utils.RepeatSampler``)."""
+        return max(1, self.padded_together(plan) * plan.data_ranks // self.copies(plan))
+
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, in which each micro-batch has a generation of its own."""
-        return replace(super().evaluated(plan, documents, rows), apart=())
+        found = super().evaluated(plan, documents, rows)
+        return replace(found, apart=(), rows=documents.rows * self.copies(plan))
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape."""
@@ -68,8 +73,7 @@ class Generating(Prompted):
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where the dataset has fewer prompts than a generation batch, of which TRL drops the rest."""
-        completions = rows_of(plan) * steps_per_generation(plan) * plan.data_ranks
-        prompts, known = completions // self.copies(plan), workload.dataset.documents.rows
+        prompts, known = self.rows_per_generation(plan), workload.dataset.documents.rows
         if prompts > known:
             return f"a generation batch needs {prompts} prompts, and the dataset has {known}"
         return None

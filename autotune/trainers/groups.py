@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import gcd
 from typing import ClassVar
@@ -15,6 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram, program
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
+from autotune.errors import InputError
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import Generating
 from autotune.trainers.geometry import (
@@ -27,11 +28,13 @@ from autotune.trainers.geometry import (
 )
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
+_TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
+"""The fields of the size of a generation batch: in micro-batches of a process, and in completions of all processes."""
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
 CONFIG_FIELDS = ConfigFields(
     traced=frozenset({
-        "disable_dropout", "epsilon", "epsilon_high", "mask_truncated_completions", "min_p",
+        "disable_dropout", "epsilon", "epsilon_high", "generation_kwargs", "mask_truncated_completions", "min_p",
         "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "sync_ref_model",
         "temperature", "top_k", "top_p",
     }),
@@ -44,7 +47,7 @@ CONFIG_FIELDS = ConfigFields(
     }),
     reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({
-        "beta", "cache_implementation", "ds3_gather_for_generation", "generation_kwargs", "max_completion_length",
+        "beta", "cache_implementation", "ds3_gather_for_generation", "max_completion_length",
         "num_generations", "num_iterations", "pad_to_multiple_of", "steps_per_generation",
         "transformers_continuous_batching_config",
         "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode",
@@ -124,12 +127,36 @@ class Groups(Generating):
         )
 
     def runs_by_command(self, plan: TrainingPlan) -> bool:
-        """Return whether ``trl NAME --config`` trains by a plan: one process alone has whole groups of completions.
+        """Return whether ``trl NAME --config`` trains by a plan: one process alone evaluates whole groups.
 
         The command makes the configuration before it starts other processes, and so counts itself alone (TRL 1.16,
         ``trl/cli/commands/training.py``).
         """
-        return super().runs_by_command(plan) and _broken_groups(plan, ranks=1) is None
+        return super().runs_by_command(plan) and _broken_evaluation(plan, ranks=1) is None
+
+    def written_args(self, plan: TrainingPlan, keys: Collection[str] = ()) -> Mapping[str, object]:
+        """Return the arguments with the completions of all processes if one process alone has no whole groups."""
+        if _BY_ALL not in keys and _broken_generation(plan, ranks=1) is None:
+            return plan.args
+        completions = self.padded_together(plan) * plan.data_ranks
+        return {**{name: value for name, value in plan.args.items() if name != _TOGETHER}, _BY_ALL: completions}
+
+    def as_read(self, plan: TrainingPlan, keys: Mapping[str, object]) -> TrainingPlan:
+        """Return a plan with the micro-batches that the completions of all processes are.
+
+        Raises:
+            InputError: they are no whole ones.
+        """
+        completions, at_once = keys.get(_BY_ALL), rows_of(plan) * plan.data_ranks
+        if not isinstance(completions, int):
+            return plan
+        if completions % at_once:
+            raise InputError(
+                f"{_BY_ALL}: {completions} cannot be divided into micro-batches of {rows_of(plan)} rows of"
+                f" {plan.data_ranks} processes.",
+                hint=f"Write a multiple of {at_once}, or give another --num-processes.",
+            )
+        return replace(plan, args={**plan.args, _TOGETHER: completions // at_once})
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train by the plan of a candidate, or mixes completions of two models in a step."""
@@ -137,7 +164,7 @@ class Groups(Generating):
         refused = self.refused(plan, setting.workload)
         if refused is not None:
             return refused
-        alone = _broken_groups(plan, ranks=1)
+        alone = _broken_evaluation(plan, ranks=1)
         if setting.base is not None and alone is not None:
             return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
         uses, micro_batches = uses_of(plan), micro_batches_of(plan)
@@ -150,20 +177,25 @@ class Groups(Generating):
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return why generation or evaluation cannot have whole groups of completions of the prompts that there are."""
-        broken = _broken_groups(plan, plan.data_ranks)
-        if broken is not None:
-            return broken
-        return super().refused(plan, workload)
+        ranks = plan.data_ranks
+        broken = _broken_generation(plan, ranks) or _broken_evaluation(plan, ranks)
+        return broken or super().refused(plan, workload)
 
 
-def _broken_groups(plan: TrainingPlan, ranks: int) -> str | None:
-    """Return why so many processes would have a part of a group of completions, in words, or None."""
+def _broken_generation(plan: TrainingPlan, ranks: int) -> str | None:
+    """Return why a generation batch of so many processes would have a part of a group, in words, or None."""
     copies, completions = int_argument(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
-    if completions % copies:
-        return (
-            f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
-            "completions of one prompt (num_generations)"
-        )
+    if completions % copies == 0:
+        return None
+    return (
+        f"a generation batch of {completions} completions cannot be divided into groups of the {copies} "
+        "completions of one prompt (num_generations)"
+    )
+
+
+def _broken_evaluation(plan: TrainingPlan, ranks: int) -> str | None:
+    """Return why an evaluation batch of so many processes would have a part of a group, in words, or None."""
+    copies = int_argument(plan, "num_generations")
     evaluated = int_argument(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
     together = optional_int_argument(plan, "num_generations_eval") or copies
     if evaluated % together:

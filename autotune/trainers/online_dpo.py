@@ -48,7 +48,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     most_field = "max_new_tokens"
     config_fields = ConfigFields(
         traced=frozenset({
-            "beta", "disable_dropout", "loss_type", "min_p", "missing_eos_penalty",
+            "beta", "disable_dropout", "generation_kwargs", "loss_type", "min_p", "missing_eos_penalty",
             "repetition_penalty", "reward_weights", "temperature", "top_k", "top_p",
         }),
         # The trainer never reads reward_model_path.
@@ -57,7 +57,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
             "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
         }),
         others=frozenset({
-            "cache_implementation", "ds3_gather_for_generation", "generation_kwargs", "max_length", "max_new_tokens",
+            "cache_implementation", "ds3_gather_for_generation", "max_length", "max_new_tokens",
             "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_model_impl",
             "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
         }),

@@ -115,7 +115,7 @@ class Prompted(Trainer):
             micro_batches=micro_batches,
             documents=float(rows * micro_batches * plan.data_ranks),
             ranks=plan.data_ranks,
-            rows=documents.rows * self.copies(plan) * iterations,
+            rows=self.rows_of_epoch(plan, documents.rows) * self.copies(plan) * iterations,
             sequences=documents.sequences,
             apart=(
                 *(PhaseGeometry(name, *generated) for name in self.at_once),
@@ -128,16 +128,17 @@ class Prompted(Trainer):
         return (tokens, 0), tokens
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
-        """Return a plan for a trace, with the reward functions if there are any.
+        """Return a plan for a trace, with a reward function of TRL's own in place of each of the plan's.
 
-        vLLM does not run on a virtual device, and is replaced by completions that are there.
+        A trace has no rows that a function could read, and those that it calls hold nothing of the device. vLLM does
+        not run on a virtual device, and is replaced by completions that are there.
         """
         traced = super().traced_plan(plan, layout, shape)
         args = dict(traced.args)
         if args.get("use_vllm"):
             args.pop("vllm_enable_sleep_mode", None)
             args["vllm_mode"] = STAND_IN
-        return replace(traced, args=args, rewards=plan.rewards)
+        return replace(traced, args=args, rewards=(NO_REWARD,) * len(plan.rewards))
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return prompts with the tokens of their completions; the adapter makes one of these shorter.

@@ -46,7 +46,7 @@ class SupervisedFineTuning(FusedHead):
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(
-        traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef"}),
+        traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef", "truncation_mode"}),
         without_effect=frozenset({
             "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
             "model_init_kwargs", "pad_token", "shuffle_dataset", "trust_remote_code",
@@ -58,7 +58,6 @@ class SupervisedFineTuning(FusedHead):
         reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
-            "truncation_mode",
         }),
     )  # fmt: skip
 

@@ -111,6 +111,9 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
         if path not in written and wanted.plan.at(path):
             yield from _entry(base, path, wanted.plan)
+    file_args = trainer.written_args(wanted.plan, base.arguments)
+    for name in sorted(file_args.keys() ^ wanted.plan.args.keys()):
+        yield (name,), file_args.get(name, base.defaults[name])
     yield from _launch(base, wanted, setting.machine.hardware)
     yield from _engine(base, wanted.plan, plan_before(trainer, setting))
 
@@ -221,13 +224,18 @@ def handed_over(
         dict(_changed_keys(base, edits, wanted.plan, trainer)),
         text,
         unified_diff(base.file.text, text, base.name),
-        {name: read.config.values[name] for name in read.arguments if name in read.config.values},
+        {name: read.config.values[name] for name, value in read.arguments.items() if _sets(read, name, value)},
         {name: value for name, value in read.arguments.items() if name not in read.config.values},
         dict(read.written.env),
         base.launching.document,
         tuple(".".join(path) for path in secret_keys(base.file.values)),
     )
     return found, note
+
+
+def _sets(read: UserBase, name: str, value: object) -> bool:
+    """Whether a key sets a field of the trainer: one that is empty, as by default, may be filled in by TRL's class."""
+    return name in read.config.values and not (value is None is read.config.defaults[name])
 
 
 def _changed_keys(

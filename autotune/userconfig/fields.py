@@ -72,6 +72,9 @@ _LOADING_WITHOUT_EFFECT = frozenset({
     "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
+_GENERATION = "generation_kwargs"
+# How a token is drawn; lengths and beams of a generation would change what a trace generates.
+_SAMPLING = frozenset({"do_sample", "min_p", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"})
 # What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then
 # takes PyTorch's default type (transformers 5.23, `_get_dtype`).
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
@@ -109,6 +112,7 @@ def user_plan(
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
     _check_template(config.values.get(CHAT_TEMPLATE))
+    _check_each(config, _GENERATION, _SAMPLING)
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
@@ -231,15 +235,24 @@ def _check_template(path: object) -> None:
 
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
+    hint = "Write what changes the model into its config.json, or let autotune probe measure it."
+    return _check_each(config, field, _LOADING | _LOADING_WITHOUT_EFFECT, hint)
+
+
+def _check_each(
+    config: Configuration, field: str, understood: frozenset[str], hint: str = "Leave it out."
+) -> dict[str, Any]:
+    """Return the keys of a mapping in a configuration, all of which are understood.
+
+    Raises:
+        InputError: one is not.
+    """
     given = config.values.get(field)
-    loading = dict(given) if isinstance(given, Mapping) else {}
-    for name, value in loading.items():
-        if name not in _LOADING | _LOADING_WITHOUT_EFFECT and value is not None:
-            raise InputError(
-                f"What {field}' {name}={value!r} does to memory is not known to autotune.",
-                hint="Write what changes the model into its config.json, or let autotune probe measure it.",
-            )
-    return loading
+    keys = dict(given) if isinstance(given, Mapping) else {}
+    for name, value in keys.items():
+        if name not in understood and value is not None:
+            raise InputError(f"What {field}' {name}={value!r} does to memory is not known to autotune.", hint=hint)
+    return keys
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:

@@ -17,13 +17,16 @@ from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_file import read_yaml
 from autotune.trainers import trainers
 from autotune.userconfig.deepspeed import AUTO, NAMED, contradictions, deepspeed_document
-from autotune.userconfig.launch import NAMED_BY, Launching
+from autotune.userconfig.launch import NAMED_BY, Launching, likely_processes
 from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # The most informative keys of a file for accelerate.
 _WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
 _REMOTE_CODE = "trust_remote_code"
+_TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
+_GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
+"""TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
 
 
 def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
@@ -38,16 +41,18 @@ def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
 def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:
     """Yield the messages of TRL's trainer while it was built from the plan, unless they are known already.
 
-    Only what is about a key that the user wrote is reported: traces set some arguments of their own.
+    Only what is about a key that the user wrote is reported: traces set some arguments of their own. A refusal that
+    mentions no such key is known if anything is wrong: the rules of trainers are those by which TRL refuses plans.
 
     Args:
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
     reported = {item.key for item in known if item.severity is not Severity.NOTE}
+    wrong, key = {item.key for item in known if item.severity is Severity.ERROR}, mentioned(written, built.refused)
     if built.refused.startswith(_ABSENT) and not here:
         message = f"On this machine it cannot be built: {_sentence(built.refused)}"
-        yield finding(written, Severity.NOTE, mentioned(written, built.refused), message)
-    elif built.refused:
+        yield finding(written, Severity.NOTE, key, message)
+    elif built.refused and not (key in wrong or (wrong and not key)):
         yield refused(written, built.refused)
     for item in built.overrides:
         if item.key in written.given and item.key not in reported:
@@ -154,7 +159,27 @@ def _dropped(written: Written, key: str) -> str:
 
 def refused(written: Written, refusal: str) -> Finding:
     """Return the finding that TRL refuses the configuration, at the first of its keys that TRL mentions."""
-    return finding(written, Severity.ERROR, mentioned(written, refusal), f"TRL refuses it: {_sentence(refusal)}")
+    message = f"TRL refuses it: {_sentence(refusal)}{_counted_alone(written, refusal)}"
+    return finding(written, Severity.ERROR, mentioned(written, refusal), message)
+
+
+def _counted_alone(written: Written, refusal: str) -> str:
+    """Return what to write where only all processes together have whole groups of completions; else an empty text.
+
+    ``trl`` reads a file before it starts other processes, and so counts the completions of one.
+    """
+    found = _GROUPS.search(refusal)
+    if found is None or written.command.launcher != TRL or _BY_ALL in written.given:
+        return ""
+    try:
+        processes = likely_processes(written)
+    except InputError:
+        return ""
+    completions, copies = int(found[1]) * processes, int(found[2])
+    if processes == 1 or completions % copies:
+        return ""
+    instead = f" in place of {_TOGETHER}" if _TOGETHER in written.given else ""
+    return f" `trl` counts one process here: write {_BY_ALL}: {completions}{instead}, which counts all {processes}."
 
 
 def of_error(written: Written, error: InputError) -> Finding:

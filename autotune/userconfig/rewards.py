@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.errors import UnreadError
+from autotune.errors import InputError, UnreadError
 from autotune.trainers.prompts import NO_REWARD
 
 _FUNCTIONS, _MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
@@ -49,19 +49,26 @@ def named_rewards(read: ReadCommand) -> tuple[str, ...]:
     return tuple(map(str, named)) if isinstance(named, list) else ()
 
 
-def rewards_of(read: ReadCommand, config: Configuration, *, imports: bool) -> Rewards:
+def rewards_of(read: ReadCommand, config: Configuration, *, by_command: str = "", imports: bool) -> Rewards:
     """Return the reward functions of a configuration of a trainer that generates completions.
 
-    A name without a dot is one of TRL's (trl/scripts/grpo.py). Where none is named, as in a script or with a
-    configuration object, there are as many as weights.
+    A name without a dot is one of TRL's (trl/scripts/grpo.py). Where none is named, as with a script of the user's own
+    or a configuration object, there are as many as weights.
 
     Args:
+        by_command: TRL's own command that trains by the configuration, such as ``trl grpo``; empty: something else.
         imports: whether modules of the user's own may be imported.
 
     Raises:
+        InputError: TRL's own command gets no reward function.
         UnreadError: it names a reward model.
     """
     names = named_rewards(read)
+    if by_command and not names:
+        raise InputError(
+            f"reward_funcs names no reward function, and `{by_command}` has none of its own to score completions.",
+            hint="Name one, such as reward_funcs: [my_rewards.length].",
+        )
     weights = config.values.get(_WEIGHTS)
     if not names:
         return Rewards((NO_REWARD,) * (len(weights) if isinstance(weights, list) and weights else 1))

@@ -52,6 +52,12 @@ class Written:
         """The environment variables that the file sets."""
         return {str(name): str(value) for name, value in mapping(self.values.get("env")).items()}
 
+    @property
+    def own_command(self) -> str:
+        """TRL's own command, such as ``trl grpo``, whose script trains; empty where another one does."""
+        own = self.command.words and self.command.script is None and find_trainer(self.trainer).has_command
+        return f"trl {self.trainer}" if own else ""
+
     def line(self, key: str) -> int | None:
         """Return the line of a key in the file, or None if it is not there."""
         return self.file.line(key) if self.file is not None else None

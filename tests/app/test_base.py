@@ -14,7 +14,7 @@ from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.userconfig.reading import plan_of
 from tests.app.bases import a_base, disagreements, started
-from tests.settings import LENGTHS, workload
+from tests.settings import LENGTHS, TWO, workload
 
 TYPICAL = """\
 learning_rate: 1e-4
@@ -184,7 +184,9 @@ def test_the_longest_row_decides_whether_a_length_cuts(tmp_path: Path) -> None:
 GROUPS = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
 
 
-@pytest.mark.parametrize(("steps", "choice"), [(6, "step/1"), (3, "step/2"), (2, "step/3"), (1, "step/6")])
+@pytest.mark.parametrize(
+    ("steps", "choice"), [(6, "step/1"), (3, "step/2"), (2, "step/3"), (1, "step/6"), (12, "step*2"), (18, "step*3")]
+)
 def test_the_micro_batches_of_a_generation_are_the_file_s(steps: int, choice: str, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
     found = started(base, of=replace(workload(), trainer="grpo"))
@@ -204,18 +206,27 @@ def test_what_trl_fills_in_is_not_said_by_the_file(tmp_path: Path) -> None:
     assert "steps_per_generation" not in found.plan.args
 
 
-@pytest.mark.parametrize("steps", [4, 12])
-def test_generations_that_are_no_part_of_a_step_are_told(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [4, 9])
+def test_generations_that_are_neither_a_part_nor_a_multiple_of_a_step_are_told(steps: int, tmp_path: Path) -> None:
     base = a_base(tmp_path, f"{GROUPS}steps_per_generation: {steps}\n", "grpo")
     with pytest.raises(InputError, match=f"steps_per_generation: {steps} is not a choice"):
         started(base, of=replace(workload(), trainer="grpo"))
 
 
-def test_a_size_of_generations_that_autotune_would_pass_over_is_told(tmp_path: Path) -> None:
-    base = a_base(tmp_path, f"{GROUPS}generation_batch_size: 8\n", "grpo")
-    with pytest.raises(InputError, match="generation_batch_size") as raised:
-        started(base, of=replace(workload(), trainer="grpo"))
-    assert "steps_per_generation: 2" in raised.value.hint
+@pytest.mark.parametrize(("completions", "choice"), [(24, "step/1"), (12, "step/2"), (48, "step*2")])
+def test_the_completions_of_a_generation_are_the_file_s(completions: int, choice: str, tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{GROUPS}generation_batch_size: {completions}\n", "grpo")
+    found = started(base, of=replace(workload(), trainer="grpo"))
+    assert found.problem.baseline["steps_per_generation"] == choice
+    assert found.problem.illegal(found.problem.baseline) is None
+
+
+def test_completions_of_a_generation_that_so_many_processes_cannot_share_are_told(tmp_path: Path) -> None:
+    base = a_base(tmp_path, f"{GROUPS}generation_batch_size: 12\n", "grpo")
+    with pytest.raises(
+        InputError, match="generation_batch_size: 12 cannot be divided into micro-batches of 4 rows of 2"
+    ):
+        started(base, of=replace(workload(), trainer="grpo"), machine=TWO)
 
 
 def test_prompts_to_evaluate_on_are_completed_as_often_as_the_file_says(tmp_path: Path) -> None:

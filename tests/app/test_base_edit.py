@@ -196,7 +196,7 @@ def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path)
     assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x"}
 
 
-@pytest.mark.parametrize("steps", [6, 3, 2])
+@pytest.mark.parametrize("steps", [6, 3, 2, 12])
 def test_the_micro_batches_of_a_generation_follow_the_rows_and_stay_with_them(steps: int, tmp_path: Path) -> None:
     text = "num_generations: 4\nper_device_train_batch_size: 4\ngradient_accumulation_steps: 6\n"
     base = a_base(tmp_path, f"{text}steps_per_generation: {steps}  # mine\n", "grpo")

@@ -15,7 +15,7 @@ from autotune.core.candidate import Candidate
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
-from autotune.userconfig.edit import Wanted, edits_of, rewritten
+from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
 from tests.app.bases import Started, a_base, started
 from tests.emit.test_launch import EIGHT, LONG
 from tests.settings import GPU, TWO, workload
@@ -88,18 +88,24 @@ def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -
         started(a_base(tmp_path, "per_device_train_batch_size: 1\nnum_processes: 1\n"), machine=TWO)
 
 
-def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("further", ["", "steps_per_generation: 4\n", "generation_batch_size: 16\n"])
+def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(further: str, tmp_path: Path) -> None:
     sizes = "num_generations: 4\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nnum_processes: 2\n"
-    base = a_base(tmp_path, sizes, "grpo")
+    base = a_base(tmp_path, f"{sizes}{further}", "grpo")
     search = started(base, of=replace(workload(), trainer="grpo"), machine=TWO, allow={"steps_per_generation"})
     problem = search.problem
     assert problem.illegal(problem.baseline) is None
     # Two processes have a whole group together.
     half = problem.normal(problem.baseline.but(per_device_train_batch_size=1, steps_per_generation="step/4"))
-    refused = problem.illegal(half)
-    assert refused is not None
-    assert "reads the edited" in refused
-    assert "in one process, and in that a generation batch of 2 completions cannot be divided" in refused
+    assert problem.illegal(half) is None
+    wanted = Wanted(problem.trainer.plan(half, problem.setting))
+    values = values_after(base, edits_of(base, wanted, problem.trainer, problem.setting))
+    assert (values["generation_batch_size"], values["per_device_train_batch_size"]) == (4, 1)
+    assert values.get("steps_per_generation") is None
+    text = "".join(f"{name}: {value}\n" for name, value in values.items() if isinstance(value, int))
+    read = a_base(tmp_path, text, "grpo", "after.yaml").config.values
+    assert (read["generation_batch_size"], read["steps_per_generation"]) == (4, 2)
+    assert (read["generation_batch_size"], read["num_generations"]) == (4, 4)
 
 
 def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:

@@ -127,18 +127,26 @@ def strange(config: Any, name: str) -> Any:
     return copy
 
 
-def test_of_the_installed_trl_only_devices_another_models_template_and_the_end_of_rows_alone_are_refused() -> None:
+def test_of_the_installed_trl_only_devices_and_another_models_template_are_refused() -> None:
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "truncation_mode",
+        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
     }  # fmt: skip
 
 
-def test_rows_of_which_the_end_is_kept_are_refused_by_the_name_of_the_field() -> None:
+def test_rows_of_which_the_end_is_kept_are_told_to_the_trace() -> None:
     assert plan_of(sft(truncation_mode="keep_start")) == plan_of(sft())
-    with pytest.raises(InputError, match="truncation_mode='keep_end'"):
-        plan_of(sft(truncation_mode="keep_end"))
+    assert plan_of(sft(truncation_mode="keep_end")).args["truncation_mode"] == "keep_end"
+
+
+def test_how_tokens_are_drawn_is_told_to_the_trace_and_how_many_are_is_refused_by_name() -> None:
+    asked: dict[str, Any] = {"output_dir": "o", "use_cpu": True, "bf16": False}
+    plan = plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20}))
+    assert plan.args["generation_kwargs"] == {"top_k": 20}
+    for name in ("max_new_tokens", "num_beams"):
+        with pytest.raises(InputError, match=f"What generation_kwargs' {name}=4 does to memory is not known"):
+            plan_of(GRPOConfig(**asked, generation_kwargs={"top_k": 20, name: 4}))
 
 
 def is_refused(config: Any) -> bool:

@@ -46,9 +46,9 @@ def recommending(plan: TrainingPlan) -> Result:
 @pytest.mark.parametrize(
     ("args", "taken"),
     [
-        ({}, False),
+        ({}, True),
         ({"num_generations": 2}, True),
-        ({"steps_per_generation": 1, "num_generations": 2}, False),
+        ({"steps_per_generation": 1, "num_generations": 2}, True),
         ({"gradient_accumulation_steps": 8}, True),
         ({"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 1}, False),
         ({"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 4}, True),
@@ -64,7 +64,7 @@ def recommending(plan: TrainingPlan) -> Result:
     ],
     ids=str,
 )
-def test_trl_s_command_takes_what_one_process_alone_could_train_by(
+def test_trl_s_command_takes_what_one_process_alone_could_evaluate(
     trainer: str, args: dict[str, object], taken: bool, tmp_path: Path
 ) -> None:
     plan = eight(trainer, **args)
@@ -74,9 +74,14 @@ def test_trl_s_command_takes_what_one_process_alone_could_train_by(
     assert (tmp_path / "accelerate.yaml").exists()
     # What the command reads first, where no other process has been started yet.
     parser = importlib.import_module(f"trl.scripts.{trainer}").make_parser()
-    parser.set_defaults_with_config(output_dir=str(tmp_path), **plan.args)
+    words = find_trainer(trainer).written_args(plan)
+    parser.set_defaults_with_config(output_dir=str(tmp_path), **words)
     if taken:
-        parser.parse_args_into_dataclasses([])
+        config = parser.parse_args_into_dataclasses([])[1]
+        steps = int(str(plan.args.get("steps_per_generation", plan.args["gradient_accumulation_steps"])))
+        assert config.generation_batch_size == steps * (8 if "generation_batch_size" in words else 1)
+        written = yaml.safe_load((tmp_path / "config.yaml").read_text(encoding="utf-8"))
+        assert {name: written.get(name) for name in words} == dict(words)
         return
     with pytest.raises(ValueError, match="divisible by"):
         parser.parse_args_into_dataclasses([])
@@ -84,10 +89,13 @@ def test_trl_s_command_takes_what_one_process_alone_could_train_by(
 
 @GENERATING
 def test_the_script_says_why_there_is_none_and_how_it_is_started_itself(trainer: str, tmp_path: Path) -> None:
-    write_bundle(recommending(eight(trainer)), tmp_path)
+    evaluated = {"num_generations": 2, "eval_strategy": "epoch", "per_device_eval_batch_size": 1}
+    write_bundle(recommending(eight(trainer, **evaluated)), tmp_path)
     said = " ".join((tmp_path / "train.py").read_text(encoding="utf-8").split())
     assert "accelerate launch --config_file accelerate.yaml train.py" in said
-    assert "the completions of one process alone are no whole groups (num_generations). So there is no config" in said
+    assert (
+        "the completions of one process alone in an evaluation (per_device_eval_batch_size) are no whole groups" in said
+    )
 
 
 @pytest.fixture(params=["MULTI_GPU", "DEEPSPEED", "FSDP", "NO"])

@@ -107,6 +107,12 @@ def test_no_larger_budget_is_offered_than_the_device_has() -> None:
     assert way_out_lines(only_the_default_fits())[-1] == "a device with more memory"
 
 
+def test_there_is_no_way_out_where_every_candidate_failed_of_something_else_than_memory() -> None:
+    crashed = failed(0, ProbeStatus.CRASHED, "in scoring: Your reward function my_rewards.judge failed: KeyError")
+    assert way_out_lines(replace(nothing_fits(), trials=(crashed,))) == ()
+    assert way_out_lines(replace(nothing_fits(), trials=(crashed, *nothing_fits().trials))) != ()
+
+
 def test_the_best_so_far_is_the_fastest_that_ran() -> None:
     best = best_so_far(TRIALS)
     assert best is not None

@@ -104,6 +104,10 @@ def test_where_nothing_fits_the_page_is_about_what_needs_the_least() -> None:
 def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
     shown = plan_report(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, timeline=None, baseline_timeline=None))
     assert charts(shown) == ()
+    text = markdown(planned(estimates=(UNKNOWN,), baseline=UNKNOWN))
+    _, _, why = text.partition("## Why nothing is predicted\n")
+    assert "1 unknown: strange\\_attention gives no shape" in why.partition("##")[0]
+    assert "What might change this" not in text
     (figures,) = shown.blocks(Charts)
     assert figures.untraced == "The memory of a step of TRL's default over time is not known: its step was not traced."
     assert "over time is not known" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))

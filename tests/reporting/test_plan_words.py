@@ -159,3 +159,7 @@ def test_ways_out_name_lengths_only_where_one_limits_rows_and_a_budget_only_belo
 
 def test_ways_out_name_what_was_not_allowed() -> None:
     assert way_out_lines(a_plan())[0] == "--allow quantization would add 8bit, 4bit-nf4 (rounds the frozen weights)"
+
+
+def test_there_is_no_way_out_of_an_error() -> None:
+    assert way_out_lines(a_plan(estimates=(UNKNOWN,))) == ()

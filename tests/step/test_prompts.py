@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import load_dataset, load_from_disk
+from trl.trainer.utils import is_async_callable
 
 from autotune.app.notes import notes_on_prompts
-from autotune.core.batch_geometry import Shape
+from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import Setting
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import DroppedRows, Rollouts, Workload
+from autotune.core.workload import NO_DATA, DroppedRows, Rollouts, Workload
 from autotune.emit.rows import write_rows
 from autotune.errors import InputError
 from autotune.space import Wishes
+from autotune.step.job import JobContext
+from autotune.step.jobs.prepare import prepare
+from autotune.step.run.failures import judge
 from autotune.step.trainers import adapter
-from autotune.step.trainers.prompts import reward_function
+from autotune.step.trainers.prompts import RewardError, check_columns, reward_function
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
+from autotune.trainers.prompts import NO_REWARD
 from tests.settings import CPU, problem
 from tests.small import small_tokenizer
 from tests.step.requests import BRIEF, probed_here
@@ -51,6 +58,75 @@ def test_a_module_of_rewards_that_exits_is_told_by_its_name(tmp_path: Path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InputError, match=r"exiting_rewards.length cannot be imported: no key"):
         reward_function("exiting_rewards.length")
+
+
+JUDGES = """
+def judge(prompts, completions, answer, weight=1.0, trainer_state=None, log_metric=None, **others):
+    return [float(len(each) > 1) for each in answer]
+def whole(prompt, completions, **others):
+    return [0.0] * len(completions)
+def failing(completions, **others):
+    raise RuntimeError("the endpoint returned 503")
+async def waiting(completions, **others):
+    raise RuntimeError("the endpoint returned 429")
+class Scorer:
+    def __call__(self, completions, **others):
+        return [0.5] * len(completions)
+scorer = Scorer()
+"""
+
+
+@pytest.fixture
+def judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module of reward functions."""
+    (tmp_path / "judging_rewards.py").write_text(JUDGES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "judging_rewards"
+
+
+def test_a_reward_function_needs_the_columns_that_trl_passes_to_it(judges: str) -> None:
+    check_columns(f"{judges}.judge", ["prompt", "answer", "source"])
+    check_columns("get_soft_overlong_punishment", ["prompt"])
+    with pytest.raises(InputError, match=r"judge .* needs answer, and TRL has no column .* the dataset has prompt, s"):
+        check_columns(f"{judges}.judge", ["prompt", "source"])
+    # TRL passes the prompts of a batch under another name.
+    with pytest.raises(InputError, match=r"whole .* needs prompt, and TRL has no column of that name to pass"):
+        check_columns(f"{judges}.whole", ["prompt"])
+    with pytest.raises(InputError, match=r"accuracy_reward .* needs solution"):
+        check_columns("accuracy_reward", ["prompt", "answer"])
+
+
+def test_rows_that_stand_in_for_data_lack_no_column(judges: str, small_model_directory: Path, tmp_path: Path) -> None:
+    rollouts = Rollouts(rewards=(f"{judges}.judge",))
+    asked = prepared_rows(find_trainer("grpo"), rows_of(WORDS), small_model_directory, tmp_path / "rows").asked
+    with pytest.raises(InputError, match=r"judge .* needs answer"):
+        prepare(replace(asked, rollouts=rollouts), JobContext(tmp_path, 0.0))
+    without = replace(asked, rollouts=rollouts, dataset=replace(asked.dataset, name=NO_DATA))
+    assert prepare(without, JobContext(tmp_path, 0.0)).dataset.documents.rows == len(WORDS)
+
+
+def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:
+    names = [f"{judges}.{name}" for name in ("failing", "waiting", "scorer")]
+    plan = TrainingPlan("grpo", {}, rewards=(*names, "accuracy_reward"))
+    failing, waiting, scorer, own = adapter("grpo").arguments_by_name(plan)["reward_funcs"]
+    with pytest.raises(RewardError) as raised:
+        failing(completions=["a"])
+    reason = judge(raised.value, began_training=False, device="cpu").reason
+    assert reason == f"Your reward function {judges}.failing failed: RuntimeError: the endpoint returned 503"
+    with pytest.raises(RewardError, match=r"judging_rewards.waiting failed: RuntimeError: the endpoint returned 429"):
+        asyncio.run(waiting(completions=["a"]))
+    assert [is_async_callable(each) for each in (failing, waiting, scorer)] == [False, True, False]
+    assert scorer(completions=["a"], source=["b"]) == [0.5]
+    assert own is reward_function("accuracy_reward")
+
+
+def test_a_trace_calls_no_reward_function_of_the_user_s_own() -> None:
+    args = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "num_generations": 2}
+    for trainer, sizes in (("grpo", {"max_completion_length": 8}), ("online_dpo", {"max_new_tokens": 8})):
+        rewards = ("judging_rewards.judge", "accuracy_reward")
+        plan = TrainingPlan(trainer, {**args, **sizes, "max_length": 16}, rewards=rewards)
+        traced = find_trainer(trainer).traced_plan(plan, Layout.EQUAL, Shape(2, 16, 8))
+        assert traced.rewards == (NO_REWARD, NO_REWARD)
 
 
 def to_cover(

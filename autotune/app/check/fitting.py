@@ -39,7 +39,6 @@ from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.geometry import optional_int_argument
-from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
@@ -55,6 +54,9 @@ from autotune.userconfig.sources import Sources, sources, teacher_of
 _READING_SECONDS = 3600.0
 _CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
 """Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
+
+_UNKNOWN_LOSS = "Unknown loss type"
+"""The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
 
 
 @dataclass(frozen=True)
@@ -99,20 +101,20 @@ class Fitting:
         check_evaluation(trainer, evaluates=named.evaluation is not None)
         teacher = teacher_of(self.config) if trainer.has_teacher else None
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
+        rewards = None
+        if trainer.scores:
+            rewards = rewards_of(
+                self.read, self.config, by_command=task.written.own_command, imports=task.asked.imports
+            )
+            options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         plan, workload = self._workload(named, options)
-        rewards = rewards_of(self.read, self.config, imports=task.asked.imports) if trainer.scores else None
-        built_plan = plan
-        if rewards is not None:
-            built_plan = replace(plan, rewards=rewards.built)
-            # A trace has no rows that a function could read; those that it calls hold nothing of the device.
-            plan = replace(plan, rewards=(NO_REWARD,) * len(rewards.built))
         geometry = whole_geometry(trainer, plan, workload)
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
         depends = trainer.loss_depends_on(plan.args, workload.model)
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
-        built = self._built(built_plan, geometry, workload)
+        built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
@@ -130,7 +132,7 @@ class Fitting:
         answer, remedy = None, None
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
-            answer = self._answer(Sized(plan, geometry), built_plan.rewards, steps, workload)
+            answer = self._answer(Sized(plan, geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
             found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
@@ -141,7 +143,7 @@ class Fitting:
             verdict,
             model=named.model.name,
             dataset=workload.dataset.name,
-            plan=built_plan,
+            plan=plan,
             documents_per_step=geometry.documents,
             remedy=remedy,
             cacheable=not workload.names_images,
@@ -214,7 +216,8 @@ class Fitting:
             named.model,
             named.dataset,
             tracer,
-            None if self.task.asked.probe else self.cache,
+            # A module of rewards may have changed since.
+            None if self.task.asked.probe or self.task.asked.imports else self.cache,
             listener,
             named.evaluation,
             checked=wanted,
@@ -225,14 +228,14 @@ class Fitting:
         plan = replace(plan, args=args, launch=Launch(started.processes, started.machines))
         return trainer.completed(plan, workload), workload
 
-    def _answer(self, sized: Sized, rewards: tuple[str, ...], steps: PlanTracer, workload: Workload) -> CheckAnswer:
+    def _answer(self, sized: Sized, steps: PlanTracer, workload: Workload) -> CheckAnswer:
         planned = self.planned
         budget_bytes, file = self.task.budget_bytes, self.task.written.file
         if self.task.asked.probe:
             self.task.asked.listener(StageStarted("Running the worst micro-batches"))
             hardware = planned.hardware
             with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes) as server:
-                run = replace(sized, plan=replace(self._explicit(sized.plan), rewards=rewards))
+                run = replace(sized, plan=self._explicit(sized.plan))
                 folder, seconds = self.tracer.new_folder(), time_limit(self.task.asked.timeout)
                 return probed(run, workload, planned, budget_bytes, server, folder, seconds)
         if file is not None:
@@ -242,6 +245,9 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
+            _, unknown, listed = _short(error).partition(_UNKNOWN_LOSS)
+            if unknown:
+                raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 length = optional_int_argument(sized.plan, "max_length")
@@ -268,7 +274,7 @@ class Fitting:
             own = item.severity is not Severity.NOTE
             key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
-            yield item if line is None else replace(item, line=line, file=self.task.written.place)
+            yield item if line is None else replace(item, key=key, line=line, file=self.task.written.place)
 
 
 def _short(error: Exception) -> str:

@@ -18,6 +18,8 @@ from autotune.trainers.geometry import micro_batches_of, optional_int_argument, 
 from autotune.units import format_share
 from autotune.userconfig.candidate import NearestCandidate
 
+_KEEPS_END = "keep_end"
+"""The ``truncation_mode`` that cuts rows at their beginning, so that something is left of every row."""
 _HALF = ("bfloat16", "float16")
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
@@ -40,6 +42,7 @@ def silent_findings(
         drops_last: the configuration's ``dataloader_drop_last``.
     """
     yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload, drops_last=drops_last))
+    yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
@@ -71,27 +74,40 @@ def _step(
 ) -> str:
     rows, micro_batches, ranks = rows_of(plan), micro_batches_of(plan), plan.data_ranks
     together = plan.launch.processes // ranks
-    parts = f"{rows} x {micro_batches} accumulated" if micro_batches > 1 else f"{rows}"
+    parts = f"{rows} {'row' if rows == 1 else 'rows'}"
+    parts += f" x {micro_batches} accumulated" if micro_batches > 1 else ""
     if together > 1:
         parts += f" x {ranks} {'group' if ranks == 1 else 'groups'} of {together} processes"
     else:
         parts += f" x {ranks} processes" if ranks > 1 else ""
     counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
-    rows_word = "row" if parts == "1" else "rows"
-    steps = steps_of_epoch(plan, _rows_kept(geometry, workload), drops_last=drops_last)
+    prompts = geometry.documents / trainer.copies(plan)
+    of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if trainer.copies(plan) > 1 else ""
+    left, every = _rows_kept(workload), workload.dataset.documents.rows
+    kept = trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every)
+    steps = steps_of_epoch(plan, round(geometry.rows * kept), drops_last=drops_last)
     return (
-        f"An optimizer step trains on {geometry.documents:,.4g} {counted} ({parts} {rows_word}); an epoch has {steps:,}"
+        f"An optimizer step trains on {geometry.documents:,.4g} {counted}{of_prompts} ({parts}); an epoch has {steps:,}"
         f" {'step' if steps == 1 else 'steps'}."
     )
 
 
-def _rows_kept(geometry: BatchGeometry, workload: Workload) -> int:
-    """Return the rows that are left where TRL splits off some for evaluation."""
+def _left_out(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Iterator[Finding]:
+    prompts = _rows_kept(workload)
+    left_out, at_once = prompts - trainer.rows_of_epoch(plan, prompts), trainer.rows_per_generation(plan)
+    if left_out:
+        message = (
+            f"An epoch leaves out {left_out:,} of {prompts:,} prompts, drawn anew each epoch: a generation batch has"
+        )
+        yield Finding(Severity.SILENT, f"{message} {at_once:,}.")
+
+
+def _rows_kept(workload: Workload) -> int:
+    """Return the rows of the dataset that are left where TRL splits off some for evaluation."""
     size, all_rows = workload.dataset_source.test_size, workload.dataset.documents.rows
     # Of a number below 1, datasets.Dataset.train_test_split makes a share.
     parted = size if isinstance(size, float | int) else 0
-    kept = 1 - (parted if parted < 1 else parted / all_rows)
-    return round(geometry.rows * kept)
+    return round(all_rows * (1 - parted) if parted < 1 else all_rows - parted)
 
 
 def _served(plan: TrainingPlan) -> Iterator[Finding]:
@@ -108,11 +124,12 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
     if length is None or length >= documents.longest:
         return
     strategy = strategy_of(plan)
-    dropped = documents.rows_dropped(length) if strategy == NONE else 0
+    dropping = strategy == NONE and plan.args.get("truncation_mode") != _KEEPS_END
+    dropped = documents.rows_dropped(length) if dropping else 0
     cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
     if strategy not in (NONE, CUTTING):
         cut = 0
-    kept = documents.coverage(length, dropping=strategy == NONE)
+    kept = documents.coverage(length, dropping=dropping)
     if dropped == documents.rows:
         message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
         yield Finding(Severity.ERROR, message, "max_length")

@@ -11,7 +11,7 @@ import torch
 from autotune.confidential import hidden
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
-from autotune.errors import causes
+from autotune.errors import AutotuneError, causes
 
 # Messages of PyTorch's allocators, with the requested size.
 _ALLOCATORS = (
@@ -111,5 +111,6 @@ def _requested_bytes(text: str) -> int | None:
 
 def _reason(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()][:_REASON_LINES]
-    parts = [type(error).__name__, *([hidden(" ".join(lines))] if lines else [])]
+    kind = [] if isinstance(error, AutotuneError) else [type(error).__name__]
+    parts = [*kind, *([hidden(" ".join(lines))] if lines else [])]
     return ": ".join(parts)[:_REASON_CHARACTERS]

@@ -15,6 +15,8 @@ from autotune.trainers import find_trainer
 from autotune.trainers.geometry import steps_per_generation
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
+from autotune.virtual import assume
+from autotune.virtual.dispatch import UnknownShapeError
 
 # Chunks of a pass over a generation batch that are run, where steps are not run whole.
 _RUN_CHUNKS = 2
@@ -60,6 +62,14 @@ class _InGroups(OnTokenizedPrompts):
             return super()._get_per_token_logps_and_entropies(model, ids, mask, kept, batch_size, **kwargs)
         run = self.old_pass if next(self._passes) == OLD_PASS else self.reference_pass
         return run(model, ids, mask, kept, batch_size, **kwargs)
+
+    def get_high_entropy_mask(self, entropies: Any, mask: Any, threshold: float) -> Any:
+        """Return which tokens have the highest entropy (``top_entropy_quantile``); in a trace, which has none, all."""
+        try:
+            return super().get_high_entropy_mask(entropies, mask, threshold)
+        except UnknownShapeError:
+            assume("every token is trained on, whichever top_entropy_quantile chooses")
+            return mask.bool()
 
     def old_pass(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the log-probabilities of the model before the update."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,8 +22,8 @@ from trl.rewards import (
 )
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import Rollouts
-from autotune.errors import InputError
+from autotune.core.workload import NO_DATA, Rollouts
+from autotune.errors import AutotuneError, InputError
 from autotune.step.images.sizes import image_column
 from autotune.step.images.tokens import IMAGE_COLUMNS, check_every_row_pictured, image_elements, with_prompts
 from autotune.step.rows import Counts, Flags, RowSizes
@@ -37,6 +40,16 @@ _OWN_REWARDS: dict[str, Callable[..., Any]] = {
     "think_format_reward": think_format_reward,
     "get_soft_overlong_punishment": get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256),
 }
+
+
+_GIVEN = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+_HELD_BACK = ("prompt", "completion")
+"""What TRL passes to a reward function beside the columns of the dataset, and columns that it does not pass
+(``GRPOTrainer._calculate_rewards``)."""
+
+
+class RewardError(AutotuneError):
+    """A reward function of the user's own failed."""
 
 
 class Prompted(Adapter):
@@ -70,11 +83,14 @@ class Prompted(Adapter):
         """Return all columns, with the tokens of prompts and of the completions that a column holds.
 
         Raises:
-            InputError: the column or a reward function is missing, or TRL refuses the images of a row.
+            InputError: the column or a reward function is missing, or the function asks for a column that is; or TRL
+                refuses the images of a row.
         """
         tokenizer, known = trainer._tokenizer, trainer.train_dataset.column_names
         for name in rollouts.rewards:
             reward_function(name)
+            if dataset != NO_DATA:
+                check_columns(name, known)
         if rollouts.column is not None and rollouts.column not in known:
             raise InputError(
                 f"The dataset has no column {rollouts.column!r}, which was named for the length of completions.",
@@ -114,7 +130,7 @@ class Prompted(Adapter):
         Raises:
             InputError: there is none of a name.
         """
-        return {"reward_funcs": [reward_function(name) for name in (plan.rewards if plan else (NO_REWARD,))]}
+        return {"reward_funcs": [_called(name) for name in (plan.rewards if plan else (NO_REWARD,))]}
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of prompts, and of the completions that are added."""
@@ -179,6 +195,61 @@ def reward_function(name: str) -> Callable[..., Any]:
         raise InputError(f"{module} has no function {function}, which reward_funcs names.", hint=hint)
     reward: Callable[..., Any] = found
     return reward
+
+
+def check_columns(name: str, columns: Collection[str]) -> None:
+    """Check that TRL can call a reward function: it passes the columns of the dataset by their names.
+
+    Raises:
+        InputError: the function needs another argument; or there is none of that name.
+    """
+    given = {*_GIVEN, *columns}.difference(_HELD_BACK)
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(reward_function(name)).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    missing = [needs for needs in needed if needs not in given]
+    if missing:
+        raise InputError(
+            f"The reward function {name} (reward_funcs) needs {', '.join(missing)}, and TRL has no column of that name"
+            f" to pass: the dataset has {', '.join(columns)}.",
+            hint="Rename a column of the dataset, or name a function that reads those that there are.",
+        )
+
+
+def _called(name: str) -> Callable[..., Any]:
+    """Return the reward function of a name, which is named in the error where a function of the user's own fails.
+
+    Raises:
+        InputError: there is none of that name.
+    """
+    function = reward_function(name)
+    if name in _OWN_REWARDS:
+        return function
+
+    @wraps(function)
+    def called(**columns: Any) -> Any:
+        with _blamed(name):
+            return function(**columns)
+
+    @wraps(function)
+    async def awaited(**columns: Any) -> Any:
+        with _blamed(name):
+            return await function(**columns)
+
+    # As TRL finds out which functions it has to await.
+    is_awaited = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    return awaited if is_awaited else called
+
+
+@contextmanager
+def _blamed(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RewardError(f"Your reward function {name} failed: {type(error).__name__}: {error}") from error
 
 
 def assumed_tokens(plan: TrainingPlan) -> int:

@@ -127,7 +127,7 @@ CASES = (
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
-    _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 x 4 processes rows)": None}, nightly=True),
+    _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 rows x 4 processes)": None}, nightly=True),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
         "dpo: legacy",
@@ -136,6 +136,14 @@ CASES = (
         {"max_prompt_length went in TRL 0.29.0": 0, "padding_free": 1, "rpo_alpha went in TRL 0.29.0": 2},
     ),
     _case("dpo: a loss that went", "loss_type: kto_pair\n", RUNS_NOT, {"kto_pair": 0}),
+    _case(
+        "dpo: the beginning is cut",
+        "max_length: 32\ntruncation_mode: keep_end\n",
+        FITS,
+        {"max_length=32 cuts": 0},
+    ),
+    _case("dpo: a loss of another trainer", "loss_type: simpo\n", RUNS_NOT, {"experimental CPO": 0}, nightly=True),
+    _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
@@ -165,6 +173,13 @@ CASES = (
     _case(
         "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
     ),
+    _case(
+        "grpo: tokens of high entropy, and how each is drawn",
+        "top_entropy_quantile: 0.2\ngeneration_kwargs: {top_k: 20, do_sample: true}\n",
+        FITS,
+    ),
+    _case("grpo: a length of generations", "generation_kwargs: {max_new_tokens: 8}\n", UNKNOWN),
+    _case("grpo: no loss", "loss_type: gspo\n", RUNS_NOT, {"write loss_type: grpo, importance_sampling_level": 0}),
     _case("grpo: a generation for two steps", f"{HALF_A_GROUP}steps_per_generation: 2\n", FITS, nightly=True),
     _case("grpo: a generation of eight rows", f"{HALF_A_GROUP}generation_batch_size: 8\n", FITS, nightly=True),
     _case(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,14 @@ import pytest
 import autotune
 from autotune.core.configuration import Configuration, ReadCommand
 from autotune.core.verdict import Outcome
-from autotune.errors import UnreadError
+from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import Command
+from autotune.inspection.script import Script
 from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.rewards import rewards_of
+from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write, cache_of
+from tests.small import write_rows
 
 GPU = "H100-80GB"
 OWN = "get_soft_overlong_punishment"
@@ -27,11 +32,11 @@ with open("ran", "a") as file:
 def reward(completions, solution, **_):
     return [0.0] * len(completions)
 """
-Command = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def started(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Command:
+def started(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Start the command line in a directory with a module that leaves a file when it is imported."""
     (tmp_path / "trap.py").write_text(TRAP, encoding="utf-8")
     cache = str(cache_of(tmp_path_factory))
@@ -57,7 +62,7 @@ def named(file: Path, *names: str) -> str:
 
 
 def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
-    write: Write, started: Command, tmp_path: Path
+    write: Write, started: Start, tmp_path: Path
 ) -> None:
     file = named(write("grpo", "trust_remote_code: true\n"), "trap.reward")
     process = started(file, "--trainer", "grpo", "--gpu", GPU)
@@ -70,7 +75,7 @@ def test_what_a_file_names_is_not_imported_and_what_it_trusts_is_not_followed(
 
 @pytest.mark.nightly
 def test_it_is_imported_where_that_is_asked_for_and_not_by_the_process_that_was_started(
-    write: Write, started: Command, tmp_path: Path
+    write: Write, started: Start, tmp_path: Path
 ) -> None:
     file = named(write("grpo", ""), "trap.reward")
     process = started("--import", "--gpu", GPU, "--", "trl", "grpo", "--config", file)
@@ -133,3 +138,29 @@ def test_where_none_is_named_there_are_as_many_as_weights() -> None:
 def test_a_reward_model_is_not_read() -> None:
     with pytest.raises(UnreadError, match="reward_model_name_or_path"):
         rewards_of(read(reward_model_name_or_path="somewhere/else"), config(), imports=False)
+
+
+def test_trl_s_own_command_needs_a_reward_function_and_a_script_may_have_its_own() -> None:
+    with pytest.raises(InputError, match=r"reward_funcs names no reward function, and `trl grpo` has none"):
+        rewards_of(read(), config(), by_command="trl grpo", imports=False)
+    assert rewards_of(read(), config(), imports=False).built == (NO_REWARD,)
+
+
+def test_a_file_without_reward_functions_is_of_trl_s_own_command() -> None:
+    own = Command("grpo", ("--config", "x"))
+    script = replace(own, source=Script("train.py", frozenset(), "grpo", "", takes_more=False))
+    assert Written(own, None, "grpo").own_command == "trl grpo"
+    assert Written(script, None, "grpo").own_command == Written(Command("grpo", ()), None, "grpo").own_command == ""
+    # TRL has no command for it.
+    assert Written(own, None, "online_dpo").own_command == ""
+
+
+def test_a_function_of_trl_s_that_reads_a_column_that_is_not_there_cannot_run(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "prompts.jsonl", [{"prompt": "memory is", "answer": "one"}] * 8)
+    file = named(write("grpo", ""), "accuracy_reward")
+    verdict = checked(config=file, trainer="grpo", gpu=GPU, dataset=str(rows))
+    found = next(item for item in verdict.findings if "accuracy_reward" in item.message)
+    assert (verdict.outcome, found.line) == (Outcome.CANNOT_RUN, 10)
+    assert "needs solution, and TRL has no column of that name" in found.message

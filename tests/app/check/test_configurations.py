@@ -42,6 +42,13 @@ def test_a_configuration_gets_its_verdict(case: Case, write: Write, checked: Che
         assert verdict.need.least_bytes < verdict.need.bytes < verdict.need.most_bytes
 
 
+def test_what_a_rule_says_is_not_said_again_in_trl_s_words(write: Write, checked: Checked) -> None:
+    file = write("kto", "per_device_train_batch_size: 1\ngradient_accumulation_steps: 8\n")
+    verdict = checked(config=str(file), trainer="kto", gpu="H100-80GB")
+    (found,) = (item for item in verdict.findings if item.severity is Severity.ERROR)
+    assert (found.key, verdict.reason) == ("per_device_train_batch_size", "1 thing is wrong")
+
+
 WENT = (
     "warmup_ratio went in transformers 5.15.0: write warmup_steps: 0.1. warmup_steps below 1 is a share of all steps."
 )

@@ -13,7 +13,7 @@ from autotune.core.setting import Setting
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.candidate import NearestCandidate
-from tests.settings import plan_with, problem, setting
+from tests.settings import plan_with, problem, setting, workload
 
 HALF: Mapping[str, object] = {"dtype": "bfloat16"}
 ZERO2: Mapping[str, object] = {"deepspeed": {"zero_optimization": {"stage": 2}}}
@@ -21,8 +21,8 @@ FSDP2: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2}}
 
 
 def findings(plan: TrainingPlan, here: Setting, *, drops_last: bool = False) -> str:
-    trainer = find_trainer("sft")
-    known = NearestCandidate(problem(here).baseline, frozenset())
+    trainer = find_trainer(plan.trainer)
+    known = NearestCandidate(problem(here, trainer=plan.trainer).baseline, frozenset())
     geometry = whole_geometry(trainer, plan, here.workload)
     return "\n".join(
         item.message for item in silent_findings(plan, geometry, trainer, here, known, {}, drops_last=drops_last)
@@ -61,3 +61,33 @@ def test_an_epoch_has_the_steps_that_the_loader_has_rows_for(
     sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": accumulated}
     plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(ranks))
     assert f"an epoch has {steps} steps." in findings(plan, here, drops_last=drops_last)
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "ranks", "left_out"), [(8, 1, "4 of 100"), (4, 2, "4 of 100"), (8, 4, "4 of 100")]
+)
+def test_prompts_that_fill_no_generation_are_left_out_of_an_epoch(accumulated: int, ranks: int, left_out: str) -> None:
+    here = setting(of=replace(workload(), trainer="grpo"))
+    plan = plan_with(here, {}, "grpo")
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulated, "num_generations": 4}
+    plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(ranks))
+    whole = accumulated * ranks
+    said = f"An epoch leaves out {left_out} prompts, drawn anew each epoch: a generation batch has {whole}."
+    assert said in findings(plan, here)
+    assert "leaves out" not in findings(replace(plan, args={**plan.args, "steps_per_generation": 1}), here)
+
+
+def test_an_optimizer_step_is_counted_in_rows_and_in_prompts() -> None:
+    here = setting(of=replace(workload(), trainer="grpo"))
+    plan = plan_with(here, {}, "grpo")
+    sizes = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+    plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(2))
+    said = "An optimizer step trains on 16 completions of 4 prompts (4 rows x 2 accumulated x 2 processes); an epoch"
+    assert said in findings(plan, here)
+
+
+def test_rows_that_are_cut_at_their_beginning_are_not_dropped() -> None:
+    here = setting(of=replace(workload(), trainer="dpo"))
+    plan = plan_with(here, {"max_length": 100}, "dpo")
+    kept = replace(plan, args={**plan.args, "truncation_mode": "keep_end"})
+    assert "max_length=100 cuts 10 of 100 rows" in findings(kept, here)
