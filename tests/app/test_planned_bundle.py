@@ -21,6 +21,7 @@ from autotune.emit.figures import planned as handed_over
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import GIB
 from tests.emit.planned_bundles import a_bundle
+from tests.planning.stand_in import LosingTracer
 from tests.reporting.examples import a_workload
 from tests.small import write_rows
 
@@ -97,6 +98,15 @@ def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, plan
     found = autotune.plan(model, rows, memory_budget="64MiB", output=folder, **known)  # type: ignore[arg-type]
     assert (found.bundle, found.unwritten) == (None, "nothing is predicted to fit")
     assert names(folder) == []
+
+
+def test_where_no_trace_ends_the_reason_is_given_in_place_of_a_fit(
+    model: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, asked: LosingTracer()(asked))
+    found = autotune.plan(model, rows, gpu="24GiB", fix={**ONE_WAY, "optimizer": "sgd"}, output=tmp_path / "bundle")
+    assert (found.bundle, found.fastest) == (None, None)
+    assert found.unwritten == "nothing could be predicted: a job ended with signal 9"
 
 
 def test_rows_of_a_length_alone_make_no_bundle(model: str, tmp_path: Path) -> None:
