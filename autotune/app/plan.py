@@ -28,7 +28,7 @@ from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source, evaluation_source
+from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
@@ -56,8 +56,8 @@ def plan(asked: PlanArguments) -> Plan:
         raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
     options = plan_options(asked)
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = dataset_source(asked.dataset) if asked.dataset is not None else None
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    rows = training_source(asked.dataset, asked.split)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     if asked.network is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from datasets import load_dataset
 
 import autotune
 from autotune.app.planned_bundle import bundle_folder
@@ -89,6 +92,19 @@ def test_the_rows_are_read_again_where_the_plan_is_known_from_before(model: str,
     assert again.new_trace_count == 0
     assert again.bundle == replace(planned.bundle, settings=again.settings)
     assert (folder / "rows.parquet").read_bytes() == before
+
+
+def test_a_plan_on_a_split_trains_on_it(model: str, rows: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copy(rows, tmp_path / "data" / "test.jsonl")
+    found = autotune.plan(
+        model, tmp_path / "data", split="test", gpu="24GiB", fix=ONE_WAY, token_coverage=1, output=tmp_path / "bundle"
+    )
+    assert found.bundle is not None
+    assert found.settings["split"] == "test"
+    (entry,) = yaml.safe_load((tmp_path / "bundle" / "config.yaml").read_text(encoding="utf-8"))["datasets"]
+    assert entry == {"path": str(tmp_path / "data"), "split": "test"}
+    assert load_dataset(**entry)["text"] == load_dataset("json", data_files=rows, split="train")["text"]
 
 
 def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, planned: Plan) -> None:

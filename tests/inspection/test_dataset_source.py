@@ -14,7 +14,7 @@ import pytest
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection import rows
-from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
+from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source, training_source
 
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
 
@@ -73,6 +73,40 @@ def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     source = dataset_source(str(tmp_path))
     assert source == DatasetSource(name=str(tmp_path), path=str(tmp_path))
     assert sorted(load(source)["text"]) == ["one", "two"]
+
+
+def test_a_directory_and_a_hub_id_have_the_split_that_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", GOOD)
+    source = dataset_source(tmp_path, "test")
+    assert source == training_source(tmp_path, "test") == DatasetSource(str(tmp_path), str(tmp_path), split="test")
+    assert list(load(source)["text"]) == ["one", "two"]
+    assert dataset_source("trl-lib/tldr", "validation").split == "validation"
+    assert evaluation_source(tmp_path, None, "validation", "test") == DatasetSource(
+        f"{tmp_path} (validation)", str(tmp_path), split="validation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "split", "said"),
+    [
+        ("rows.jsonl", "test", "rows.jsonl is a file, and has no split but train"),
+        (".", "train[:10]", "is not the name of a split"),
+        (None, "test", "There is no dataset to take --split of"),
+    ],
+)
+def test_a_split_that_cannot_be_taken_is_refused(
+    dataset: str | None, split: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "rows.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=re.escape(said)):
+        training_source(dataset, split)
+
+
+def test_the_rows_to_train_on_are_not_those_to_evaluate_on_by_their_split(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", GOOD)
+    with pytest.raises(InputError, match="rows to evaluate on are those to train on"):
+        evaluation_source(tmp_path, None, "test", "test")
 
 
 def test_a_path_object_is_taken_as_its_text(tmp_path: Path) -> None:

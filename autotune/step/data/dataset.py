@@ -29,6 +29,7 @@ from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+_NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
         if _UNKNOWN_SPLIT in str(error):
             known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
-                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
+                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
