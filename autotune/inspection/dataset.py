@@ -7,18 +7,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable
-from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count
+from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count, compression
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """From the suffix of a file to the builder of ``datasets.load_dataset`` that reads it."""
 
 _TRAIN = "train"
-_UNDERSTOOD = ", ".join(BUILDERS)
+_UNDERSTOOD = f"{', '.join(BUILDERS)}, and each of them with {', '.join(sorted(COMPRESSIONS))} behind it"
+_SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
 # The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
 _PARQUET_MAGIC = b"PAR1"
 _SMALLEST_PARQUET_BYTES = 12
@@ -26,6 +28,11 @@ _SMALLEST_PARQUET_BYTES = 12
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 # Written by Dataset.save_to_disk and DatasetDict.save_to_disk, whose directories load_dataset refuses.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
+
+
+def builder_of(name: str | PurePath) -> str | None:
+    """Return the builder of ``datasets`` that reads a file of that name; None: none does."""
+    return BUILDERS.get(uncompressed(name).suffix.lower())
 
 
 def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
@@ -42,7 +49,7 @@ def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
     """
     text, split = str(text), split or _TRAIN
     check_split(split)
-    path = local_path(text, "dataset", frozenset(BUILDERS))
+    path = local_path(text, "dataset", _SUFFIXES)
     if path is None:
         return DatasetSource(name=text, path=text, split=split)
     try:
@@ -51,7 +58,7 @@ def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
             return DatasetSource(name=text, path=str(path), split=split)
     except OSError as error:
         raise unreadable("dataset", text, error) from error
-    builder = BUILDERS.get(path.suffix.lower())
+    builder = builder_of(path)
     if builder is None:
         raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
     if glob.has_magic(str(path)):
@@ -159,7 +166,7 @@ def _data_files(directory: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         for name in sorted(names):
-            if Path(name).suffix.lower() in BUILDERS and not name.startswith((".", "__")):
+            if builder_of(name) is not None and not name.startswith((".", "__")):
                 yield Path(folder, name)
 
 
@@ -171,7 +178,7 @@ def _check_files(files: Sequence[Path], place: Path) -> None:
             counts.append(_check_file(file, left_bytes))
             left_bytes = max(0, left_bytes - file.stat().st_size)
         except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+            raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         check_row_count(place, sum(known))
@@ -181,10 +188,10 @@ def _check_file(file: Path, limit_bytes: int) -> int | None:
     """Check a file; return its number of rows if counting them is fast, else None."""
     if file.stat().st_size == 0:
         raise InputError(f"{file} is empty.", hint="Give a dataset with at least two rows.")
-    match BUILDERS[file.suffix.lower()]:
+    match builder_of(file):
         case "json":
             return check_json(file, limit_bytes)
-        case "parquet":
+        case "parquet" if compression(file) is None:
             _check_parquet(file)
     return None
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,11 +178,46 @@ def test_no_more_than_the_limit_is_read_of_a_large_file(tmp_path: Path) -> None:
     assert rows.check_json(lines, limit_bytes=100) is None
 
 
-@pytest.mark.parametrize("name", ["data.txt", "data", "data.jsonl.gz"])
+@pytest.mark.parametrize("name", ["data.txt", "data", "data.gz", "data.jsonl.zip"])
 def test_another_suffix_is_refused_and_the_right_ones_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="no format that autotune reads") as caught:
         dataset_source(write(tmp_path / name, GOOD))
-    assert caught.value.hint == "It reads .jsonl, .json, .csv, .parquet."
+    assert caught.value.hint == (
+        "It reads .jsonl, .json, .csv, .parquet, and each of them with .bz2, .gz, .xz, .zst behind it."
+    )
+
+
+COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+@pytest.mark.parametrize(
+    ("name", "content"), [("data.jsonl", GOOD), ("array.json", b'[{"text": "one"}, {"text": "two"}]'),
+                          ("data.csv", b"text\none\ntwo\n")]
+)  # fmt: skip
+def test_a_compressed_file_loads_alone_and_in_a_folder(tmp_path: Path, name: str, content: bytes, suffix: str) -> None:
+    source = dataset_source(write(tmp_path / f"{name}{suffix}", COMPRESSED[suffix](content)))
+    assert source.data_files == str(tmp_path / f"{name}{suffix}")
+    for found in (source, dataset_source(tmp_path)):
+        assert list(load(found)["text"]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_broken_compressed_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    content = COMPRESSED[suffix](GOOD)
+    with pytest.raises(InputError, match=r"data.jsonl.* cannot be (decompressed|read): \w"):
+        dataset_source(write(tmp_path / f"data.jsonl{suffix}", content[:-12]))
+    with pytest.raises(InputError, match=r"Line 3 of .* is not JSON"):
+        dataset_source(write(tmp_path / f"data.jsonl{suffix}", COMPRESSED[suffix](GOOD + b"{")))
+
+
+def test_zstandard_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "data.jsonl.zst", b"\x28\xb5\x2f\xfd and more")
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="without the package zstandard"):
+        dataset_source(file)
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: object())
+    assert dataset_source(file).path == "json"
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"PAR1 and then cut off", b"no", b"version https://git-lfs"])

@@ -240,7 +240,7 @@ NO_TORCHVISION = {
 
 
 def write_picture(file: Path) -> Path:
-    several = {"save_all": True, "append_images": [picture(9, 9)]} if file.stem == "moving" else {}
+    several: dict[str, Any] = {"save_all": True, "append_images": [picture(9, 9)]} if file.stem == "moving" else {}
     Pillow.effect_noise((9, 9), 50).convert("RGB").save(file, **several)
     return file
 
