@@ -187,7 +187,7 @@ def _check_files(files: Sequence[Path], place: Path) -> None:
 def _check_file(file: Path, limit_bytes: int) -> int | None:
     """Check a file; return its number of rows if counting them is fast, else None."""
     if file.stat().st_size == 0:
-        raise InputError(f"{file} is empty.", hint="Give a dataset with at least two rows.")
+        raise InputError(f"{file} is empty.", hint="Give a dataset that has rows.")
     match builder_of(file):
         case "json":
             return check_json(file, limit_bytes)

@@ -85,19 +85,30 @@ def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
         return None
     document = _document(file)
     if not isinstance(document, list):  # datasets takes a lone object for a single row
-        raise InputError(f"{file} holds {_kind(document)}, not rows.", hint="Write an array of objects.")
+        nested = nested_rows_hint(document) if isinstance(document, dict) else ""
+        raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
     return len(document)
 
 
 def check_row_count(place: Path, rows: int) -> None:
-    """Check that a file or directory has more than one row.
+    """Check that a file or directory has a row.
 
     Raises:
-        InputError: it has fewer than two.
+        InputError: it has none.
     """
-    if rows < 2:
-        has = "no rows" if rows == 0 else "a single row"
-        raise InputError(f"{place} has {has}.", hint="Give a dataset with at least two rows.")
+    if not rows:
+        raise InputError(f"{place} has no rows.", hint="Give a dataset that has some.")
+
+
+def nested_rows_hint(row: Mapping[str, object]) -> str:
+    """Return a hint at the rows in a lone object, such as ``{"version": 1, "data": [{…}, …]}``; empty without any."""
+    for name, value in row.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            return (
+                f"It is one JSON object, whose `{name}` holds a list of {len(value):,}: TRL reads it as one row. Write"
+                " that list as JSON lines."
+            )
+    return ""
 
 
 def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> int | None:

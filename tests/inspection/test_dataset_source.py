@@ -138,8 +138,6 @@ def test_the_name_stays_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.
         (b"version https://git-lfs.github.com/spec/v1\n", r"Line 1 of .* is not JSON"),
         (b"\n\n", r"has no rows"),
         (b"[]", r"has no rows"),
-        (b'{"text": "one"}\n', r"has a single row"),
-        (b'[{"text": "one"}]', r"has a single row"),
         (b'[{"text": "one"},\n{"text": }]', r"is not JSON: .* at line 2, column 10"),
         (b"", r"is empty"),
     ],
@@ -162,7 +160,6 @@ def test_a_broken_line_is_quoted_but_not_at_length(tmp_path: Path) -> None:
         (b'{\n"text": ["one", "two"]\n}', "holds an object, not rows"),
         (b'{"text": ', "is not JSON"),
         (b'["\xff"]', "is not UTF-8"),
-        (b'[{"text": "one"}]', "has a single row"),
     ],
 )
 def test_a_json_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -251,10 +248,18 @@ def test_a_broken_line_in_a_directory_is_found(tmp_path: Path) -> None:
     assert caught.value.message.startswith(f"Line 3 of {broken} is not JSON")
 
 
-def test_a_directory_with_a_single_row_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json.dumps({"text": "one"}).encode())
-    with pytest.raises(InputError, match="has a single row"):
-        dataset_source(str(tmp_path))
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_single_row_is_enough(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / name, json.dumps({"text": "one"}).encode())
+    for source in (dataset_source(file), dataset_source(str(tmp_path))):
+        assert list(load(source)["text"]) == ["one"]
+
+
+def test_an_object_that_has_the_rows_in_a_list_is_refused_with_the_list(tmp_path: Path) -> None:
+    content = json.dumps({"version": 1, "data": [{"text": "one"}] * 400}, indent=1).encode()
+    with pytest.raises(InputError, match="holds an object, not rows") as caught:
+        dataset_source(write(tmp_path / "data.json", content))
+    assert caught.value.hint.startswith("It is one JSON object, whose `data` holds a list of 400")
 
 
 def test_a_directory_that_datasets_saved_for_itself_is_refused_as_datasets_does(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from trl.scripts.utils import DatasetConfig
 
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError
-from autotune.inspection.rows import check_json, check_row_count
+from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
@@ -53,7 +53,7 @@ def load_rows(
         folder: for temporary files, which are left there when the process is killed.
 
     Raises:
-        InputError: it is missing, broken, has images that cannot be trained on, fewer than two rows or no usable
+        InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
             column, or needs something that the tokenizer lacks.
     """
     rows = _loaded(source, folder)
@@ -135,17 +135,24 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
             return form if name is None else replace(form, columns=(str(name),))
         if name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
+    advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
+    nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
     raise InputError(
         f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
-        hint=f"It needs {trainer.wanted_columns}{renamed}.",
+        hint=" ".join(filter(None, (f"It needs {trainer.wanted_columns}{renamed}.", advice or nested))),
     )
 
 
 def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
     values = rows.with_format("arrow")[:][column]
     if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
-        raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
+        row = pc.index(pc.is_null(values), True).as_py() + 1
+        counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
+        raise InputError(
+            f"{values.null_count:,} of {len(rows):,} rows of {source.name} have no {column}, the first is row {row:,} "
+            f"({counted}).",
+            hint="Remove or complete them.",
+        )
 
 
 def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:
