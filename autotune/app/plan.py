@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
-from autotune.app.notes import host_notes, notes_on_plans, notes_on_processes, notes_on_speed, notes_on_workload
+from autotune.app.notes import (
+    few_documents_text,
+    host_notes,
+    notes_on_plans,
+    notes_on_processes,
+    notes_on_speed,
+    notes_on_workload,
+)
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
@@ -173,7 +180,10 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
             f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: those that may be the"
             " fastest, as far as the earlier ones show. Others may be faster or need less."
         )
-    if len(lengths.counts) == 1:
+    few = few_documents_text(workload, problem.setting.global_batch_size)
+    if few:
+        yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
+    if asked.dataset is None:
         yield (
             f"All rows have {lengths.longest:,} tokens here. Rows of varied lengths bring padding and an attention"
             " mask, which needs more memory: give a DATASET for a plan of its lengths."

@@ -98,10 +98,19 @@ def test_a_plan_on_a_split_trains_on_it(model: str, rows: str, tmp_path: Path) -
     (tmp_path / "data").mkdir()
     shutil.copy(rows, tmp_path / "data" / "test.jsonl")
     found = autotune.plan(
-        model, tmp_path / "data", split="test", gpu="24GiB", fix=ONE_WAY, token_coverage=1, output=tmp_path / "bundle"
+        model,
+        tmp_path / "data",
+        split="test",
+        gpu="24GiB",
+        fix=ONE_WAY,
+        token_coverage=1,
+        output=tmp_path / "bundle",
+        global_batch_size=32,
     )
     assert found.bundle is not None
     assert found.settings["split"] == "test"
+    assert "The dataset has 16 documents, fewer than a global batch of 32: an epoch is one step of 16." in found.notes
+    assert not any("give a DATASET" in note for note in found.notes)
     (entry,) = yaml.safe_load((tmp_path / "bundle" / "config.yaml").read_text(encoding="utf-8"))["datasets"]
     assert entry == {"path": str(tmp_path / "data"), "split": "test"}
     assert load_dataset(**entry)["text"] == load_dataset("json", data_files=rows, split="train")["text"]
