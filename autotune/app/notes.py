@@ -13,7 +13,7 @@ from autotune.core.plan import Launch
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
-from autotune.techniques.base import OFF
+from autotune.techniques.base import OFF, CrashReason
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
@@ -42,6 +42,13 @@ def few_documents_text(workload: Workload, batch: int) -> str:
         return ""
     counted = counted.removesuffix("s") if rows == 1 else counted
     return f"The dataset has {rows} {counted}, fewer than a global batch of {batch}"
+
+
+def notes_on_default(problem: TrainerProblem) -> Iterator[str]:
+    """Yield a note if training fails with TRL's default, such as with a ``max_length`` that cuts images."""
+    reason = problem.illegal(problem.baseline)
+    if isinstance(reason, CrashReason):
+        yield f"TRL's default cannot train these rows: {reason}."
 
 
 def notes_on(problem: TrainerProblem) -> Iterator[str]:

@@ -10,6 +10,7 @@ from autotune.app.arguments import ALL, PlanArguments
 from autotune.app.notes import (
     few_documents_text,
     host_notes,
+    notes_on_default,
     notes_on_plans,
     notes_on_processes,
     notes_on_speed,
@@ -172,6 +173,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
     yield from notes_on_workload(workload)
+    yield from notes_on_default(problem)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)
     traced = len(evaluator.candidates)

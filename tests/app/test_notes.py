@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import few_documents_text, notes_on, notes_on_loading
+from autotune.app.notes import few_documents_text, notes_on, notes_on_default, notes_on_loading
+from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.trainers import Trainer, trainers
-from tests.settings import problem, setting, workload
+from tests.settings import pictured_workload, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
@@ -46,6 +47,14 @@ def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_ar
     assert few_documents_text(replace(workload(), trainer="online_dpo"), rows + 1).startswith(
         f"The dataset has {rows} prompts"
     )
+
+
+def test_a_default_that_cuts_images_is_a_note() -> None:
+    pictured = pictured_workload()
+    (note,) = notes_on_default(problem(setting(of=pictured)))
+    assert note.startswith("TRL's default cannot train these rows: max_length=1024 cuts rows of up to 2000 tokens, and")
+    short = replace(pictured.dataset, lengths=LengthDistribution({1000: 8}))
+    assert list(notes_on_default(problem(setting(of=replace(pictured, dataset=short))))) == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
