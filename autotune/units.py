@@ -78,6 +78,15 @@ def format_count(count: float) -> str:
     return f"{count:.0f}"
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """Return a number with its noun, such as ``1 probe``, ``1,024 probes`` or ``2 processes``.
+
+    Args:
+        several: the plural; empty: the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else several or f'{noun}s'}"
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``."""
     if seconds < 10:

@@ -55,6 +55,11 @@ _MODELS: dict[str, dict[str, Any]] = {
     "mamba": {"hidden_size": 64, "state_size": 4},
     "mamba2": {"hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1},
     "falcon_mamba": {"hidden_size": 64, "state_size": 4},
+    # The layers that share attention are listed by their indices.
+    "zamba2": {
+        **_HEADS, "layers_block_type": ["mamba", "mamba", "mamba", "hybrid"] * 3, "mamba_d_state": 16,
+        "adapter_rank": 8,
+    },
     "recurrent_gemma": {**_HEADS, "lru_width": 64, "attention_window_size": 8},
     # The last layer has a bias that the others lack.
     "gpt_neox_japanese": {"hidden_size": 64, "num_attention_heads": 4},

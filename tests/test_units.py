@@ -6,6 +6,7 @@ import pytest
 
 from autotune.errors import InputError
 from autotune.units import (
+    counted,
     format_bytes,
     format_count,
     format_duration,
@@ -85,3 +86,14 @@ def test_figures_read_in_the_unit_that_suits_them() -> None:
 )
 def test_the_time_of_a_step_reads_in_three_digits_or_as_a_duration(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(0, "0 probes"), (1, "1 probe"), (2, "2 probes"), (1024, "1,024 probes")]
+)
+def test_a_noun_agrees_with_its_number(number: int, words: str) -> None:
+    assert counted(number, "probe") == words
+
+
+def test_a_plural_that_is_no_s_is_given() -> None:
+    assert [counted(number, "process", "processes") for number in (1, 2)] == ["1 process", "2 processes"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.core.json_text import is_json
 from autotune.emit.launch import PARALLELISM
-from autotune.userconfig.engine import AUTO, SIZES
+from autotune.userconfig.deepspeed import AUTO, SIZES
 from autotune.userconfig.launch import Launching
 
 if TYPE_CHECKING:

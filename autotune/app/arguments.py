@@ -164,7 +164,7 @@ class ProbeArguments(SearchArguments):
         storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
             ``journal:///path`` for a journal on a file system, or ``grpc://host:port``. None: ``study.db`` in the
             output directory.
-        study: name of the study in it. None: the output directory's name.
+        study: name of the study in ``storage``. None: the output directory's name.
         resume: continue an interrupted study, or join the processes that search it.
         output (DIR): directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
         plan: trace steps before the first probe, to save probes; otherwise only probes find out what fits.

@@ -33,7 +33,7 @@ from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
 from autotune.reporting.words import short_path
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 from autotune.userconfig.launch import default_file, likely_processes
 from autotune.userconfig.written import Written
 
@@ -74,7 +74,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
         raise InputError(f"{count} null GPUs are not possible.", hint=f"A machine has 1 to {_MOST_GPUS} null GPUs.")
     device = _device(asked.gpu)
     program = " ".join(hidden_words(command)[:3])
-    asked.listener(StageStarted(f"Running {program} on {_gpus(count)} of {format_bytes(device.total)}"))
+    asked.listener(StageStarted(f"Running {program} on {counted(count, 'null GPU')} of {format_bytes(device.total)}"))
     with ScratchFolder() as folder:
         ran = run(command, device, count, folder, steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds)
     known = secrets_in(command) | secrets_in(dict(os.environ))
@@ -114,7 +114,8 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
     ranks = max((each.local_ranks for each in ran.processes), default=1)
     if ranks > count:
         return DryRunAnswer(
-            DryOutcome.CANNOT_RUN, f"it starts {ranks} processes on {_gpus(count)}; give --num-processes {ranks}"
+            DryOutcome.CANNOT_RUN,
+            f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}",
         )
     if ran.refused:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
@@ -197,8 +198,7 @@ def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
     using = [each for each in ran.processes if each.uses_cuda]
     caught = sum(len(each.failed_allocations) for each in using)
     if caught and found.failed is None:
-        requests = "1 request for memory failed" if caught == 1 else f"{caught} requests for memory failed"
-        yield f"{requests}, and the script, or a library, went on without."
+        yield f"{counted(caught, 'request')} for memory failed, and the script, or a library, went on without."
     fits = found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT)
     taken = max((each.steps for each in using), default=0)
     if fits and taken < steps:
@@ -251,7 +251,3 @@ def _ended(ending: CommandExit) -> str:
     if ending.signal == signal.SIGKILL:
         return "killed by signal 9, as the kernel does where the host's memory runs out"
     return f"killed by signal {ending.signal}" if ending.signal is not None else f"exit code {ending.code}"
-
-
-def _gpus(count: int) -> str:
-    return "1 null GPU" if count == 1 else f"{count} null GPUs"

@@ -117,6 +117,11 @@ def probe_options(asked: ProbeArguments) -> Options:
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
     _check_number("number of trials", asked.trials)
     _check_number("number of workers", asked.workers)
+    if asked.study is not None and asked.storage is None:
+        raise InputError(
+            f"--study {asked.study} names a study in a storage, and none is given.",
+            hint="Name one with --storage, or leave out --study: an output directory has one study.",
+        )
     options = checked_options(asked, asked.init)
     # A base may name the teacher.
     return replace(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_loading
 from autotune.app.repeated import equally_fast, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
+from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
@@ -17,8 +19,7 @@ from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
-from autotune.techniques.max_length import row_coverage, token_coverage
-from autotune.trainers.geometry import micro_batches_of, rows_of, steps_of_epoch
+from autotune.trainers.geometry import steps_of_epoch
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -84,6 +85,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
             *notes_on_runs(outcome, own=facts.base is not None),
             *_contradicted(outcome),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
+            *_notes_on_predictions(setting.machine.hardware, trials),
             *facts.notes,
         ),
         smallest_peak_bytes=min((need for need in needs if need is not None), default=None),
@@ -103,12 +105,12 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
     count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
-    alike = f"among the {others + 1:,} fastest, which one probe cannot tell apart," if others else ""
+    but = f", but for {others:,} that one probe cannot tell from it" if others else ""
     if ending in (None, Ending.EXHAUSTED) or count >= candidates:
-        return f"{alike} of all candidates" if alike else ""
-    of = "the only one compared" if count == 1 else f"{alike or 'the fastest'} of {count:,} compared"
+        return f"the fastest of all candidates{but}" if but else ""
+    of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
     ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
-    return f"{of} of {candidates:,} candidates; {ended}"
+    return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 
 def _status(outcome: SearchOutcome) -> RunStatus:
@@ -130,6 +132,12 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
                 f"Trial {record.number} was predicted to need {format_bytes(predicted.need_bytes)}, within "
                 f"{format_share(predicted.error)}, and ran with {measured}: the prediction is wrong, please report it."
             )
+
+
+def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
+    """Yield how predicted memory differs from measured memory on a CPU."""
+    if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
+        yield "On a CPU, measured peaks leave out memory that is never written to; predictions count it."
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
@@ -163,18 +171,16 @@ def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | 
 
 
 def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
-    candidate, setting = record.candidate, problem.setting
-    plan = problem.trainer.plan(candidate, setting)
+    candidate = record.candidate
+    plan = problem.trainer.plan(candidate, problem.setting)
     # A promise of memory must hold in all of them.
     runs = (record.measurement, *runs_after(record, outcome.records))
     shown = record.confirmation if record.confirmation is not None and record.confirmation.ok else record.measurement
     rates = rates_of(record, outcome.winner)
     expected = next_run(rates)
-    coverage = token_coverage(candidate, setting)
-    geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
-    tokens = geometry.tokens / rows_of(plan) * geometry.rows
-    rate, length = mean_rate(rates) if rates else None, plan.args.get("max_length")
+    rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
+    epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -186,12 +192,12 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         device_bytes=_highest(runs, "device_bytes"),
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
-        seconds_per_epoch=tokens / rate if rate else None,
-        token_coverage=coverage,
-        row_coverage=row_coverage(candidate, setting),
-        max_length=length if isinstance(length, int) else plan.truncate_to,
-        per_device_train_batch_size=rows_of(plan),
-        gradient_accumulation_steps=micro_batches_of(plan),
+        seconds_per_epoch=epoch.seconds_per_epoch,
+        token_coverage=epoch.token_coverage,
+        row_coverage=epoch.row_coverage,
+        max_length=epoch.max_length,
+        per_device_train_batch_size=epoch.per_device_train_batch_size,
+        gradient_accumulation_steps=epoch.gradient_accumulation_steps,
         documents_per_step=shown.documents_per_step,
         steps_per_epoch=steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None,
         tokens_per_second_low=expected.low if expected else None,
@@ -199,7 +205,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         runs=len(rates),
         tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
-        seconds=_seconds(shown, micro_batches_of(plan)),
+        seconds=_seconds(shown, epoch.gradient_accumulation_steps),
         evaluation_seconds=shown.evaluation_seconds,
         timeline=facts.timelines.get(candidate),
     )

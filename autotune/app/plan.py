@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.app.arguments import ALL, PlanArguments
+from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
     host_notes,
-    notes_on_default,
     notes_on_plans,
     notes_on_processes,
     notes_on_speed,
@@ -28,6 +28,7 @@ from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
 from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import ServerSplit
+from autotune.core.epoch import Epoch
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Subject
 from autotune.core.gpu import Gpu
@@ -45,6 +46,7 @@ from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import limits_rows
+from autotune.trainers.problem import TrainerProblem
 
 
 @taking(PlanArguments)
@@ -101,6 +103,7 @@ def plan(asked: PlanArguments) -> Plan:
             writer = PlanWriter(folder, evaluator, asked.settings, reader, options.peft)
             bundle, unwritten, failure = writer.write(best, split)
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
+        epochs = [_epoch(problem, one, asked) for one in (*best, baseline)]
     found = Plan(
         schema=SCHEMA,
         model=workload.model.name,
@@ -134,10 +137,18 @@ def plan(asked: PlanArguments) -> Plan:
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
+        epoch=epochs[0] if best else None,
+        baseline_epoch=epochs[-1],
     )
     if failure is not None:
         raise UnwrittenError(failure, found)
     return found
+
+
+def _epoch(problem: TrainerProblem, one: Estimate, asked: PlanArguments) -> Epoch:
+    """Return the epoch of an estimate; of rows that are no dataset there is none, and only its batches are known."""
+    epoch = epoch_of(one.candidate, problem, one.tokens_per_second)
+    return epoch if asked.dataset is not None else replace(epoch, steps_per_epoch=None, seconds_per_epoch=None)
 
 
 def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:
@@ -173,9 +184,11 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
     yield from notes_on_workload(workload)
-    yield from notes_on_default(problem)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)
+    refused = problem.illegal(problem.baseline)
+    if refused:
+        yield f"TRL's default may not be recommended: {refused}."
     traced = len(evaluator.candidates)
     if traced < problem.size:
         yield (

@@ -34,7 +34,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.space import SpaceFile
 from autotune.study import MOST_TRACED, search_by_traces
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_duration
+from autotune.units import counted, format_duration
 
 # Candidates that are traced between two checks of the clock.
 _AT_ONCE = 4
@@ -117,9 +117,8 @@ class Predictions:
         untraceable, device = self.evaluator.untraceable, self.evaluator.device
         if untraceable:
             reason = next(iter(untraceable.values()))
-            several = f"{len(untraceable):,} candidates could not be traced and were"
-            count = "1 candidate could not be traced and was" if len(untraceable) == 1 else several
-            notes.append(f"{count} not predicted: {reason}")
+            one, several = "candidate could not be traced and was", "candidates could not be traced and were"
+            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {reason}")
         if device is not None:
             notes += notes_on_speed(device)
         return (*notes, *notes_on_traces(self.evaluator.traces))

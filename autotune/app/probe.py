@@ -17,7 +17,7 @@ from autotune.app.output import Output, default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.search import Run
+from autotune.app.search import Run, study_of
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore, without
@@ -136,7 +136,7 @@ def _check_study(asked: ProbeArguments, out: Output) -> None:
         InputError: the storage cannot be used, or the study exists and is not to be resumed.
     """
     if asked.storage is not None or out.study_file.exists():
-        check_storage(asked.storage or out.study_url, asked.study or out.directory.name, resume=asked.resume)
+        check_storage(*study_of(asked, out), resume=asked.resume)
 
 
 def _given(asked: ProbeArguments) -> Sources:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
+from autotune.app.epoch import epoch_of
 from autotune.app.gpu_counts import NUMBERS, divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
@@ -42,7 +43,6 @@ from autotune.planning.tracing.cache import user_cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.trainers.geometry import rows_of
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, parse_size
 
@@ -87,7 +87,10 @@ def rent(asked: RentArguments) -> Rent:
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
         survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
-        offers = [offer for word in words for offer in _offers_of(survey, word, alone=len(words) == 1)]
+        offers: list[Offer] = []
+        for number, word in enumerate(words, 1):
+            survey.progress = f" ({number} of {len(words)})" if len(words) > 1 else ""
+            offers += _offers_of(survey, word, alone=len(words) == 1)
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
     return Rent(
@@ -141,6 +144,7 @@ class _Survey:
         offloads: one GPU of each kind on which something fits with last resorts alone.
         searched: whether a space was not traced whole.
         vllm: the choices of vLLM that were planned for.
+        progress: which of how many kinds of GPU is planned for, in words; empty for a single one.
     """
 
     asked: RentArguments
@@ -154,13 +158,15 @@ class _Survey:
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
     vllm: set[Choice] = field(default_factory=set)
+    progress: str = ""
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
     def offer(self, word: str | None, processes: int) -> tuple[Offer, Evaluator | None]:
         """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
-        self.asked.listener(StageStarted(f"Planning for {f'{processes} x ' if processes > 1 else ''}{blank.gpu.name}"))
+        several = f"{processes} x " if processes > 1 else ""
+        self.asked.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{self.progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
@@ -198,17 +204,11 @@ class _Survey:
 
     def _priced(self, offer: Offer, estimate: Estimate, problem: TrainerProblem) -> Offer:
         rate, price = estimate.tokens_per_second, (self.prices or {}).get(offer.gpu.name)
-        seconds = self._tokens(estimate.candidate, problem) / rate if rate else None
+        seconds = epoch_of(estimate.candidate, problem, rate).seconds_per_epoch
+        if self.asked.dataset is None:
+            seconds = BILLION / rate if rate else None
         cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
-
-    def _tokens(self, candidate: Candidate, problem: TrainerProblem) -> float:
-        """Return the tokens of the unit of the table, padding excluded, that a candidate trains on."""
-        if self.asked.dataset is None:
-            return float(BILLION)
-        plan = problem.trainer.plan(candidate, problem.setting)
-        geometry = problem.trainer.geometry(plan, self.workload.dataset.documents)
-        return geometry.tokens / rows_of(plan) * geometry.rows
 
 
 def _machine(word: str | None, processes: int, machines: int | None, network: float | None = None) -> Machine:

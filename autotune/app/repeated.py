@@ -12,6 +12,9 @@ from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.units import format_bytes
 
+_SCATTERED = 3.0
+"""Ratio of both ends of the range of a further run from which on runs tell little."""
+
 
 @dataclass(frozen=True)
 class SpeedUp:
@@ -59,7 +62,7 @@ def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ..
     Args:
         own: whether the baseline is the user's own configuration.
     """
-    return (*_failed(outcome, own=own), *_unfinished(outcome), *_not_told_apart(outcome))
+    return (*_failed(outcome, own=own), *_unfinished(outcome), *_scattered(outcome), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -88,6 +91,14 @@ def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:
     if speed is not None and speed.pairs == 0:
         sentence += " The speed-up is the ratio of one probe of each."
     return (sentence,)
+
+
+def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
+    """Return a note where a further run of the winner may be several times as fast as another."""
+    expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
+    if expected is None or expected.high <= _SCATTERED * expected.low:
+        return ()
+    return ("Speeds differ much from run to run, as on a machine that others use, too. Search again on an idle one.",)
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:

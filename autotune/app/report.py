@@ -104,6 +104,13 @@ def read_result(file: Path) -> Result:
     except ValueError as error:
         raise InputError(f"{file} is not JSON: {error}.", hint="Give what `autotune probe` wrote.") from error
     schema = document.get("schema") if isinstance(document, dict) else None
+    if schema is None:
+        raise InputError(f"{file} is no result of `autotune probe`.", hint="Give the directory that it wrote.")
+    if "estimates" in document:
+        raise InputError(
+            f"{file} is a plan, and `autotune report` reads the results of probes.",
+            hint="`autotune plan --html FILE` writes the page of a plan.",
+        )
     if schema != SCHEMA:
         raise InputError(
             f"{file} is no result of schema {SCHEMA}, but of {schema!r}.",

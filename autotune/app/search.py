@@ -26,6 +26,9 @@ from autotune.units import format_bytes
 _LATE = 3.0
 """A run that takes this many times as long as it should by its candidate's probe is considered to hang."""
 
+_OWN_STUDY = "autotune"
+"""Name of the study in an output directory."""
+
 _TIMED_UNTIL = 0.75
 """Share of its time limit after which a run times no further micro-batches: evaluation and a save may follow."""
 
@@ -84,12 +87,23 @@ def storage_of(run: Run) -> StudyStorage:
     # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
     # from run to run: the choices that are compared include them in any case.
     compared = with_last_resorts(run.problem, run.options.file) or run.problem
+    url, name = study_of(run.asked, run.output)
     return StudyStorage(
-        url=run.asked.storage or run.output.study_url,
-        name=run.asked.study or run.output.directory.name,
+        url=url,
+        name=name,
         resume=run.asked.resume,
-        fingerprint=fingerprint(compared, run.limit_bytes),
+        fingerprint=fingerprint(compared, run.limit_bytes, run.asked.seed),
     )
+
+
+def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:
+    """Return the URL and the name of a search's study.
+
+    The database in an output directory has one study, of one name: a directory that is renamed or copied keeps it.
+    """
+    if asked.storage is None:
+        return output.study_url, _OWN_STUDY
+    return asked.storage, asked.study or output.directory.name
 
 
 def timeout_of(run: ProbeRun, effort: Effort, seconds_left: float | None) -> float:
@@ -107,7 +121,7 @@ def seed_of(run: ProbeRun, seed: int) -> int:
     return seed if run.turn is None else seed + 1 + run.turn.pair
 
 
-def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
+def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[str, str]:
     """Return the named parts that a study depends on: measurements of other parts are not comparable.
 
     A value is shown to the user where it differs, so that it is what is compared where that is short, and else a hash.
@@ -128,7 +142,8 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int) -> dict[str, str]:
         "processes": str(hardware.processes),
         "CPU cores": str(hardware.cores),
         **({"environment variables": hardware.variables} if hardware.variables else {}),
-        "memory budget": f"{format_bytes(limit_bytes)} ({limit_bytes:,} bytes)",
+        "memory limit": f"{format_bytes(limit_bytes)} ({limit_bytes:,} bytes, the budget less its margin)",
+        "seed": str(seed),
         "global batch size": str(setting.global_batch_size),
         "token coverage": str(setting.token_coverage),
         "allowed techniques": ", ".join(sorted(setting.allowed)) or "none",

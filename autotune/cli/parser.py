@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -61,13 +61,20 @@ class Parser(argparse.ArgumentParser):
         """Raise argparse's error as an ``InputError``."""
         raise InputError(f"{message[:1].upper()}{message[1:]}.", hint=f"See {self.prog} --help.")
 
-    def unknown(self, words: Sequence[str]) -> InputError:
-        """Return the error for words that no option takes."""
+    def unknown(self, words: Sequence[str], commands: Mapping[str, Parser]) -> InputError:
+        """Return the error for words that no option takes.
+
+        Args:
+            commands: the parsers of all commands, of which another may have the option.
+        """
         word = words[0].split("=", 1)[0]
         if not word.startswith("-"):
             return InputError(f"{word!r} is one argument too many for {self.prog}.", hint=f"See {self.prog} --help.")
+        others = [f"`{each.prog}`" for each in commands.values() if word in each._option_string_actions]
         near = difflib.get_close_matches(word, self._option_string_actions, n=1)
         hint = f"Did you mean {near[0]}? " if near else ""
+        if others:
+            hint = f"It is an option of {', '.join(others)}. "
         return InputError(f"{word!r} is not an option of {self.prog}.", hint=f"{hint}See {self.prog} --help.")
 
 
@@ -85,7 +92,7 @@ def build_parser() -> Parser:
         )
         command.add_arguments(subparser)
         subparser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        subparser.set_defaults(run=command.run, parser=subparser)
+        subparser.set_defaults(run=command.run, parser=subparser, commands=commands.choices)
     return parser
 
 
@@ -99,8 +106,8 @@ def read_arguments(words: Sequence[str]) -> ParsedCommand:
     arguments, unknown = build_parser().parse_known_args(words)
     subparser: Parser = arguments.parser
     if unknown:
-        raise subparser.unknown(unknown)
+        raise subparser.unknown(unknown, arguments.commands)
     run: Callable[[argparse.Namespace], int] = arguments.run
-    for name in ("parser", "run", "debug"):
+    for name in ("parser", "commands", "run", "debug"):
         vars(arguments).pop(name, None)
     return ParsedCommand(run, arguments)

@@ -98,6 +98,7 @@ class Launched:
         precision: the ``mixed_precision`` that accelerate passes to the processes.
         precision_by_option: whether an option sets that, which overrides the file.
         refused: the error that accelerate ends with; empty if it starts the processes.
+        gpu_ids: the GPUs that accelerate makes visible; empty if it leaves that to ``CUDA_VISIBLE_DEVICES``.
     """
 
     processes: int = 1
@@ -109,6 +110,7 @@ class Launched:
     precision: str = "no"
     precision_by_option: bool = False
     refused: str = ""
+    gpu_ids: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from autotune.core.bundle import PlannedBundle
 from autotune.core.candidate import Candidate
+from autotune.core.epoch import Epoch
 from autotune.core.explanation import Explanation
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthBin, LengthLimit
@@ -95,8 +96,8 @@ class Estimate:
     Attributes:
         origin: source of the estimate.
         memory: predicted memory and time; None if there is no estimate.
-        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known, or if the
-            candidate cannot fit, so that only its largest micro-batches were traced.
+        tokens_per_second: dataset tokens, padding excluded; None if the device's speed is not known, or if only the
+            largest micro-batches of a candidate that cannot fit were traced.
         spare_bytes: the budget minus the device memory needed: negative if the candidate does not fit.
         reason: why there is no estimate; empty otherwise.
         scaled_tokens_per_second: from the time of the largest micro-batches, as if time were proportional to tokens: it
@@ -212,6 +213,7 @@ class Plan:
             none, as those of a trainer that has no ``max_length``, or rows with images.
         environment: versions of the software that was traced, by package.
         host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
+        epoch, baseline_epoch: the batches and the epoch of the same two; ``epoch`` is None where nothing was traced.
         timeline, baseline_timeline: memory through one step, of the fastest that fits (of what needs the least where
             nothing does), and of TRL's default; None where nothing was traced.
     """
@@ -241,6 +243,8 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     baseline_timeline: MemoryTimeline | None = None
+    epoch: Epoch | None = None
+    baseline_epoch: Epoch | None = None
     bundle: PlannedBundle | None = None
     unwritten: str = ""
     counts: Counts | None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.epoch import Epoch
 from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
@@ -79,8 +80,10 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choosable:
+class Choosable(Epoch):
     """A candidate with its figures, for comparison: the recommendation, or the baseline.
+
+    Steps and epoch are as measured.
 
     Attributes:
         number: number of its trial.
@@ -92,18 +95,12 @@ class Choosable:
             compose of micro-batches and one update; the geometric mean of ``runs`` runs.
         tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
             fewer than two runs.
-        seconds_per_epoch: kept dataset tokens divided by the token rate.
-        token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.
-        max_length: tokens to which rows are cut or packed; None when they are not.
-        documents_per_step: mean dataset rows that an optimizer step holds.
-        steps_per_epoch: optimizer steps in an epoch.
         tokens_per_second_low, tokens_per_second_high: range of one further run: the 95 % prediction interval
             from the spread between runs; None for fewer than two runs.
         runs: number of runs whose rates are averaged: the longer run and the short ones, or the probe without these.
-        tokens_per_step: mean dataset tokens of an optimizer step.
-        row_coverage: share of the dataset's rows, 0 to 1, that it trains on, whole or cut.
         peaks: the most bytes that the device held in each phase of the trainer's step program, by phase name.
-        seconds: time of a mean optimizer step by phase, in seconds; its phases that are timed apart.
+        seconds: time of a mean optimizer step by phase, in seconds, of one run: the longer one, or the probe without
+            it; its phases that are timed apart.
         evaluation_seconds: time of an evaluation on all its rows, which the token rate leaves out; None without one.
         timeline: its traced memory through one step; None if nothing was traced.
     """
@@ -118,18 +115,9 @@ class Choosable:
     device_bytes: int | None
     tokens_per_second: float | None
     tokens_per_second_error: float | None
-    seconds_per_epoch: float | None
-    token_coverage: float
-    max_length: int | None
-    per_device_train_batch_size: int
-    gradient_accumulation_steps: int
-    documents_per_step: float | None
-    steps_per_epoch: int | None
     tokens_per_second_low: float | None = None
     tokens_per_second_high: float | None = None
     runs: int = 1
-    tokens_per_step: float | None = None
-    row_coverage: float = 1.0
     peaks: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     evaluation_seconds: float | None = None

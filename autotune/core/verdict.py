@@ -144,7 +144,7 @@ class Verdict:
         remedy: the smallest change that fits, if the need does not; None if no change of up to three techniques does.
         plan: the training plan that was checked; None if the configuration could not be read.
         documents_per_step: documents of an optimizer step over all processes; None where it is not known.
-        processes: training processes that would be started.
+        processes: training processes that would be started; None where it is not known.
         environment: versions of the software that the verdict holds for.
         settings: the options of the check.
         from_cache: whether an earlier check of the same files and versions gave this answer.
@@ -167,7 +167,7 @@ class Verdict:
     remedy: Remedy | None = None
     plan: TrainingPlan | None = None
     documents_per_step: float | None = None
-    processes: int = 1
+    processes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     from_cache: bool = False

@@ -13,7 +13,7 @@ from autotune.emit.launch import ACCELERATE
 from autotune.emit.serving import SERVE, TRAIN, serve_command, training_gpus
 from autotune.reporting.comparison import confirmed_text, headline
 from autotune.techniques.vllm import SERVER, SUPPORTED
-from autotune.units import format_bytes, format_rate, format_seconds
+from autotune.units import counted, format_bytes, format_rate, format_seconds
 
 SERVER_TIMEOUT = 240
 """Seconds that TRL waits for the server: the default of ``vllm_server_timeout`` (TRL 1.16)."""
@@ -41,7 +41,7 @@ def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
         f"{result.global_batch_size}, budget {format_bytes(result.budget_bytes)}."
     )
     device = f"{hardware.name} ({format_bytes(hardware.memory_bytes)})"
-    processes = "1 process" if hardware.processes == 1 else f"{hardware.processes} processes"
+    processes = counted(hardware.processes, "process", "processes")
     software = _software_text(result.environment)
     known = (device, processes, hardware.variables, software and f"with {software}")
     yield f"Measured on {', '.join(filter(None, known))}."

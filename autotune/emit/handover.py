@@ -14,6 +14,7 @@ from autotune.emit.arguments import PEFT_CONFIG
 from autotune.emit.launch import ACCELERATE, DEEPSPEED
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
+from autotune.units import counted
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,7 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
 def _of_launch(handover: Handover) -> Iterator[str]:
     plan = handover.plan
     if plan.in_group:
-        count = plan.launch.processes
-        processes = "1 process" if count == 1 else f"{count} processes"
+        processes = counted(plan.launch.processes, "process", "processes")
         moved = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
         yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{moved}"
     if handover.hardware.kind == "cpu" and plan.args.get("fsdp"):

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path, PurePath
 
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
+from autotune.inspection.paths import is_file
+from autotune.inspection.script import TRL_PARSER, Script, read_script
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
-TRL_PARSER = "TrlParser"
-"""TRL's parser, which reads a file as well."""
-# That, and the parser of transformers that it extends.
-_PARSERS = (TRL_PARSER, "HfArgumentParser")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--|-\D")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+# The option of a shell behind which the text of a command stands, together with others or not.
+_OPTION_OF_SHELL = re.compile(r"-[A-Za-z]*c")
+_SEPARATORS = ";&|()\n"
+_REDIRECTION = re.compile(r"\d*[<>]")
 TRL, TORCHRUN, DEEPSPEED, ACCELERATE = "trl", "torchrun", "deepspeed", "accelerate"
 """The programs that start the processes of a script; of these, ``trl`` starts its own by accelerate."""
 _LAUNCHERS = frozenset({TRL, ACCELERATE, TORCHRUN, DEEPSPEED})
-# The same programs as modules, after `python -m`.
+# Modules behind `python -m` that are the same programs.
 _MODULES = {
-    "torch.distributed.run": TORCHRUN,
-    "torch.distributed.launch": TORCHRUN,
-    "deepspeed.launcher.runner": DEEPSPEED,
-    "accelerate.commands.launch": ACCELERATE,
+    **{name: (name,) for name in _LAUNCHERS},
+    "torch.distributed.run": (TORCHRUN,),
+    "torch.distributed.launch": (TORCHRUN,),
+    "deepspeed.launcher.runner": (DEEPSPEED,),
+    "accelerate.commands.launch": (ACCELERATE, "launch"),
 }
+# Options behind which a module stands in place of a script; of launchers they are flags.
+_OF_MODULE = frozenset({"-m", "--module"})
 _WITHOUT_TRAINING = frozenset({"env", "vllm-serve"})
 _TRL_SCRIPTS = "trl/scripts"
-# A script is read to find the classes that it uses; longer ones are not.
-_MOST_SCRIPT_BYTES = 1 << 20
 _HINT = "Give `trl NAME --config FILE`, or `accelerate launch … SCRIPT.py --config FILE`."
 
 
@@ -46,8 +50,7 @@ class Command:
         words: the words that TRL's parser reads: ``--config FILE`` and further arguments.
         launch: the words of the launcher before the script.
         env: variables that are set before the command.
-        script: the user's own script, or None for TRL's.
-        parser: the class that reads the words; empty if the script reads them by itself.
+        source: the user's own script, or None for TRL's.
         launcher: the program that starts the processes; empty where it is ``python``.
     """
 
@@ -55,8 +58,7 @@ class Command:
     words: tuple[str, ...]
     launch: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    script: str | None = None
-    parser: str = TRL_PARSER
+    source: Script | None = None
     launcher: str = ""
 
     @property
@@ -64,6 +66,30 @@ class Command:
         """The file that ``--config`` names."""
         named, _ = split_config(self.words)
         return Path(named) if named is not None else None
+
+    @property
+    def script(self) -> str | None:
+        """The path of the user's own script, or None for TRL's."""
+        return self.source.path if self.source is not None else None
+
+    @property
+    def stray(self) -> str:
+        """The first word if it is no option; else empty. A file may be named so, as in ``train.py config.json``."""
+        return self.words[0] if self.words and not _OPTION.match(self.words[0]) else ""
+
+    @property
+    def parser(self) -> str:
+        """The class that reads the words; empty if the script reads them by itself."""
+        if self.source is None:
+            return TRL_PARSER
+        # TRL's parser takes no file by position, which is left to the script with transformers' parser.
+        by_itself = self.stray and (self.source.parser != TRL_PARSER or self.source.reads_words)
+        return "" if by_itself else self.source.parser
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether its script may take keys that TRL does not have."""
+        return self.source is not None and self.source.takes_more
 
 
 def split_config(words: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -96,37 +122,82 @@ def read_command_line(words: Sequence[str]) -> Command:
 
     Raises:
         InputError: it starts no training that is known.
+        UnreadError: it starts a module that is not here.
     """
     refused = InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
-    # The name of a program may also be the value of an option of what starts it, as in `uv run --with trl trl dpo`.
     errors = []
-    for start in (index for index, word in enumerate(words) if _launches(word)):
-        try:
-            return _from(words, start)
-        except InputError as error:
-            errors.append(error)
+    for part in _parts(words):
+        # The name of a program may also be the value of an option of what starts it: `uv run --with trl trl dpo`.
+        for start in (index for index, word in enumerate(part) if _launches(word)):
+            try:
+                return _from(part, start)
+            except InputError as error:
+                errors.append(error)
     raise errors[0] if errors else refused
+
+
+def _parts(words: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the commands in the text that a shell among the words is given, or else the words themselves.
+
+    Raises:
+        InputError: the text has a quotation mark without a second one.
+    """
+    for place in (index for index, word in enumerate(words) if PurePath(word).name in _SHELLS):
+        options = list(takewhile(_OPTION.match, words[place + 1 :]))
+        text = words[place + 1 + len(options) :][:1]
+        if text and any(_OPTION_OF_SHELL.fullmatch(option) for option in options):
+            assigned = [word for word in words[:place] if _ASSIGNMENT.fullmatch(word)]
+            for part in _split(text[0]):
+                if part[0] == "export":
+                    assigned += part[1:]
+                yield from _parts([*assigned, *part])
+            return
+    yield words
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command in a text for a shell, up to where it redirects.
+
+    Raises:
+        InputError: the text has a quotation mark without a second one.
+    """
+    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars=_SEPARATORS)
+    lexer.whitespace_split, lexer.commenters, lexer.whitespace = True, "", " \t\r"
+    try:
+        tokens = list(lexer)
+    except ValueError as error:
+        raise InputError(f"The text for the shell cannot be read: {error}.", hint=_HINT) from error
+    for separates, part in groupby(tokens, key=_separates):
+        command = list(takewhile(lambda word: not _REDIRECTION.match(word), part))
+        if command and not separates:
+            yield command
+
+
+def _separates(token: str) -> bool:
+    return bool(token) and not token.strip(_SEPARATORS)
+
+
+def _launches(word: str) -> bool:
+    name = PurePath(word).name
+    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
 def _from(words: Sequence[str], start: int) -> Command:
     """Return the command whose program is the word at a place."""
     assigned = (word.partition("=") for word in words[:start] if _ASSIGNMENT.fullmatch(word))
-    env = {name: value for name, _, value in assigned}
-    name, rest = PurePath(words[start]).name, tuple(words[start + 1 :])
-    if _PYTHON.fullmatch(name) and rest[:1] == ("-m",) and len(rest) > 1 and rest[1] in _LAUNCHERS:
-        name, rest = rest[1], rest[2:]
+    return _of_program(words[start:], {name: value for name, _, value in assigned})
+
+
+def _of_program(words: Sequence[str], env: Mapping[str, str]) -> Command:
+    """Return the command whose first word is its program."""
+    name, rest = PurePath(words[0]).name, tuple(words[1:])
     if name == TRL:
         return _of_trl(rest, env)
     if name == ACCELERATE:
         if rest[:1] != ("launch",):
             raise InputError(f"`accelerate {' '.join(rest[:1])}` starts no training.", hint=_HINT)
         rest = rest[1:]
-    return _of_script(rest, env, name)
-
-
-def _launches(word: str) -> bool:
-    name = PurePath(word).name
-    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
+    return _of_script(rest, env, name if name in _LAUNCHERS else "")
 
 
 def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
@@ -142,46 +213,46 @@ def _of_trl(words: Sequence[str], env: Mapping[str, str]) -> Command:
     return Command(name, tuple(words[1:]), env=env, launcher=TRL)
 
 
-def _of_script(words: Sequence[str], env: Mapping[str, str], program: str) -> Command:
-    place = next((index for index, word in enumerate(words) if word.endswith(".py")), None)
-    if place is None:
+def _of_script(words: Sequence[str], env: Mapping[str, str], launcher: str) -> Command:
+    """Return the command of a script or a module.
+
+    Args:
+        words: those behind the program.
+        launcher: the program; empty for ``python``.
+    """
+    place = next((index for index, word in enumerate(words) if word.endswith(".py") or word in _OF_MODULE), len(words))
+    launch, (script, *own) = tuple(words[:place]), words[place:] or [""]
+    if not script or not _are_options(launch, launcher):
         raise InputError(f"There is no script in {' '.join(words) or 'the command'}.", hint=_HINT)
-    script, launch, own = words[place], tuple(words[:place]), tuple(words[place + 1 :])
-    launcher = program if program in _LAUNCHERS else _module(launch)
-    if launcher != program and launcher:
-        launch = launch[launch.index("-m") + 2 :]
+    if script in _OF_MODULE:
+        module, *own = own or [""]
+        if not launcher and module in _MODULES:
+            return _of_program([*_MODULES[module], *own], env)
+        launch, script = (*launch, script), _file_of(module)
     if _TRL_SCRIPTS in PurePath(script).as_posix() and PurePath(script).stem in trainers():
-        return Command(PurePath(script).stem, own, launch, env, launcher=launcher)
-    names = _names_in(Path(script))
-    used = [item.name for item in trainers().values() if {item.config_class, item.trainer_class} & names]
-    trainer = used[0] if len(used) == 1 else None
-    # A script that gets a file by itself, as in `train.py config.json`, does not leave it to a parser of options.
-    by_itself = own and not _OPTION.match(own[0])
-    parser = "" if by_itself else next((name for name in _PARSERS if name in names), "")
-    return Command(trainer, own, launch, env, script, parser, launcher)
+        return Command(PurePath(script).stem, tuple(own), launch, env, launcher=launcher)
+    source = read_script(script)
+    return Command(source.trainer, tuple(own), launch, env, source, launcher)
 
 
-def _module(words: Sequence[str]) -> str:
-    """Return the launcher that ``python -m`` starts; empty if none."""
-    named = (following for word, following in pairwise(words) if word == "-m")
-    return _MODULES.get(next(named, ""), "")
+def _are_options(words: Sequence[str], launcher: str) -> bool:
+    """Return whether words before a script may be options of its launcher, with at most one value each.
+
+    Otherwise the launcher's name is the value of an option of what starts it: ``srun --job-name python torchrun …``.
+    """
+    several = any(not _OPTION.match(before) and not _OPTION.match(word) for before, word in pairwise(("", *words)))
+    return not several and (bool(launcher) or not any(word.startswith("--") for word in words))
 
 
-def _names_in(script: Path) -> frozenset[str]:
-    """Return the names that a script uses. It is parsed, and not run.
+def _file_of(module: str) -> str:
+    """Return the path of a module's file, from the working directory.
 
     Raises:
-        InputError: it cannot be read, or is no Python.
+        UnreadError: it has none there, and is none of TRL's scripts.
     """
-    try:
-        if script.stat().st_size > _MOST_SCRIPT_BYTES:
-            raise InputError(f"{script} is too long to be read.", hint="Give its configuration file instead.")
-        tree = ast.parse(script.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"The script {script} cannot be read: {error.strerror}.") from error
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"The script {script} is not Python: {error}.") from error
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    imported = (alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names)
-    return frozenset(names | set(imported))
+    path = module.replace(".", "/")
+    files = [f"{path}.py", f"{path}/__main__.py"]
+    found = next((file for file in files if path.startswith(_TRL_SCRIPTS) or is_file(Path(file))), None)
+    if found is None:
+        raise UnreadError(f"There is no {files[0]} here, so the module {module or 'of -m'} cannot be read.")
+    return found

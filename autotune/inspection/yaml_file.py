@@ -17,7 +17,7 @@ from autotune.inspection.yaml_tree import Node, TreeError, tree
 MAX_BYTES = 128 * 1024
 """PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
 
-
+_SCRIPT = "#!/"
 _SHOWN = 300  # letters of a path or a parser's message; keys can have thousands
 
 
@@ -38,13 +38,18 @@ class YamlFile:
     values: Mapping[str, Any]
     root: Node = field(repr=False, compare=False)
 
-    def line(self, key: str) -> int | None:
-        """Return the line of a key at the top, from 1, or None when it is not there.
+    def line(self, *path: str) -> int | None:
+        """Return the line, from 1, of a key and the keys that lead to it, or None when it is not there.
 
         A key that a merge (``<<``) brings has the line where it is written.
         """
-        found = self.root.entry(key)
-        return found[0].line if found is not None else None
+        node, line = self.root, None
+        for key in path:
+            found = node.resolved().entry(key)
+            if found is None:
+                return None
+            line, node = found[0].line, found[1]
+        return line
 
 
 def read_yaml(path: Path) -> YamlFile:
@@ -63,6 +68,8 @@ def parsed(text: str, path: Path) -> YamlFile:
     Raises:
         InputError: as in :func:`read_yaml`.
     """
+    if text.startswith(_SCRIPT):
+        raise InputError(f"{place(path)} is a script for a shell.", hint="Give its training command after --.")
     root, values = loaded(text, path)
     if root is None or not isinstance(values, dict):
         what = "is empty" if values is None else f"holds a {_kind(root)}"

@@ -15,7 +15,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 
 T = TypeVar("T")
 
@@ -193,8 +193,8 @@ class PlannedPredictor(Predictor):
         since = ""
         if self._raised:
             words.append(f"raised by {100 * (memory.raised - 1):.3g} %")
-            since = f", since {_counted(self._raised, 'candidate')} ran out of memory"
-        probes = _counted(memory.probes + self._raised, "probe")
+            since = f", since {counted(self._raised, 'candidate')} ran out of memory"
+        probes = counted(memory.probes + self._raised, "probe")
         corrected = (f"Memory predictions were {' and '.join(words)}{since} ({probes}).",) if words else ()
         return (*corrected, f"Some predictions are not traced: {self._problem}") if self._problem else corrected
 
@@ -248,10 +248,6 @@ class PlannedPredictor(Predictor):
         self.memory = raised(found, ran_out, within, self._limit_bytes + 1)
         self._raised = len(ran_out) if self.memory.raised > 1 else 0
         self._predictions.clear()
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _need_bytes(memory: MemoryEstimate, shown: Measurement) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -128,6 +129,9 @@ def measure_operators(
 def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None = None) -> Measurement:
     """Run training steps and return the measurement. A probe that fails is a measurement as well, not an exception.
 
+    A probe that is killed, and not for want of memory as far as can be seen, runs once more: what killed it may have
+    nothing to do with its candidate.
+
     Args:
         timeout_seconds: time after which the probe is killed, with every process that it started; None: never.
 
@@ -135,9 +139,20 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
         InputError: the folder was removed or cannot be written, the disk is full, or the model cannot be read any more.
         ProbeServerError: probes cannot be started at all.
     """
+    ending, measurement = _probed(server, request, folder, timeout_seconds)
+    if ending.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
+        left = None if timeout_seconds is None else max(0.0, timeout_seconds - ending.wall_seconds)
+        again, measurement = _probed(server, request, folder, left)
+        if again.signal == signal.SIGKILL and measurement.status is ProbeStatus.CRASHED:
+            measurement = replace(measurement, reason=f"twice {measurement.reason}")
+    return measurement
+
+
+def _probed(
+    server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None
+) -> tuple[JobExit, Measurement]:
     ending, kills = _run(server, Job.PROBE, request, folder, timeout_seconds)
-    measurement = _measurement(ending, request, folder, kills)
-    return replace(measurement, wall_seconds=ending.wall_seconds)
+    return ending, replace(_measurement(ending, request, folder, kills), wall_seconds=ending.wall_seconds)
 
 
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:

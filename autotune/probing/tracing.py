@@ -19,6 +19,7 @@ from autotune.probing.scratch import ScratchFolder
 from autotune.probing.server import JobServer
 from autotune.probing.worker import Worker
 from autotune.techniques.traits import libraries_of
+from autotune.units import counted
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,7 @@ class ServerTracer:
             InputError: the model cannot be used.
             ProbeServerError: processes cannot be started.
         """
-        steps = "1 training step" if len(requests) == 1 else f"{len(requests)} training steps"
-        self._listener(StageStarted(f"Tracing {steps} with no GPU"))
+        self._listener(StageStarted(f"Tracing {counted(len(requests), 'training step')} with no GPU"))
         # Not in a thread: an interrupted command has to end while its server starts, too.
         self.server.wait()
         left = dict(sorted(enumerate(requests), key=lambda item: item[1].layers or 0, reverse=True))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.reporting.document import Cell, Code, Line
-from autotune.reporting.sections import Value, comparison_rows
+from autotune.reporting.sections import Value, comparison_rows, epoch_values
 from autotune.reporting.words import (
     MISSING,
     baseline_name,
     bytes_or_dash,
     duration_or_dash,
-    number_or_dash,
+    mean_or_dash,
     printable,
     rate_or_dash,
-    share_text,
     status_text,
 )
 from autotune.trainers import find_trainer
@@ -33,15 +33,14 @@ _SAME_STEP = 0.1
 def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
     """Return the rows of the comparison; properties measured for neither are left out."""
     baseline = result.baseline
-    chosen = _values(result, recommended)
+    compared = [recommended] if baseline is None else [recommended, baseline]
+    chosen, *others = (_values(result, one, compared) for one in compared)
     if baseline is not None and baseline.status is ProbeStatus.OK:
         del chosen["status"]
-    if all(one.row_coverage >= 1 for one in (recommended, baseline) if one is not None):
-        del chosen["rows covered"]
-    return comparison_rows(chosen, _values(result, baseline) if baseline is not None else {})
+    return comparison_rows(chosen, others[0] if others else {})
 
 
-def _values(result: Result, one: Choosable) -> dict[str, Value]:
+def _values(result: Result, one: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
     return {
         "status": Value(status_text(one.status)),
         "peak memory": Value(
@@ -51,15 +50,8 @@ def _values(result: Result, one: Choosable) -> dict[str, Value]:
         "  on the device": Value(bytes_or_dash(one.device_bytes), one.device_bytes, result.budget_bytes),
         "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
         "  a further run": Value(_expected(one)),
-        "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),
         "time per evaluation": Value(duration_or_dash(one.evaluation_seconds)),
-        "tokens covered": Value(share_text(one.token_coverage)),
-        "rows covered": Value(share_text(one.row_coverage)),
-        "max_length": Value(f"{one.max_length:,}" if one.max_length is not None else "none"),
-        "batch x accumulation": Value(f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"),
-        f"{find_trainer(result.trainer).counted} per step": Value(_number(one.documents_per_step)),
-        "tokens per step": Value(number_or_dash(one.tokens_per_step)),
-        "steps per epoch": Value(_number(one.steps_per_epoch)),
+        **epoch_values(one, compared, find_trainer(result.trainer).counted),
     }
 
 
@@ -132,10 +124,11 @@ def step_change_text(result: Result) -> str:
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
     if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
         return ""
+    steps, default_steps = mean_or_dash(recommended.steps_per_epoch), mean_or_dash(baseline.steps_per_epoch)
     return (
-        f"An optimizer step now sees {_number(ours)} documents rather than {_number(theirs)}, so an epoch has "
-        f"{_number(recommended.steps_per_epoch)} steps rather than {_number(baseline.steps_per_epoch)}: the learning "
-        "rate, and everything counted in steps (warm-up, saving, evaluation), may want adjusting."
+        f"An optimizer step now sees {mean_or_dash(ours)} documents rather than {mean_or_dash(theirs)}, so an epoch "
+        f"has {steps} steps rather than {default_steps}: the learning rate, and everything counted in steps (warm-up, "
+        "saving, evaluation), may want adjusting."
     )
 
 
@@ -184,9 +177,3 @@ def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
 def _expected(one: Choosable) -> str:
     low, high = one.tokens_per_second_low, one.tokens_per_second_high
     return MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"

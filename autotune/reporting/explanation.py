@@ -15,7 +15,7 @@ from autotune.reporting import document as doc
 from autotune.reporting.plan_words import choices_text, workload_and_gpu_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
 from autotune.techniques.traits import impact_in
-from autotune.units import format_bytes, format_seconds, format_share
+from autotune.units import counted, format_bytes, format_seconds, format_share
 
 _Pair = tuple[str, str]
 
@@ -81,7 +81,7 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
     yield "worst micro-batch", _shape_text(geometry.worst)
     sizes = ", ".join(_share_text(size, len(geometry.sizes)) for size in geometry.sizes)
     yield "typical micro-batches", f"{sizes}; {geometry.tokens:,.0f} tokens without padding on average"
-    micro_batches = _count_text(geometry.micro_batches, "micro-batch", "micro-batches")
+    micro_batches = counted(geometry.micro_batches, "micro-batch", "micro-batches")
     asked = f"{plan.global_batch_size} asked for"
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
 
@@ -89,9 +89,7 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
 def _traces(explanation: Explanation) -> Iterator[doc.Block]:
     points = explanation.traces
     new = sum(point.new for point in points)
-    yield doc.Paragraph(
-        f"{_count_text(len(points), 'trace', 'traces')}, {new} run now, {len(points) - new} from the cache"
-    )
+    yield doc.Paragraph(f"{counted(len(points), 'trace')}, {new} run now, {len(points) - new} from the cache")
     yield _points(points)
     if not explanation.aligned:
         yield doc.Paragraph("The traces cannot be aligned moment by moment: only their peaks were extrapolated.")
@@ -192,7 +190,7 @@ def _part_text(part: Part) -> str:
 def _shape_text(shape: Shape) -> str:
     mismatched = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
     filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
-    return f"{_count_text(shape.rows, 'row', 'rows')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
+    return f"{counted(shape.rows, 'row')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
 
 
 def _share_text(size: Typical, sizes: int) -> str:
@@ -201,10 +199,6 @@ def _share_text(size: Typical, sizes: int) -> str:
 
 def _tokens_text(tokens: float) -> str:
     return f"{tokens:,.0f} tokens"
-
-
-def _count_text(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
 
 
 def _fields_text(fields: Mapping[str, object]) -> str:

@@ -104,12 +104,12 @@ def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: 
         (
             f"{_span(part)}{f', max_length {limit:,}' if part is last else ''}",
             f"{part.rows:,}",
-            share_text(part.tokens / tokens) if tokens else "-",
             Bar(part.rows / most, "default"),
+            share_text(part.tokens / tokens) if tokens else "-",
         )
         for part in bins
     )
-    return _table((title, "rows", "share of tokens", ""), rows)
+    return _table((title, "rows", "", "share of tokens"), rows)
 
 
 def _span(part: LengthBin) -> str:

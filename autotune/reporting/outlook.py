@@ -23,7 +23,7 @@ from autotune.reporting.words import (
     written,
 )
 from autotune.trainers import find_trainer, limits_rows
-from autotune.units import format_bytes, format_duration
+from autotune.units import counted, format_bytes, format_duration
 
 _REASONS_SHOWN = 4
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -33,9 +33,8 @@ def trial_counts_text(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
-    number = len(result.trials)
-    tried = f"{number or 'no'} candidate{'' if number == 1 else 's'} in {format_duration(result.wall_seconds)}"
-    return f"{tried[:1].upper()}{tried[1:]}{': ' if parts else ''}{', '.join(parts)}."
+    candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
+    return f"{candidates} in {format_duration(result.wall_seconds)}{': ' if parts else ''}{', '.join(parts)}."
 
 
 def veto_lines(result: Result) -> tuple[str, ...]:
@@ -80,7 +79,8 @@ def interrupted_text(result: Result) -> str:
     if result.status is RunStatus.UNDECIDED:
         limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
         ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
-        return f"{ended} before any probe decided whether a candidate fits."
+        longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
+        return f"{ended} before any probe decided whether a candidate fits.{longer}"
     best, ended = best_so_far(result.trials), "Interrupted"
     if best is None:
         allowed = " that may be recommended" if ran(result.trials) else ""
@@ -100,8 +100,7 @@ def nothing_fits_text(result: Result) -> str:
     if other and not any(_lacked_memory(trial) for trial in result.trials):
         found = f"No candidate can be recommended{_ended_text(ended) if ended is not None else ''}."
     else:
-        smallest = result.smallest_peak_bytes
-        seen = f"the smallest peak seen was {format_bytes(smallest)}" if smallest is not None else "no peak was seen"
+        seen = _smallest_peak_text(result)
         tried = "" if _is_proven(result) else " that was tried"
         what = "Nothing that may be recommended" if barred else "Nothing"
         found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
@@ -111,6 +110,22 @@ def nothing_fits_text(result: Result) -> str:
         *_smallest_text(result),
         *(_barred_text(result, trial) for trial in barred),
     ))  # fmt: skip
+
+
+def _smallest_peak_text(result: Result) -> str:
+    """Return the smallest peak of a search in which nothing fits, or the limit that every candidate reached.
+
+    A limit of a CPU's memory also counts what is allocated and not written yet, which no peak of resident memory has.
+    """
+    smallest, limit_bytes = result.smallest_peak_bytes, int(result.budget_bytes * (1 - result.margin))
+    if smallest is None:
+        return "no peak was seen"
+    if smallest > limit_bytes:
+        return f"the smallest peak seen was {format_bytes(smallest)}"
+    reached = f"each ran out at {format_bytes(limit_bytes)}"
+    if result.hardware.kind != "cpu":
+        return reached
+    return f"{reached}, which counts memory not yet written; the least written was {format_bytes(smallest)}"
 
 
 def _is_proven(result: Result) -> bool:

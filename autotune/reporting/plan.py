@@ -25,12 +25,14 @@ from autotune.reporting.sections import (
     command_again,
     compared_section,
     comparison_rows,
+    epoch_values,
     lengths_section,
     peak_section,
     short,
     step_memory,
 )
 from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, memory_cells, number_or_dash, rate_or_dash
+from autotune.trainers import find_trainer
 
 
 def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
@@ -57,9 +59,10 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
-            doc.Section("Nothing needs less memory and is as fast", (plane,), doc.Medium.PAGES),
+            doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
             *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
+            *compared_section(BASELINE_NAME, chosen, comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL),
             *lengths_section(plan.lengths, plan.limit, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
@@ -87,7 +90,19 @@ def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
 
 
 def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
-    return comparison_rows(_values(plan, plan.best), _values(plan, plan.baseline)) if plan.best is not None else ()
+    if plan.best is None:
+        return ()
+    (chosen, baseline), epochs = (_values(plan, one) for one in (plan.best, plan.baseline)), _epochs(plan)
+    return comparison_rows({**chosen, **epochs[0]}, {**baseline, **epochs[1]})
+
+
+def _epochs(plan: Plan) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Return batches, steps and epoch of the best candidate and of the baseline; nothing where they are not known."""
+    chosen, baseline = plan.epoch, plan.baseline_epoch
+    if chosen is None or baseline is None:
+        return {}, {}
+    counted = find_trainer(plan.trainer).counted
+    return epoch_values(chosen, (chosen, baseline), counted), epoch_values(baseline, (chosen, baseline), counted)
 
 
 def _values(plan: Plan, one: Estimate) -> dict[str, Value]:

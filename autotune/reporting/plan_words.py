@@ -10,7 +10,7 @@ from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
 from autotune.core.rent import Rent
 from autotune.reporting.outlook import allow_lines, more_memory_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
-from autotune.units import format_bytes, format_duration
+from autotune.units import counted, format_bytes, format_duration
 
 
 def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
@@ -118,11 +118,10 @@ def way_out_lines(plan: Plan) -> tuple[str, ...]:
 
 def candidate_counts_text(plan: Plan) -> str:
     """Return how many candidates were traced, and how many of them fit."""
-    counted = plan.counted
-    counts = {"fitting": counted.fitting, "not fitting": counted.too_large, "unknown": counted.unknown}
+    number = plan.counted
+    counts = {"fitting": number.fitting, "not fitting": number.too_large, "unknown": number.unknown}
     parts = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    candidates = "1 candidate" if len(plan.estimates) == 1 else f"{len(plan.estimates):,} candidates"
-    return f"{candidates}: {parts or 'none legal'}."
+    return f"{counted(len(plan.estimates), 'candidate')}: {parts or 'none legal'}."
 
 
 def unknown_lines(plan: Plan) -> tuple[str, ...]:

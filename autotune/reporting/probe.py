@@ -72,7 +72,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted(result)),), doc.Medium.PAGES),
             *_contributions(result),
             *_file(result),
-            doc.Section("Nothing needs less memory and is as fast", (plane,)),
+            doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
             *lengths_section(histogram(result.workload.dataset.documents), _limit(result), "the recommendation"),
@@ -82,7 +82,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             ),
             *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
             *_bundle(result, trl),
-            closing("Measured with", _facts(result), "Search again with", command_again("probe", result.settings)),
+            closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
         ),
     )
 
@@ -134,7 +134,8 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
         )
         for name in names
     )
-    yield doc.Section("Phases of a step", (doc.Table(("phase", "peak memory", "", "in a step", ""), rows),))
+    columns = ("phase", "peak memory", "", "time per step, of one run", "")
+    yield doc.Section("Phases of a step", (doc.Table(columns, rows),))
 
 
 def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choosable]]:
@@ -242,15 +243,17 @@ def _trials(result: Result) -> doc.Candidates:
 
 
 def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Predicted, ...]]:
-    """Return memory and speed of the probes that were predicted before they ran."""
+    """Return memory and speed of the probes that were predicted before they ran.
+
+    A peak on a CPU is no memory to compare: it leaves out what is never written to.
+    """
     memory, speed = [], []
     for trial in result.trials:
         if trial.status is not ProbeStatus.OK:
             continue
         name = candidate_name(result, trial.candidate)
-        measured = trial.reserved_bytes if trial.reserved_bytes is not None else trial.peak_bytes
-        if trial.predicted_bytes is not None and measured is not None:
-            memory.append(doc.Predicted(name, trial.predicted_bytes, measured))
+        if trial.predicted_bytes is not None and trial.reserved_bytes is not None:
+            memory.append(doc.Predicted(name, trial.predicted_bytes, trial.reserved_bytes))
         if trial.predicted_tokens_per_second and trial.tokens_per_second:
             speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
     return tuple(memory), tuple(speed)
@@ -258,7 +261,8 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
 
 def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
     if result.output_directory:
-        blocks = [doc.Snippet("The bundle is in ", short_path(Path(result.output_directory)))]
+        written = "bundle" if result.recommended is not None else "result"
+        blocks = [doc.Snippet(f"The {written} is in ", short_path(Path(result.output_directory)))]
         if result.recommended is not None:
             blocks.append(doc.Snippet("Train with:  ", next_command(result, trl)))
         yield doc.Section("Bundle", tuple(blocks), doc.Medium.TERMINAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -41,6 +42,7 @@ _PURPOSES = {
     "contribution": "one choice changed back: ",
     "audit": "predicted not to fit: ",
 }
+_SILENT_SECONDS = 30.0
 UNCOUNTED = ("audit", *ONCE_MORE)
 """Purposes of probes that do not count towards the limit."""
 
@@ -179,10 +181,17 @@ class Progress:
 
 
 class PlainListener:
-    """Writes one line per event, of rankings the first alone; ``write`` gets it without the newline."""
+    """Writes one line per event: of rankings the first alone, of traces one where nothing was written for a while.
 
-    def __init__(self, write: Callable[[str], object]) -> None:
+    Args:
+        write: gets a line without its newline.
+        clock: seconds, from any start.
+    """
+
+    def __init__(self, write: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
+        self._clock = clock
+        self._written_seconds = clock()
         self._progress = Progress()
 
     def __call__(self, event: Event) -> None:
@@ -190,8 +199,11 @@ class PlainListener:
         first = self._progress.ranked is None
         self._progress.follow(event)
         line = ranked_text(event) if first and isinstance(event, Ranked) else self._progress.line(event)
+        if isinstance(event, Tracing) and self._clock() - self._written_seconds >= _SILENT_SECONDS:
+            line = tracing_text(event)
         if line:
             self._write(line)
+            self._written_seconds = self._clock()
 
 
 def tracing_text(tracing: Tracing) -> str:
@@ -206,7 +218,7 @@ def ranked_text(ranked: Ranked) -> str:
     best = ranked.best[0]
     rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
     if not best.fits:
-        return f"first ranking: no candidate traced so far fits; the least needs {needs}"
+        return f"first ranking: nothing fits yet, the least needs {needs}; the search goes on"
     figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
     return f"first ranking of the candidates traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
 

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.core.epoch import Epoch
 from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
 from autotune.reporting.lengths import histogram
-from autotune.reporting.words import MISSING
+from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash, share_text
 from autotune.units import format_bytes
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
@@ -59,6 +60,25 @@ def comparison_rows(chosen: Mapping[str, Value], baseline: Mapping[str, Value]) 
     return tuple(rows)
 
 
+def epoch_values(one: Epoch, compared: Iterable[Epoch], counted: str) -> dict[str, Value]:
+    """Return the batches, the steps and the epoch of one of the compared candidates, by label.
+
+    Args:
+        counted: what the trainer makes batches of, such as ``documents``.
+    """
+    dropped = any(each.row_coverage < 1 for each in compared)
+    return {
+        "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),
+        "tokens covered": Value(share_text(one.token_coverage)),
+        **({"rows covered": Value(share_text(one.row_coverage))} if dropped else {}),
+        "max_length": Value(f"{one.max_length:,}" if one.max_length is not None else "none"),
+        "batch x accumulation": Value(f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"),
+        f"{counted} per step": Value(mean_or_dash(one.documents_per_step)),
+        "tokens per step": Value(number_or_dash(one.tokens_per_step)),
+        "steps per epoch": Value(mean_or_dash(one.steps_per_epoch)),
+    }
+
+
 def compared_section(
     baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
@@ -103,9 +123,9 @@ def peak_section(
     # For sizes far below the budget, bars relative to the budget would be empty.
     crowded = max(sums) <= budget_bytes * _CROWDED
     scale_bytes = max(sums) if crowded else max(budget_bytes, *sums)
-    parts["needs"] = sums
+    parts["sum"] = sums
     if not crowded and budget_bytes <= scale_bytes:
-        parts["of"] = [budget_bytes] * len(needs)
+        parts["memory budget"] = [budget_bytes] * len(needs)
     columns = ("memory at peak", *(title for name in needs for title in (name, "")))
     rows = tuple((name, *_with_bars(sizes, scale_bytes)) for name, sizes in parts.items())
     yield Section(title, (Table(columns, rows, total=total),), medium)

@@ -135,7 +135,7 @@ def _table(table: doc.Table, width: int) -> tables.Table:
     # A gap more than there are: rich before 15 wraps the first title otherwise.
     left = width - sum(widths) - (2 if narrow else 3) * len(widths)
     bars = kinds.count("bars")
-    if bars and table.stacked and left < bars * _NARROWEST_BAR:
+    if bars and left < bars * _NARROWEST_BAR:
         # Words need the room.
         return _table(table.without_bars, width)
     bar_width = max(_NARROWEST_BAR, min(left, _BARS) // max(1, bars))

@@ -70,6 +70,13 @@ def number_or_dash(value: float | None) -> str:
     return MISSING if value is None else f"{value:,.0f}"
 
 
+def mean_or_dash(value: float | None) -> str:
+    """Return a mean of whole numbers, with a digit behind the point where it is not whole; a dash if it is unknown."""
+    if value is None:
+        return MISSING
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
 def duration_or_dash(seconds: float | None) -> str:
     """Return a duration, or a dash where it is not known."""
     return MISSING if seconds is None else format_duration(seconds)

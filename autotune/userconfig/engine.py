@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
-from pathlib import Path
-from typing import Any
 
-from autotune.confidential import without_secrets
 from autotune.core.configuration import Configuration
-from autotune.core.json_text import read_json
-from autotune.core.nested import Key, at, mapping, put
+from autotune.core.nested import mapping
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.userconfig.deepspeed import NAMED, agreeing, deepspeed_document
 from autotune.userconfig.groups import FIELD, groups_of, started_by
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
@@ -26,22 +22,11 @@ _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 # What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
 _BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
-# Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
-_DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
-AUTO = "auto"
-"""DeepSpeed's word for a number that follows from the trainer's own arguments."""
-_ACCUMULATION = "gradient_accumulation_steps"
-SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
-"""Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
-_DEFAULT_STAGE = 2
 # Keys of accelerate's own that it refuses together with a DeepSpeed document, with any value (accelerate 1.15).
 _REFUSED_WITH_FILE = frozenset({
     "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
 })  # fmt: skip
-_NAMED = "deepspeed_config_file"
-# Parameters of the optimizer in DeepSpeed's document by the trainer's arguments that they have to equal.
-_OF_OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
 # Words for accelerate about DeepSpeed on which no step depends.
 _OF_LAUNCHERS = frozenset({
     "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
@@ -102,21 +87,13 @@ def engine_args(
             refuses the combination of DeepSpeed's document and the trainer's arguments.
         UnreadError: the documents ask for what cannot be traced.
     """
-    own, kind = config.values, str(document.get("distributed_type", "NO"))
     found: dict[str, object] = {}
-    if own.get("deepspeed"):
-        found["deepspeed"] = _document(own["deepspeed"])
-    elif kind == "DEEPSPEED":
-        found["deepspeed"] = {
-            _ACCUMULATION: accumulation,
-            **_deepspeed(mapping(document.get("deepspeed_config"))),
-        }
-    elif own.get("fsdp") or kind == "FSDP":
+    deepspeed = deepspeed_document(document, config, accumulation)
+    if deepspeed is not None:
+        found["deepspeed"] = agreeing(deepspeed, config, processes)
+    elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         found |= _fsdp(_fsdp_keys(document, config))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
-    if engine == "deepspeed":
-        # A single process may also mean that the number of processes is not set.
-        found[engine] = _agreeing(mapping(found[engine]), config, processes if processes != 1 else None)
     parallel = started_by(groups_of(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
@@ -133,8 +110,8 @@ def check_documents(started: Launching, config: Configuration) -> None:
     own = bool(config.values.get("deepspeed"))
     refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
     refused += [PRECISION] if document.get(PRECISION) is not None and not started.precision_by_option else []
-    if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(_NAMED)):
-        named = "deepspeed" if own else _NAMED
+    if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(NAMED)):
+        named = "deepspeed" if own else NAMED
         raise InputError(
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
@@ -145,73 +122,6 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"--{words[0]} sets by words for accelerate what shards the training, and a check reads that from files."
             " Name one with accelerate_config."
         )
-
-
-def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
-    """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
-    if given.get(_NAMED):
-        return _document(given[_NAMED])
-    zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
-    zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
-    if given.get("zero3_save_16bit_model"):
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
-    clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
-    # accelerate passes on that the precision is the trainer's.
-    precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
-    return {
-        **dict.fromkeys(SIZES, AUTO),
-        _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
-        "zero_optimization": zero,
-        **clipping,
-        **precision,
-        "zero_allow_untested_optimizer": True,
-    }
-
-
-def _agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
-    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments.
-
-    Raises:
-        InputError: it contradicts them.
-    """
-    found = {**dict.fromkeys(SIZES, AUTO), **document}
-    for path, expected in _following(config, processes):
-        for value in at(found, path):
-            if value is None:
-                continue  # transformers leaves it, and DeepSpeed takes its own default
-            if value not in (AUTO, expected) and expected is not None:
-                raise InputError(
-                    f"DeepSpeed's document has {'.'.join(path)}: {value}, and the trainer's own arguments give"
-                    f" {expected}: transformers ends the run.",
-                    hint=f"Write {AUTO} instead.",
-                )
-            put(found, path, AUTO)
-    return found
-
-
-def _following(config: Configuration, processes: int | None) -> Iterator[tuple[Key, object]]:
-    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, and what they have to be.
-
-    As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
-
-    Args:
-        processes: number of started processes; None where it is not known.
-    """
-    values: Mapping[str, Any] = config.values
-    rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
-    counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
-    # transformers then fills them in anew (`Trainer._update_auto_batch_size`).
-    searched = bool(values.get("auto_find_batch_size"))
-    yield ("train_batch_size",), prod(counted) if len(counted) == len(SIZES) and not searched else None
-    yield ("train_micro_batch_size_per_gpu",), None if searched else rows
-    yield (_ACCUMULATION,), accumulation
-    yield ("gradient_clipping",), values.get("max_grad_norm")
-    for name, field in _OF_OPTIMIZER.items():
-        yield ("optimizer", "params", name), values.get(field)
-    yield ("optimizer", "params", "betas"), [values.get("adam_beta1"), values.get("adam_beta2")]
-    yield ("scheduler", "params", "warmup_max_lr"), values.get("learning_rate")
-    for name in ("bf16", "fp16"):
-        yield (name, "enabled"), bool(values.get(name) or values.get(f"{name}_full_eval"))
 
 
 def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
@@ -251,20 +161,3 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
     """Return a document of FSDP, accelerate's or transformers', under the names of transformers."""
     keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
-
-
-def _document(named: object) -> Mapping[str, object]:
-    if isinstance(named, Mapping):
-        return {str(name): value for name, value in without_secrets(named).items()}
-    try:
-        read = read_json(Path(str(named)).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"DeepSpeed's document {named} cannot be read: {error.strerror}.",
-            hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
-        ) from error
-    except ValueError as error:
-        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
-    if not isinstance(read, dict):
-        raise InputError(f"DeepSpeed's document {named} is no mapping.")
-    return dict(without_secrets(read))

@@ -11,10 +11,10 @@ from pathlib import Path
 from autotune.confidential import without_secrets
 from autotune.core.configuration import Launched, ReadCommand
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.command_line import ACCELERATE, TRL, Command, options_of
+from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TRL, Command, options_of
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
-from autotune.userconfig.launchers import counted, number
+from autotune.userconfig.launchers import VISIBLE, counted, named_gpus, number
 from autotune.userconfig.written import Written
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
@@ -25,7 +25,12 @@ NO_ENGINE = "NO"
 """``distributed_type`` of accelerate for a single process."""
 NO_PRECISION = "no"
 """Default of accelerate's ``mixed_precision``."""
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+NAMED_BY = {
+    TRL: "num_processes: {}", ACCELERATE: "--num_processes {}", TORCHRUN: "--nproc_per_node {}",
+    DEEPSPEED: "--num_gpus {}",
+}  # fmt: skip
+"""How the number of processes is written for each launcher."""
+_ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
 # Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -42,12 +47,14 @@ class Launching(Launched):
         is_observed: whether the command was read for all of this.
         flags: further options of ``accelerate launch`` by which an engine is chosen or set.
         default: accelerate's own file, where that is the document, since no other is named.
+        is_guessed: whether the launcher starts a process on each GPU, and their number is not known.
     """
 
     document: Mapping[str, object] = field(default_factory=dict)
     is_observed: bool = False
     flags: tuple[str, ...] = ()
     default: Path | None = None
+    is_guessed: bool = False
 
 
 ALONE = Launching()
@@ -63,19 +70,25 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
         default: the file that accelerate reads if none is named; None: no file.
 
     Raises:
-        InputError: a launcher refuses its options or its file, or a number of processes is none.
+        InputError: a launcher refuses its options or its file, a number of processes is none, or fewer GPUs are
+            visible than processes are started.
         UnreadError: the number depends on the machines on which the command runs.
     """
-    found = counted(written.command, visible(written, gpus)) or read.launched or Launched()
+    launcher, seen = written.command.launcher, visible(written, gpus)
+    found = counted(written.command, seen) or read.launched or Launched()
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
     _check(found)
-    given = options_of(written.command.launch) if written.command.launcher == ACCELERATE else read.launch
+    given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
+    on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
+    if not on_cpu:
+        _check_gpus(written, found)
     return Launching(
         **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
-        is_observed=True,
+        is_observed=launcher != TRL or read.launched is not None,
         flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))) if read.launched is not None else (),
         default=default if found.file == str(default) else None,
+        is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
 
 
@@ -100,10 +113,35 @@ def _check(found: Launched) -> None:
         )
 
 
+def _check_gpus(written: Written, found: Launched) -> None:
+    """Check that each process has a GPU: those that share one end in NCCL (accelerate 1.15, ``state.py``).
+
+    Raises:
+        InputError: too few are visible.
+    """
+    launcher, each = written.command.launcher, found.processes // found.machines
+    # DeepSpeed's launcher sets the variable for its processes; TRL's parser then sets that of the file in each.
+    of_command = written.command.env if launcher != DEEPSPEED else {}
+    by, named = VISIBLE, {**of_command, **written.env}.get(VISIBLE)
+    if found.gpu_ids and VISIBLE not in written.env:
+        by, named = "gpu_ids", found.gpu_ids
+    if named is None or each <= (count := named_gpus(named)):
+        return
+    option = NAMED_BY.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
+    raise InputError(
+        f"{each} {'process' if each == 1 else 'processes'} on each machine, and {by} names {count}"
+        f" {'GPU' if count == 1 else 'GPUs'}.",
+        hint=f"Write {option}." if count and option else f"Name GPUs in {by}, or write use_cpu: true.",
+    )
+
+
 def of_ranks(command: Command, gpus: int | None = None) -> int:
     """Return how many processes read the options of a script together, unless accelerate starts them.
 
     Undecided cases are left to :func:`launching`.
+
+    Args:
+        gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
     """
     try:
         started = counted(command, gpus)
@@ -131,8 +169,15 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
 
 
 def visible(written: Written, gpus: int | None) -> int | None:
-    """Return the number of GPUs that a command can be for; None if it hides some that are there for the check."""
-    return gpus if _VISIBLE not in {**written.command.env, **written.env} else None
+    """Return the number of GPUs that the launcher of a command sees on each machine; None where it is not known.
+
+    ``trl`` itself sets the variables of its file; of another launcher, only the script does.
+
+    Args:
+        gpus: number of this machine's GPUs, if the command is for them; None otherwise.
+    """
+    env = {**written.command.env, **(written.env if written.command.launcher == TRL else {})}
+    return named_gpus(env[VISIBLE]) if VISIBLE in env else gpus
 
 
 def default_file(written: Written) -> Path | None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import NoReturn
 
 from autotune.core.configuration import Launched
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, Command
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""Variable that names the GPUs that a process may use."""
+_GPU = re.compile(r"\+?\d|GPU-|MIG-")
 # Options of ``torchrun`` (torch 2.13, ``torch/distributed/run.py``).
 _OF_TORCHRUN = (("--nnodes",), ("--nproc-per-node", "--nproc_per_node"))
 TORCHRUN_VARIABLES = {"PET_NNODES": "nnodes", "PET_NPROC_PER_NODE": "nproc_per_node"}
@@ -26,10 +31,10 @@ _OF_GPUS = frozenset({"gpu", "auto"})
 
 
 def counted(command: Command, gpus: int | None) -> Launched | None:
-    """Return the processes of a command's launcher; None if it is another launcher, or its options do not set them.
+    """Return the processes of a command's launcher; None if it is another launcher.
 
     Args:
-        gpus: number of this machine's GPUs, if the check is for them and the command sees all; None otherwise.
+        gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
 
     Raises:
         InputError: a number is none, or the launcher refuses the options.
@@ -38,10 +43,19 @@ def counted(command: Command, gpus: int | None) -> Launched | None:
     if command.launcher == TORCHRUN:
         return _of_torchrun(command.launch, gpus, {**os.environ, **command.env})
     if command.launcher == DEEPSPEED:
-        return _of_deepspeed(command.launch)
+        return _of_deepspeed(command.launch, gpus)
     if command.launcher == ACCELERATE and "-n" in command.launch:
         raise InputError("accelerate has no -n.", hint="Write --num_processes, the number over all machines.")
     return None
+
+
+def named_gpus(value: str) -> int:
+    """Return the number of GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names.
+
+    CUDA reads up to the first word that is no GPU, and sees none where one is named twice.
+    """
+    named = list(takewhile(_GPU.match, (word.strip() for word in value.split(","))))
+    return len(named) if len(set(named)) == len(named) else 0
 
 
 def number(value: object, of: str = "processes") -> int:
@@ -77,7 +91,7 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
     return Launched(number(each) * machines, True, machines)
 
 
-def _of_deepspeed(launch: Sequence[str]) -> Launched | None:
+def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
     options = _options(DEEPSPEED, launch, _OF_DEEPSPEED)
     each, machines = (_at_least_one(options.get(name)) for name in ("num_gpus", "num_nodes"))
     chosen = next((name for name in ("include", "exclude") if options.get(name)), None)
@@ -93,7 +107,8 @@ def _of_deepspeed(launch: Sequence[str]) -> Launched | None:
             "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
             " --num_nodes and --num_gpus."
         )
-    return Launched(each * (machines or 1), True, machines or 1) if each else None
+    # Without a number, DeepSpeed starts a process on each GPU.
+    return Launched((each or gpus or 1) * (machines or 1), each is not None, machines or 1)
 
 
 def _of_slots(text: str) -> Launched:

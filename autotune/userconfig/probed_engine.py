@@ -10,7 +10,8 @@ from autotune.core.nested import mapping
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.base import Technique
-from autotune.userconfig.engine import AUTO, engine_args, fsdp_named, with_precision
+from autotune.userconfig.deepspeed import AUTO
+from autotune.userconfig.engine import engine_args, fsdp_named, with_precision
 from autotune.userconfig.groups import FIELD
 from autotune.userconfig.launch import Launching
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from autotune.confidential import hidden
 from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
+from autotune.core.nested import Key, at, mapping
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL
 from autotune.inspection.legacy import legacy_of
+from autotune.inspection.yaml_file import read_yaml
 from autotune.trainers import trainers
-from autotune.userconfig.launch import Launching
+from autotune.userconfig.deepspeed import AUTO, NAMED, contradictions, deepspeed_document
+from autotune.userconfig.launch import NAMED_BY, Launching
 from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
@@ -65,10 +70,17 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
         message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, message)
+    launcher = written.command.launcher
     if not started.counted and started.processes > 1:
         message = (
-            f"Nothing sets the number of processes, so accelerate starts one on each of {started.processes} GPUs. Write"
-            " num_processes."
+            f"Nothing sets the number of processes, so {launcher} starts one on each of {started.processes} GPUs. Write"
+            f" {NAMED_BY[launcher].format(started.processes)}."
+        )
+        yield Finding(Severity.NOTE, message)
+    if started.is_guessed:
+        message = (
+            f"Nothing sets the number of processes, so {launcher} starts one on each GPU; one was checked. Write"
+            f" {NAMED_BY[launcher].format(8)} for eight."
         )
         yield Finding(Severity.NOTE, message)
     if started.ignored_processes:
@@ -77,6 +89,48 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
             " distributed_type of its file start several."
         )
         yield finding(written, Severity.SILENT, "num_processes", message)
+
+
+def of_documents(written: Written, started: Launching, config: Configuration) -> Iterator[Finding]:
+    """Yield what in DeepSpeed's document contradicts the trainer's arguments, at its line.
+
+    Raises:
+        InputError: the document cannot be read.
+    """
+    document, as_set = (deepspeed_document(started.document, config, default) for default in (1, AUTO))
+    if document is None or as_set is None:
+        return
+    file, around = _document_place(written, started, config)
+    for item in contradictions(document, config, started.processes):
+        key, line = ".".join(item.path), _line_in(file, (*around, *item.path))
+        has = f"{key} is {item.value} in {file.name}"
+        if at(as_set, item.path) == (AUTO,):
+            has = f"{file.name} has no {key}, which accelerate takes for {item.value}"
+        needs, instead = f"the trainer's arguments give {item.expected}", ""
+        if item.field:
+            own = written.line(item.field)
+            place = f" ({Path(written.place).name}:{own})" if own is not None else ""
+            needs = f"the trainer's {item.field} is {item.expected}{place}"
+            instead = f", or {item.field}: {item.value} for the trainer"
+        message = f"{has}, and {needs}: transformers ends the run. Write {key}: {AUTO} in {file.name}{instead}."
+        yield Finding(Severity.ERROR, hidden(message), key, str(file) if line is not None else "", line)
+
+
+def _document_place(written: Written, started: Launching, config: Configuration) -> tuple[Path, Key]:
+    """Return the file that has DeepSpeed's document, and the keys that lead to it."""
+    own = config.values.get("deepspeed")
+    section = mapping(started.document.get("deepspeed_config"))
+    named = own if isinstance(own, str) else section.get(NAMED) if not own else None
+    if named:
+        return Path(str(named)), ()
+    return (Path(written.place), ("deepspeed",)) if own else (Path(started.file), ("deepspeed_config",))
+
+
+def _line_in(file: Path, path: Key) -> int | None:
+    try:
+        return read_yaml(file).line(*path)
+    except InputError:
+        return None
 
 
 def of_precision(written: Written, read: ReadCommand, config: Configuration) -> Iterator[Finding]:
@@ -128,11 +182,11 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
-        elif written.command.script is None:
-            yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
-        else:
+        elif written.command.takes_more:
             message = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
-            yield finding(written, Severity.NOTE, fault.key, message)
+            yield finding(written, Severity.NOTE, fault.key, f"{message}{_similar(fault, read)}")
+        else:
+            yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
 
 
 def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
@@ -141,9 +195,13 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
     others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
+    none = f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate."
+    return f"{none}{_similar(fault, read)}"
+
+
+def _similar(fault: Fault, read: ReadCommand) -> str:
     near = difflib.get_close_matches(fault.key, read.names, n=1, cutoff=0.75)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate.{hint}"
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:

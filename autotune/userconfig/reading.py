@@ -40,16 +40,17 @@ def read_command(
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
         default: the file that accelerate reads if none is named; None: no file.
     """
+    seen = visible(written, gpus)
     request = ReadCommandRequest(
         written.trainer,
         written.command.words,
         {name: _in_json(value) for name, value in written.values.items()},
         hardware.kind if hardware is not None else "cuda",
         hardware.compute_capability if hardware is not None else None,
-        of_ranks(written.command, gpus),
+        of_ranks(written.command, seen),
         written.command.launcher,
         written.command.launch,
-        visible(written, gpus) or 1,
+        seen or 1,
         str(default or ""),
     )
     return run_job(server, request, folder)

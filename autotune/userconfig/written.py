@@ -8,15 +8,18 @@ from dataclasses import dataclass
 
 from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
-from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, TRL, TRL_PARSER, Command, options_of, read_command_line
+from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import CONFIG, TRL, Command, options_of, read_command_line
 from autotune.inspection.paths import user_path
+from autotune.inspection.script import TRL_PARSER
 from autotune.inspection.yaml_file import YamlFile, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 from autotune.trainers import find_trainer, trainers
 from autotune.userconfig.bundle import trainer_in
 
 _REMEDY = "Name it with --trainer."
+# Keys that only files of accelerate have.
+_OF_ACCELERATE = frozenset({"compute_environment", "distributed_type"})
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
         command: the words of a command; empty for a file.
 
     Raises:
-        InputError: they cannot be read, or do not determine the trainer.
+        InputError: they cannot be read, or the trainer has to be named.
+        UnreadError: the command may train, and what it trains cannot be known.
     """
     if config is None and not command:
         hint = "Give CONFIG.yaml, or -- and the command."
@@ -77,24 +81,40 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
         found = read_command_line(hidden_words(command))
     else:
         found = Command(trainer, (CONFIG, str(user_path(config))), launcher=TRL)
-    if found.parser == TRL_PARSER and any(word.startswith(f"{CONFIG}=") for word in found.words):
+    if found.parser == TRL_PARSER:
+        _check_for_parser(found)
+    named = find_trainer(trainer).name if trainer is not None else None
+    trained = found.trainer or (found.source.unsupported if found.source is not None else None)
+    if named is not None and trained and trained != named:
+        raise InputError(f"The command trains with {trained}, and --trainer is {named}.")
+    if trained and found.trainer is None:
+        raise UnreadError(f"{found.script} trains with {trained}, which autotune does not know.")
+    file = withheld(read_yaml(found.config)) if found.config is not None else None
+    if file is not None and found.parser == TRL_PARSER and not _OF_ACCELERATE.isdisjoint(file.values):
+        raise InputError(
+            f"{file.path} is a file of accelerate.",
+            hint="Name it with accelerate_config in TRL's file, or by `accelerate launch --config_file`.",
+        )
+    if found.script is not None and not found.parser and file is None:
+        raise UnreadError(
+            f"{found.script} reads its arguments by itself, so they cannot be known.",
+            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it.",
+        )
+    return Written(found, file, named or found.trainer or _trainer_of(file))
+
+
+def _check_for_parser(command: Command) -> None:
+    """Check that a command gives its file to TRL's parser as that takes it.
+
+    Raises:
+        InputError: the parser ends at it.
+    """
+    if any(word.startswith(f"{CONFIG}=") for word in command.words):
         raise InputError(
             f"TRL reads `{CONFIG} FILE`, in two words.", hint=f"Write a space in place of the = of {CONFIG}=."
         )
-    file = withheld(read_yaml(found.config)) if found.config is not None else None
-    if trainer is not None:
-        name = find_trainer(trainer).name
-        if found.trainer is not None and found.trainer != name:
-            raise InputError(f"The command trains with {found.trainer}, and --trainer is {name}.")
-    else:
-        name = found.trainer or _trainer_of(file)
-    if found.script is not None and not found.parser and file is None:
-        raise InputError(
-            f"{found.script} reads its arguments by itself, so they cannot be known.",
-            hint=f"Check the configuration that it trains by, or use TrlParser and {CONFIG} FILE in it; or"
-            " `autotune dry-run` runs the script itself, on null GPUs.",
-        )
-    return Written(found, file, name)
+    if command.source is not None and command.stray:
+        raise InputError(f"TrlParser takes a file by {CONFIG} only.", hint=f"Write {CONFIG} {command.stray}.")
 
 
 def _typed(word: object) -> object:
@@ -110,9 +130,10 @@ def _trainer_of(file: YamlFile | None) -> str:
 
     Raises:
         InputError: there is not exactly one.
+        UnreadError: there is no file.
     """
     if file is None:
-        raise InputError("The command names no trainer.", hint=_REMEDY)
+        raise UnreadError("The command names no trainer.", hint=_REMEDY)
     known = trainers().values()
     every = frozenset().union(*(item.fields for item in known))
     own = every & file.values.keys()

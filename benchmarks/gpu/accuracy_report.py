@@ -48,34 +48,54 @@ def page(
 
 
 def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
-    """Return what the comparisons came to, for the documentation.
+    """Return how far plans were off in reserved memory and in time, either way, for the documentation.
 
     Args:
         devices: the outcomes on each; on each, at least one case was traced whole and planned.
     """
-    outcomes = [outcome for each in devices.values() for outcome in each]
-    memory = []
-    for kind in _MEMORY_KINDS:
-        (allocated, reserved) = (_known(spread(pairs(outcomes, kind, figure))) for figure in _MEMORY)
-        medians = f"{_share(allocated.median)} in allocated and {_share(reserved.median)} in reserved memory"
-        memory.append(
-            (allocated.count, f"{medians}; the worst are {allocated.worst:+.1%} and {reserved.worst:+.1%} off")
-        )
-    (traces, of_traces), (plans, of_plans) = memory
-    planned = _known(spread(pairs(outcomes, _PLANNED_KINDS[0], "step time")))
+    reserved, times = (pairs(_together(devices), _PLANNED_KINDS[0], figure) for figure in ("reserved", "step time"))
+    margin = max(pair.margin for pair in reserved)
+    beyond = sum(abs(pair.error) > margin for pair in reserved)
+    near = sum(abs(pair.error) <= TIME_ERROR for pair in times)
+    return (
+        f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
+        f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {beyond} of "
+        f"{len(reserved)} were off by more than the stated {margin:.0%}. Times of a step were planned between "
+        f"{_range(times, 'short', 'long')}, half within {_known(spread(times)).median:.1%}; {near} of {len(times)} "
+        f"were within the stated {TIME_ERROR:.0%}."
+    )
+
+
+def details(devices: Mapping[str, Sequence[Outcome]]) -> str:
+    """Return what else the comparisons came to: allocated memory, traces of all layers, measured operators."""
+    outcomes = _together(devices)
+    planned, traced, reserved = (
+        pairs(outcomes, kind, figure)
+        for kind, figure in (("planned", "allocated"), ("traced", "allocated"), ("traced", "reserved"))
+    )
     # The two kinds are compared on the rows that have both.
     both = [outcome for outcome in outcomes if all(pairs([outcome], kind, "step time") for kind in _PLANNED_KINDS)]
     plain, measured = (_known(spread(pairs(both, kind, "step time"))).median for kind in _PLANNED_KINDS)
-    near = sum(abs(pair.error) <= TIME_ERROR for pair in pairs(outcomes, _PLANNED_KINDS[0], "step time"))
     rho = min(rank_correlation(each, _PLANNED_KINDS[0]) or 0.0 for each in devices.values())
     return (
-        f"Of {plans} plans that were held against probes on an {' and an '.join(devices)}, half are within {of_plans}. "
-        f"Of {traces} traces of all layers, half are within {of_traces}. "
-        f"Planned times of a step are {planned.median:.0%} off in the median; {near} of {planned.count} are within the "
-        f"stated {TIME_ERROR:.0%}, and the rank correlation of speeds is at least {rho:.2f} on each. Of {len(both)}, "
-        f"operators were measured by themselves, too: times that follow from these are {measured:.1%} off, where the "
-        f"planned ones are {plain:.1%} off."
+        f"Allocated memory was planned between {_range(planned, 'low', 'high')}, half within "
+        f"{_share(_known(spread(planned)).median)}. In {len(traced)} traces of all layers, allocated memory is between "
+        f"{_range(traced, 'low', 'high')}, half within {_share(_known(spread(traced)).median)}, and reserved memory "
+        f"between {_range(reserved, 'low', 'high')}, half within {_share(_known(spread(reserved)).median)}. The rank "
+        f"correlation of planned speeds is at least {rho:.2f} on each. Of {len(both)}, operators were measured by "
+        f"themselves, too: times that follow from these are {measured:.1%} off in the median, where the planned ones "
+        f"are {plain:.1%} off."
     )
+
+
+def _together(devices: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
+    return [outcome for each in devices.values() for outcome in each]
+
+
+def _range(found: Sequence[Pair], less: str, more: str) -> str:
+    """Return the errors furthest off each way, such as ``12.2% too low and 12.8% too high``."""
+    errors = [pair.error for pair in found]
+    return f"{max(0.0, -min(errors)):.1%} too {less} and {max(0.0, *errors):.1%} too {more}"
 
 
 def null_summary(device: str, real: Sequence[Outcome], null: Sequence[Outcome]) -> str:

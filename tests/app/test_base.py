@@ -138,12 +138,12 @@ def test_a_length_that_cuts_stays_and_one_that_does_not_is_searched(tmp_path: Pa
 
 def test_a_study_belongs_to_its_base(tmp_path: Path) -> None:
     one, other = (
-        fingerprint(started(a_base(tmp_path, f"max_grad_norm: {norm}\n", name=f"{norm}.yaml")).problem, 1)
+        fingerprint(started(a_base(tmp_path, f"max_grad_norm: {norm}\n", name=f"{norm}.yaml")).problem, 1, seed=1)
         for norm in (0.5, 0.25)
     )
     assert one.keys() == other.keys()
     assert {name for name in one if one[name] != other[name]} == {"base"}
-    renamed = fingerprint(started(a_base(tmp_path, "max_grad_norm: 0.5\n", name="renamed.yaml")).problem, 1)
+    renamed = fingerprint(started(a_base(tmp_path, "max_grad_norm: 0.5\n", name="renamed.yaml")).problem, 1, seed=1)
     assert renamed == one
 
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import few_documents_text, notes_on, notes_on_default, notes_on_loading
-from autotune.core.lengths import LengthDistribution
+from autotune.app.notes import few_documents_text, notes_on, notes_on_gpus, notes_on_loading
+from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
-from tests.settings import pictured_workload, problem, setting, workload
+from tests.settings import problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
@@ -49,14 +50,6 @@ def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_ar
     )
 
 
-def test_a_default_that_cuts_images_is_a_note() -> None:
-    pictured = pictured_workload()
-    (note,) = notes_on_default(problem(setting(of=pictured)))
-    assert note.startswith("TRL's default cannot train these rows: max_length=1024 cuts rows of up to 2000 tokens, and")
-    short = replace(pictured.dataset, lengths=LengthDistribution({1000: 8}))
-    assert list(notes_on_default(problem(setting(of=replace(pictured, dataset=short))))) == []
-
-
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> None:
     hardware = replace(setting().machine.hardware, kind=kind)
@@ -70,3 +63,17 @@ def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> Non
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:
     assert any("without a key-value cache" in sentence for sentence in trainers()["online_dpo"].peculiarities)
+
+
+def test_a_gpu_without_figures_of_its_own_has_a_note_instead_of_an_error_of_time() -> None:
+    known = find_gpu("A100-80GB")
+    assert known.speeds is not None
+    new = replace(known, name="X200", speeds=replace(known.speeds, achieved=AchievedRates()))
+    (sentence,) = notes_on_gpus([new])
+    assert sentence == "Not measured on X200: any operator; times follow from medians over other cards."
+
+
+def test_gpus_with_figures_of_the_same_other_card_share_a_note_of_which_they_are() -> None:
+    error, sentence = notes_on_gpus([find_gpu(name) for name in ("RTX3090", "A100-80GB", "RTX4090")])
+    assert error.startswith("Times are predicted within ±25 %")
+    assert sentence == ("Not measured on RTX3090, RTX4090: the share of the memory bandwidth; that of an A40 is used.")

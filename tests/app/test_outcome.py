@@ -258,7 +258,7 @@ def test_what_was_predicted_stands_beside_what_was_measured() -> None:
 def test_a_prediction_that_a_probe_contradicts_is_told_as_a_bug() -> None:
     audited = replace(record(3, ran(100, 300 * MIB)), prediction=Prediction(2 * GIB, 0.1))
     found = result_of(replace(outcome_of(audited), contradicted=(audited,)), PROBLEM, FACTS)
-    (note,) = found.notes
+    note, _ = found.notes
     assert note.startswith(
         "Trial 3 was predicted to need 2.00 GiB, within 10.0 %, and ran with 300 MiB: the prediction is wrong"
     )
@@ -315,11 +315,11 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
         (
             Ending.TRIALS,
             (
-                "among the 3 fastest, which one probe cannot tell apart, of 4 compared of {size} candidates; "
+                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
                 "the trial limit ended the search"
             ),
         ),
-        (Ending.EXHAUSTED, "among the 3 fastest, which one probe cannot tell apart, of all candidates"),
+        (Ending.EXHAUSTED, "the fastest of all candidates, but for 2 that one probe cannot tell from it"),
     ],
 )
 def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending, said: str) -> None:
@@ -348,3 +348,20 @@ def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
     document = result_of(untried, PROBLEM, FACTS)
     assert document.smallest == Smallest(WINNER.candidate, 800, None)
     assert decode(Result, encode(document)) == document
+
+
+def test_on_a_cpu_a_note_tells_predicted_from_measured_memory() -> None:
+    sentence = "On a CPU, measured peaks leave out memory that is never written to; predictions count it."
+    predicted = replace(BASELINE, prediction=Prediction(800, 0.1))
+    hardware = replace(HERE.machine.hardware, kind="cpu")
+    on_cpu = problem(replace(HERE, machine=replace(HERE.machine, hardware=hardware)))
+    assert sentence in result_of(outcome_of(predicted), on_cpu, FACTS).notes
+    assert sentence not in result_of(outcome_of(BASELINE), on_cpu, FACTS).notes
+
+
+def test_speeds_that_differ_much_from_run_to_run_are_no_result_to_rely_on() -> None:
+    steady = compared(WINNER, (1, 300), (0, 100), (1, 310), (0, 100))
+    wild = compared(WINNER, (1, 300), (0, 100), (1, 120), (0, 100))
+    told = "Speeds differ much from run to run"
+    assert not any(told in note for note in result(BASELINE, steady, winner=steady).notes)
+    assert any(told in note for note in result(BASELINE, wild, winner=wild).notes)

@@ -15,6 +15,7 @@ from autotune.core.events import Event, Ranked
 from autotune.core.explanation import Subject
 from autotune.errors import InputError
 from autotune.planning.tracing.cache import Cache
+from tests.small import long_tailed_texts, text_rows, write_rows
 
 ONE_WAY: dict[str, Choice] = {
     "activation_offloading": "off", "attention": "sdpa", "gradient_checkpointing": "off", "liger": "off",
@@ -43,6 +44,36 @@ pytestmark = pytest.mark.usefixtures("traces_by_formula")
 def test_what_cannot_be_used_is_said(model: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         autotune.plan(model, **options)  # type: ignore[arg-type]
+
+
+def test_a_plan_has_the_batches_and_the_epoch_of_the_fastest_and_of_the_default(model: str, tmp_path: Path) -> None:
+    rows = str(write_rows(tmp_path / "rows.jsonl", text_rows(long_tailed_texts(64))))
+    found = autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY)
+    assert found.best is not None
+    assert found.epoch is not None
+    assert found.best.tokens_per_second is not None
+    tokens = sum(part.tokens for part in found.lengths)
+    assert found.epoch.token_coverage == 1.0
+    assert found.epoch.seconds_per_epoch == pytest.approx(tokens / found.best.tokens_per_second)
+    assert (found.epoch.per_device_train_batch_size, found.epoch.gradient_accumulation_steps) == (2, 4)
+    assert (found.epoch.documents_per_step, found.epoch.steps_per_epoch) == (8, 8)
+    assert found.epoch.tokens_per_step == pytest.approx(tokens / 8)
+    assert found.baseline_epoch is not None
+
+
+def test_rows_of_one_length_are_no_epoch(model: str) -> None:
+    found = autotune.plan(model, seq_len=64, gpu="RTX4090", fix=ONE_WAY)
+    assert found.epoch is not None
+    assert found.epoch.tokens_per_step == 8 * 64
+    assert found.epoch.steps_per_epoch is found.epoch.seconds_per_epoch is None
+
+
+def test_a_default_that_keeps_fewer_tokens_than_were_asked_for_has_a_note(model: str, tmp_path: Path) -> None:
+    rows = str(write_rows(tmp_path / "rows.jsonl", text_rows(["a " * 1500] * 8)))
+    found = autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=0.95)
+    (sentence,) = (note for note in found.notes if note.startswith("TRL's default"))
+    assert sentence.startswith("TRL's default may not be recommended: max_length=1024 keeps ")
+    assert sentence.endswith(" of the dataset's tokens, and 95.0 % of the tokens were asked for.")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 
 import autotune
 from autotune.core.candidate import Choice
+from autotune.core.events import Event, StageStarted
 from autotune.core.rent import BILLION, Offer, Rent
 from autotune.core.step_time import StepTime
 from autotune.core.traced import GpuFigures, Replayed, TraceReply, TraceRequest
@@ -159,6 +160,13 @@ def test_gpus_that_run_the_same_kernels_share_their_traces(model: str, tracer: F
     # A smaller GPU may need a smaller candidate, and none is traced for a second GPU.
     assert len({(request.layers, request.worst) for request in tracer.requests[before:]}) == run
     assert run < len(table.offers)
+
+
+def test_each_gpu_is_announced_with_its_number_among_all(model: str) -> None:
+    heard: list[Event] = []
+    autotune.rent(model, seq_len=64, fix=ONE_WAY, listener=heard.append)
+    stages = [event.text for event in heard if isinstance(event, StageStarted) and "Planning" in event.text]
+    assert [stage.rpartition("(")[2] for stage in stages] == [f"{number} of 5)" for number in range(1, 6)]
 
 
 def test_a_plan_is_of_one_gpu(model: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from autotune.app.search import fingerprint, seed_of, timeout_of
+from autotune.app.arguments import ProbeArguments
+from autotune.app.output import Output
+from autotune.app.search import fingerprint, seed_of, study_of, timeout_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
@@ -37,12 +40,26 @@ def test_a_run_of_long_whole_steps_may_take_longer_than_a_probe(
     assert timeout_of(run, EFFORTS["quick"], seconds_left) == timeout_seconds
 
 
+def test_a_folder_that_is_renamed_keeps_its_study_and_one_in_a_storage_is_named_by_its_folder(tmp_path: Path) -> None:
+    asked = ProbeArguments(model="m", dataset="d")
+    first, second = Output(tmp_path / "first"), Output(tmp_path / "second")
+    assert study_of(asked, first)[1] == study_of(asked, second)[1]
+    shared = replace(asked, storage="journal:///shared.log")
+    assert study_of(shared, first) == ("journal:///shared.log", "first")
+    assert study_of(replace(shared, study="s"), first) == ("journal:///shared.log", "s")
+
+
+def test_a_study_of_other_batches_is_not_resumed() -> None:
+    of_one, of_two = (fingerprint(problem(setting(machine=GPU)), 80 * GIB, seed) for seed in (1, 2))
+    assert of_one != of_two
+
+
 def test_what_a_study_depends_on_is_kept_in_words_that_say_what_differs() -> None:
-    here = fingerprint(problem(setting(machine=GPU)), 80 * GIB)
+    here = fingerprint(problem(setting(machine=GPU)), 80 * GIB, seed=1)
     assert here["device"] == "a GPU made by hand (cuda)"
-    assert here["memory budget"] == "80.00 GiB (85,899,345,920 bytes)"
+    assert here["memory limit"] == "80.00 GiB (85,899,345,920 bytes, the budget less its margin)"
     assert here["version of trl"] == "1.16.0"
     assert here["version of driver"] == "580.1"
     other = replace(GPU, hardware=replace(GPU.hardware, name="another"), packages={**GPU.packages, "trl": "1.17.0"})
-    there = fingerprint(problem(setting(machine=other)), 80 * GIB)
+    there = fingerprint(problem(setting(machine=other)), 80 * GIB, seed=1)
     assert {part for part in here if here[part] != there[part]} == {"device", "version of trl"}

@@ -25,7 +25,7 @@ from benchmarks.gpu.accuracy import (
     spread,
     verdict,
 )
-from benchmarks.gpu.accuracy_report import page, summary
+from benchmarks.gpu.accuracy_report import details, page, summary
 from benchmarks.gpu.predicted import SCHEDULE
 from benchmarks.gpu.record import Record
 
@@ -60,10 +60,19 @@ def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_sam
     exact, off = (replace(PREDICTED, step_seconds=seconds) for seconds in (2.0, 3.0))
     alone = outcome(predictions={"traced": exact, "planned": exact})
     both = outcome(predictions={"traced": exact, "planned": off, "measured operators": exact})
-    text = summary({"H100": [alone, alone, alone, both]})
-    assert "Planned times of a step are 0% off in the median; 3 of 4 are within" in text
+    devices = {"H100": [alone, alone, alone, both]}
+    assert "half within 0.0%; 3 of 4 were within the stated 25%." in summary(devices)
+    text = details(devices)
     assert "Of 1, operators were measured" in text
-    assert "times that follow from these are 0.0% off, where the planned ones are 50.0% off." in text
+    assert "times that follow from these are 0.0% off in the median, where the planned ones are 50.0% off." in text
+
+
+def test_the_summary_has_how_far_plans_were_off_in_either_direction() -> None:
+    low, high = (replace(PREDICTED, reserved_bytes=size * GIB, step_seconds=size / 6) for size in (9, 15))
+    text = summary({"H100": [outcome(predictions={"planned": one}) for one in (low, PREDICTED, high)]})
+    assert "Reserved memory was planned between 25.0% too low and 25.0% too high" in text
+    assert "2 of 3 were off by more than the stated 10%" in text
+    assert "Times of a step were planned between 50.0% too short and 25.0% too long" in text
 
 
 def test_a_spread_has_median_and_95th_percentile_of_sizes_and_the_worst_with_its_sign() -> None:

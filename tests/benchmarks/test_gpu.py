@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.notes import TIME_ERROR, TIME_ERROR_HELD
 from autotune.core.codec import decode
 from autotune.core.protocol import PrepareReply, PrepareRequest
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
 from benchmarks.gpu import suite
-from benchmarks.gpu.accuracy import Outcome
-from benchmarks.gpu.accuracy_report import null_summary, page, summary
+from benchmarks.gpu.accuracy import Outcome, pairs
+from benchmarks.gpu.accuracy_report import details, null_summary, page, summary
 from benchmarks.gpu.again import head_of
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
@@ -62,14 +63,30 @@ def test_without_a_gpu_it_says_so_and_ends_with_2() -> None:
 RESULTS = sorted((ROOT / "benchmarks" / "gpu" / "results").glob("NVIDIA-*-predicted.json"))
 
 
+def _devices() -> dict[str, list[Outcome]]:
+    """Return the outcomes on each kind of GPU."""
+    devices: dict[str, list[Outcome]] = defaultdict(list)
+    for one in (json.loads(file.read_text(encoding="utf-8")) for file in RESULTS):
+        devices[one["device"].split()[1]] += [decode(Outcome, case) for case in one["cases"]]
+    return devices
+
+
 @pytest.mark.parametrize("document", ["docs/accuracy.md", "README.md"])
 def test_the_documentation_has_the_figures_of_all_gpus(document: str) -> None:
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in RESULTS]
-    devices: dict[str, list[Outcome]] = defaultdict(list)
-    for one in found:
-        devices[one["device"].split()[1]] += [decode(Outcome, case) for case in one["cases"]]
     text = " ".join((ROOT / document).read_text(encoding="utf-8").split())
-    assert summary(devices) in text
+    assert summary(_devices()) in text
+
+
+def test_the_page_on_accuracy_has_the_details_of_all_gpus() -> None:
+    text = " ".join((ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8").split())
+    assert details(_devices()) in text
+
+
+def test_a_plan_says_of_how_many_of_these_steps_its_error_of_time_held() -> None:
+    devices = _devices()
+    times = [pair for each in devices.values() for pair in pairs(each, "planned", "step time")]
+    held = sum(abs(pair.error) <= TIME_ERROR for pair in times)
+    assert f"{held} of {len(times)} TRL steps measured on an {' and an '.join(devices)}" == TIME_ERROR_HELD
 
 
 @pytest.mark.parametrize("document", ["docs/accuracy.md", "docs/dry-run.md"])

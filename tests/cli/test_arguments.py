@@ -166,6 +166,7 @@ def test_help_fits_a_terminal_and_gives_an_example(command: str, capsys: pytest.
         ("lengths M", "required: DATASET"),
         ("probe M D --trails 3", "'--trails' is not an option of autotune probe. Did you mean --trials?"),
         ("probe M D --trails=3", "Did you mean --trials?"),
+        ("plan M --base c.yaml", "'--base' is not an option of autotune plan. It is an option of `autotune probe`."),
         ("probe M D extra", "'extra' is one argument too many for autotune probe"),
         ("probe M D --trials many", "invalid int value: 'many'"),
         ("probe M D --device tpu", "invalid choice: 'tpu'"),

@@ -261,3 +261,8 @@ def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest
         f"autotune: There is no result to report on: {'x' * 300} cannot be read (File name too long). "
         "Give the directory that `autotune probe` wrote.\n"
     )
+
+
+def test_a_terminal_without_the_marks_of_a_picture_gets_others_that_differ() -> None:
+    drawn = "● recommended ○ default · other █▉"
+    assert drawn.encode("ascii", "autotune-nearest") == b"* recommended o default . other ##"

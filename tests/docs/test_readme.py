@@ -13,6 +13,7 @@ from autotune.cli.parser import build_parser, read_arguments
 from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
+from autotune.core.epoch import Epoch
 from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -21,7 +22,7 @@ from autotune.core.result import Choosable, Contribution, Result, Trial
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
-OF_PLANS = [Plan, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
+OF_PLANS = [Plan, Epoch, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
 EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime, Additions]
 KINDS = {
     "result": [Result, Choosable, Trial, Contribution],

@@ -90,7 +90,7 @@ def test_two_workers_probe_on_cores_of_their_own_and_hand_over_one_bundle(
     assert document["confirmed"]
     assert document["settings"]["workers"] == 2
     assert (tmp_path / "shared" / "config.yaml").exists()
-    study = optuna.load_study(study_name="shared", storage=f"sqlite:///{tmp_path / 'shared' / 'study.db'}")
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'shared' / 'study.db'}")
     probed = [trial for trial in document["trials"] if trial["status"] != "vetoed"]
     trials = study.get_trials()
     assert len({trials[trial["number"]].user_attrs["worker"] for trial in probed}) == 2
@@ -146,7 +146,7 @@ def test_when_the_other_worker_is_killed_the_first_repeats_its_candidate(
     assert f"(process {other.pid}) ended: signal 9. The others go on." in said
     _, alive = psutil.wait_procs(family, timeout=10)
     assert alive == []
-    study = optuna.load_study(study_name="shared", storage=f"sqlite:///{tmp_path / 'shared' / 'study.db'}")
+    study = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path / 'shared' / 'study.db'}")
     lost = [trial for trial in study.get_trials() if "autotune:lost" in trial.system_attrs]
     known = [trial["candidate"] for trial in json.loads(out)["trials"]]
     assert all(trial.user_attrs["candidate"] in known for trial in lost)

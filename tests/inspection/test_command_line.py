@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of, read_command_line
 
 SCRIPT = """\
@@ -69,6 +69,7 @@ def test_a_module_is_the_same_as_the_command() -> None:
         (["accelerate", "config"], "`accelerate config` starts no training"),
         (["accelerate", "launch", "--num_processes", "2"], "There is no script"),
         (["python", "nowhere.py"], "nowhere.py cannot be read"),
+        (["bash", "-c", "trl 'sft"], "The text for the shell cannot be read: No closing quotation"),
     ],
 )
 def test_what_trains_nothing_is_refused_with_its_name(words: list[str], said: str) -> None:
@@ -114,3 +115,78 @@ def test_the_options_of_a_launcher_begin_behind_the_module_that_it_is() -> None:
     words = "python -u -m accelerate.commands.launch --num_processes 2 trl/scripts/sft.py"
     found = read_command_line(words.split())
     assert (found.launcher, found.launch) == ("accelerate", ("--num_processes", "2"))
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "launch"),
+    [
+        ("srun --job-name python accelerate launch", "accelerate", ()),
+        ("srun --job-name torchrun accelerate launch --cpu", "accelerate", ("--cpu",)),
+        ("srun --job-name python --unbuffered torchrun --nnodes 2", "torchrun", ("--nnodes", "2")),
+        ("srun --job-name deepspeed --nodes 2 python -W ignore", "", ("-W", "ignore")),
+    ],
+)
+def test_a_job_that_is_named_like_a_launcher_is_not_taken_for_it(
+    words: str, launcher: str, launch: tuple[str, ...]
+) -> None:
+    found = read_command_line([*words.split(), "trl/scripts/sft.py"])
+    assert (found.launcher, found.launch) == (launcher, launch)
+
+
+def test_the_value_of_a_launcher_s_option_is_not_taken_for_a_launcher(script: Path) -> None:
+    found = read_command_line(["accelerate", "launch", "--config_file", "deepspeed", str(script)])
+    assert (found.launcher, found.launch) == ("accelerate", ("--config_file", "deepspeed"))
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "launch"),
+    [
+        ("python -m trl.scripts.rloo", "", ("-m",)),
+        ("python -u -m trl.scripts.rloo", "", ("-u", "-m")),
+        ("torchrun --nproc_per_node 2 -m trl.scripts.rloo", "torchrun", ("--nproc_per_node", "2", "-m")),
+        ("accelerate launch -m trl.scripts.rloo", "accelerate", ("-m",)),
+        ("deepspeed --num_gpus 2 --module trl.scripts.rloo", "deepspeed", ("--num_gpus", "2", "--module")),
+    ],
+)
+def test_a_module_of_trl_s_scripts_is_that_script(words: str, launcher: str, launch: tuple[str, ...]) -> None:
+    found = read_command_line([*words.split(), "--config", "c.yaml"])
+    assert (found.trainer, found.script, found.words) == ("rloo", None, ("--config", "c.yaml"))
+    assert (found.launcher, found.launch) == (launcher, launch)
+
+
+def test_another_module_is_the_file_of_that_name(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(script.parent)
+    package = script.parent / "mine"
+    package.mkdir()
+    for name in ("train.py", "__main__.py"):
+        (package / name).write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
+    assert read_command_line(["torchrun", "-m", "mine.train"]).script == "mine/train.py"
+    assert read_command_line(["python", "-m", "mine"]).script == "mine/__main__.py"
+
+
+def test_a_module_that_is_not_here_may_train_nevertheless() -> None:
+    with pytest.raises(
+        UnreadError, match=r"There is no nowhere/train\.py here, so the module nowhere\.train cannot be"
+    ):
+        read_command_line(["accelerate", "launch", "-m", "nowhere.train"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["bash", "-c", "trl sft --config c.yaml"],
+        ["srun", "--job-name", "sh", "/bin/bash", "-lc", "trl sft --config c.yaml"],
+        ["bash", "--login", "-euc", "cd trl && source env.sh; trl sft --config c.yaml 2>&1 | tee log"],
+        ["sh", "-c", "  trl sft \\\n --config c.yaml > log 2>&1\necho python done.py"],
+        ["bash", "-c", "bash -c 'trl sft --config c.yaml'"],
+    ],
+)
+def test_the_text_that_a_shell_is_given_is_read(words: list[str]) -> None:
+    found = read_command_line(words)
+    assert (found.trainer, found.words) == ("sft", ("--config", "c.yaml"))
+
+
+def test_variables_that_are_set_in_the_text_for_a_shell_are_those_of_the_command() -> None:
+    found = read_command_line(["A=1", "bash", "-c", "export B=2; C=3 trl sft --run_name 'a && b'"])
+    assert found.env == {"A": "1", "B": "2", "C": "3"}
+    assert found.words == ("--run_name", "a && b")

@@ -95,6 +95,7 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
         ("- a\n", "c.yaml holds a list; a configuration is a YAML mapping."),
         ("text\n", "c.yaml holds a single value;"),
         ("", "c.yaml is empty;"),
+        ("#!/bin/bash\ntrl sft\n", "c.yaml is a script for a shell. Give its training command after --."),
         ("# only a comment\n", "c.yaml is empty;"),
         ("a: 1\n---\nb: 2\n", "line 2: expected a single document in the stream: but found another document."),
         ("a: 1\nb: \xe4\n".encode("latin-1"), "c.yaml, line 2: it is not UTF-8."),

@@ -74,6 +74,13 @@ def _kill_itself(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _kill_itself_at_first(folder: Path) -> None:
+    first = folder.with_suffix(".first")
+    if not first.exists():
+        first.touch()
+        _kill_itself(folder)
+
+
 def _kill_the_server(folder: Path) -> None:
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(600)

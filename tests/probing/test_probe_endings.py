@@ -33,7 +33,7 @@ def test_a_process_that_a_probe_leaves_behind_is_killed(misbehaving_server: JobS
 @pytest.mark.parametrize(
     ("behaviour", "reason"),
     [
-        ("kill_itself", "killed by signal 9 (SIGKILL); nothing shows that memory was the cause"),
+        ("kill_itself", "twice killed by signal 9 (SIGKILL); nothing shows that memory was the cause"),
         ("exit_with_3", "ended with exit status 1; its log ends with 'SystemExit: 3'"),
         ("exit_without_reply", "its reply.json is absent"),
         ("print_garbage", "its reply.json is not JSON"),
@@ -50,6 +50,10 @@ def test_a_probe_that_ends_badly_is_crashed_and_says_how(
     assert measurement.status is ProbeStatus.CRASHED
     assert measurement.reason.startswith(reason)
     assert measurement.wall_seconds > 0
+
+
+def test_a_probe_that_something_killed_runs_once_more(misbehaving_server: JobServer, tmp_path: Path) -> None:
+    assert probe(misbehaving_server, request("kill_itself_at_first"), tmp_path, timeout_seconds=30.0).ok
 
 
 def test_an_allocation_that_fails_in_cpp_under_a_limit_is_out_of_memory(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.core.candidate import Candidate
+from autotune.core.epoch import Epoch
 from autotune.core.estimate import SCHEMA, Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.gpu import Gpu
 from autotune.core.unsearched import LeftOut, Unlockable
@@ -42,6 +43,16 @@ SECOND = an_estimate(BASELINE.but(lora="r16", packing="bfd"), 21 * GIB, 8000.0)
 DEFAULT = an_estimate(BASELINE, 31 * GIB, 7000.0)
 UNKNOWN = Estimate(
     BASELINE.but(attention="strange_attention"), Origin.UNKNOWN, reason="strange_attention gives no shape"
+)
+AN_EPOCH = Epoch(
+    token_coverage=0.991,
+    max_length=1024,
+    per_device_train_batch_size=4,
+    gradient_accumulation_steps=2,
+    documents_per_step=8.0,
+    tokens_per_step=7_700.5,
+    steps_per_epoch=88,
+    seconds_per_epoch=75.0,
 )
 
 

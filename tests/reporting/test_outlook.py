@@ -125,7 +125,7 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     assert interrupted_text(stopped) == "Interrupted before any candidate ran to the end."
     in_time = replace(stopped, status=RunStatus.UNDECIDED, ended=Ending.TIME)
     why = "ended the search before any probe decided whether a candidate fits."
-    assert interrupted_text(in_time) == f"The time limit {why}"
+    assert interrupted_text(in_time) == f"The time limit {why} Go on with --resume and a longer --timeout."
     assert interrupted_text(replace(in_time, ended=Ending.TRIALS)) == f"The trial limit {why}"
 
 

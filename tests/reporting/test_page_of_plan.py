@@ -17,7 +17,7 @@ from autotune.reporting.plan_words import choices_text, headline
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
 from tests.reporting.pages import html, markdown
-from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import AN_EPOCH, DEFAULT, FASTEST, LONGEST, SECOND, UNKNOWN, a_plan, an_estimate
 from tests.reporting.test_page import HOSTILE, own
 
 BINS = (LengthBin(1, 512, 30, 9_000), LengthBin(513, 2048, 10, 12_000))
@@ -52,6 +52,14 @@ def test_the_verdict_is_the_terminal_s_and_says_that_nothing_was_measured() -> N
     assert shown.verdict == Verdict(headline(planned()), Tone.GOOD, choices, remarks=unmeasured)
     table, *_ = shown.blocks(Table)
     assert [row[1] for row in table.rows][:3] == ["20.00 GiB", "4.00 GiB", "10 %"]
+
+
+def test_batches_steps_and_epoch_stand_beside_the_defaults_in_the_table() -> None:
+    table, *_ = plan_report(planned(epoch=AN_EPOCH, baseline_epoch=replace(AN_EPOCH, row_coverage=0.97))).blocks(Table)
+    shown = {str(row[0]): (row[1], row[3]) for row in table.rows}
+    assert shown["rows covered"] == ("100.0 %", "97.0 %")
+    assert shown["steps per epoch"] == ("88", "88")
+    assert shown["time per epoch"] == ("1 min 15 s", "1 min 15 s")
 
 
 def test_the_charts_are_those_of_a_report() -> None:

@@ -184,6 +184,15 @@ def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:
     assert {chart.name: chart.caption for chart in drawn}["memory"].startswith("1 probe; ")
 
 
+def test_a_peak_on_a_cpu_is_not_drawn_against_predicted_memory() -> None:
+    result = a_result()
+    trial = replace(
+        result.trials[0], reserved_bytes=None, predicted_bytes=14 * GIB, predicted_tokens_per_second=9_000.0
+    )
+    shown = figures(replace(result, trials=(trial,)))
+    assert (len(shown.memory), len(shown.speed)) == (0, 1)
+
+
 def test_there_is_a_chart_only_of_what_there_are_figures_of() -> None:
     assert [chart.name for chart in charts(probe_report(a_result()))] == ["front"]
     assert [chart.name for chart in charts(probe_report(traced()))] == ["front", "step_recommended", "step_default"]

@@ -12,7 +12,7 @@ from autotune.reporting.gpus import gpus_report
 from autotune.reporting.plan import plan_report
 from autotune.units import GIB, MIB
 from tests.reporting.as_text import as_text
-from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
+from tests.reporting.plans import AN_EPOCH, DEFAULT, FASTEST, LONGEST, UNKNOWN, a_plan, an_estimate
 
 WIDTHS = pytest.mark.parametrize("width", [60, 80, 120])
 
@@ -37,6 +37,13 @@ def rows(text: str) -> list[str]:
         elif joined:
             joined[-1] += f" {words(line)}"
     return [row.strip() for row in joined]
+
+
+def test_a_terminal_has_the_batches_and_the_epoch_beside_the_defaults() -> None:
+    text = words(drawn(a_plan(epoch=AN_EPOCH, baseline_epoch=AN_EPOCH, trainer="sft"), 100))
+    assert "tokens covered 99.10 % 99.10 %" in text
+    assert "documents per step 8 8" in text
+    assert "fastest that fits TRL's default" in text
 
 
 @WIDTHS
@@ -85,9 +92,9 @@ def test_candidates_that_differ_in_what_vllm_holds_have_a_row_each() -> None:
 def test_bars_of_memory_are_in_proportion_and_have_their_figures(width: int) -> None:
     lines = drawn(a_plan(), width).split("memory at peak", 1)[1].splitlines()
     bars = {line.split()[0]: [part for part in line.split() if "█" in part] for line in lines if "█" in line}
-    assert all(len(drawn) == 2 for drawn in (bars["needs"], bars["of"], bars["parameter"]))
-    assert len(bars["needs"][0]) == pytest.approx(20 / 31 * len(bars["needs"][1]), abs=1)
-    assert len(bars["parameter"][0]) == pytest.approx(len(bars["needs"][0]) / 2, abs=1)
+    assert all(len(drawn) == 2 for drawn in (bars["sum"], bars["memory"], bars["parameter"]))
+    assert len(bars["sum"][0]) == pytest.approx(20 / 31 * len(bars["sum"][1]), abs=1)
+    assert len(bars["parameter"][0]) == pytest.approx(len(bars["sum"][0]) / 2, abs=1)
     text = words("\n".join(lines))
     assert "parameter 10.00 GiB" in text
     assert "context 512 MiB" in text
@@ -106,9 +113,9 @@ def test_parts_too_small_to_see_are_added_up_as_other() -> None:
 def test_bars_of_far_less_than_the_budget_are_drawn_against_one_another() -> None:
     small = an_estimate(LONGEST, 2 * GIB, 9000.0)
     lines = drawn(a_plan(estimates=(small,), baseline=small), 80).split("memory at peak", 1)[1].splitlines()
-    needs = next(line for line in lines if line.startswith("needs"))
+    needs = next(line for line in lines if line.startswith("sum"))
     assert needs.count("█") >= 16
-    assert not any(line.startswith("of") for line in lines)
+    assert not any(line.startswith("memory budget") for line in lines)
 
 
 def test_a_plan_without_estimates_says_so_and_draws_no_table_of_memory() -> None:

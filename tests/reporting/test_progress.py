@@ -249,7 +249,7 @@ TRACED = (
     Tracing(45, 180, 65.0),
     Ranked((FASTEST, DEFAULT), BASELINE),
 )
-FIRST = "first ranking: no candidate traced so far fits; the least needs 31.00 GiB"
+FIRST = "first ranking: nothing fits yet, the least needs 31.00 GiB; the search goes on"
 
 
 def frame(*events: Event, width: int, **environment: str) -> str:
@@ -341,3 +341,13 @@ def test_a_probe_that_is_lost_with_its_worker_is_told() -> None:
     assert plain(READY, ProbeStarted(2, PACKED, "search", 16), ProbeLost(2))[-1] == (
         "probe 2 lost with its worker: it is repeated"
     )
+
+
+def test_traces_in_a_pipe_have_a_line_where_nothing_was_written_for_a_while() -> None:
+    lines: list[str] = []
+    now = [0.0]
+    listener = PlainListener(lines.append, lambda: now[0])
+    for seconds, done in ((10.0, 5), (31.0, 20), (40.0, 25), (62.0, 40)):
+        now[0] = seconds
+        listener(Tracing(done, 100))
+    assert lines == ["20 of about 100 traces", "40 of about 100 traces"]

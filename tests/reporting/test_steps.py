@@ -93,7 +93,7 @@ def test_the_parts_of_the_need_of_both_are_a_table_that_adds_up() -> None:
     (table,) = (table for table in shown.blocks(Table) if table.columns[0] == "memory at peak")
     assert table.columns == ("memory at peak", "recommended", "", "TRL's default", "")
     assert table.rows[0] == ("parameter", "4.00 GiB", Bar(4 / 24), "4.00 GiB", Bar(4 / 24, "default"))
-    assert [row[:2] for row in table.rows[-2:]] == [("needs", "20.00 GiB"), ("of", "24.00 GiB")]
+    assert [row[:2] for row in table.rows[-2:]] == [("sum", "20.00 GiB"), ("memory budget", "24.00 GiB")]
     assert sum(float(str(row[1]).split()[0]) for row in table.rows[:-2]) == 20
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.machine import DeviceKind
 from autotune.core.result import LaterFailure, Smallest
 from autotune.core.status import Ending, ProbeStatus
 from autotune.reporting.outlook import nothing_fits_text
@@ -25,6 +26,19 @@ def test_nothing_fits_names_budget_and_smallest_peak() -> None:
 
 def test_nothing_fits_invents_no_peak() -> None:
     assert "no peak was seen" in nothing_fits_text(replace(nothing_fits(), smallest_peak_bytes=None))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("cuda", "each ran out at 3.80 GiB."),
+        ("cpu", "each ran out at 3.80 GiB, which counts memory not yet written; the least written was 2.00 GiB."),
+    ],
+)
+def test_a_peak_that_would_fit_is_not_given_as_what_does_not(kind: DeviceKind, said: str) -> None:
+    result = nothing_fits()
+    result = replace(result, hardware=replace(result.hardware, kind=kind), smallest_peak_bytes=2 * GIB)
+    assert nothing_fits_text(result) == f"Nothing fits in 4.00 GiB less the margin: {said}"
 
 
 def test_a_default_that_fits_and_may_not_be_recommended_is_told_apart_from_what_does_not_fit() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.planning.points import traced_depths
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
-from autotune.step.models.shrink import first_layers, shrunken_model
+from autotune.step.models.shrink import _keep, first_layers, shrunken_model
 from tests.small import small_config
 from tests.vision import small_vision_config
 
@@ -22,6 +22,8 @@ COMPUTED = {
     "jamba": 12, "bamba": 11, "falcon_h1": 6, "mamba": 6, "mamba2": 6, "falcon_mamba": 6, "recurrent_gemma": 11,
 }  # fmt: skip
 """Models whose types of layers follow from other fields."""
+LISTED = {"zamba2": 12}
+"""Models that list some of their layers by index; the adapters of all of these are in the first one."""
 MODELS = {**SHARED, **COMPUTED, "ernie4_5_moe": 8, "llama": 6, "gemma2": 6, "qwen3_moe": 6, "opt": 6, "gpt2": 6}
 LAYER = re.compile(r"\.(?:layers|h)\.(\d+)\.")
 CASES = pytest.mark.parametrize(("model_type", "layers"), MODELS.items())
@@ -55,13 +57,31 @@ def test_a_copy_of_fewer_layers_has_the_first_layers_of_the_model(model_type: st
         assert copy == {name: shape for name, shape in whole.items() if layer_of(name) < count}
 
 
-@pytest.mark.parametrize(("model_type", "layers"), {**SHARED, **COMPUTED}.items())
+@pytest.mark.parametrize(("model_type", "layers"), {**SHARED, **COMPUTED, **LISTED}.items())
 def test_a_shrunken_copy_is_built_and_runs(model_type: str, layers: int) -> None:
     config = config_of(model_type, layers)
     model = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=1)
     assert model.config.num_hidden_layers <= 2
     with torch.no_grad():
         assert model(torch.arange(5)[None], use_cache=False).logits.shape[:2] == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "listed", "kept"),
+    [
+        ("zamba2", "hybrid_layer_ids", [3, 7, 11], [1]),
+        ("qwen3_moe", "mlp_only_layers", [0, 3], [0, 1]),
+        ("mllama_text_model", "cross_attention_layers", [3, 8], [1]),
+        ("qwen4_exp_text", "ple_layer_ids", [1, 4], [1, 2]),
+    ],
+)
+def test_layers_that_are_listed_by_index_are_listed_by_their_new_index(
+    model_type: str, field: str, listed: list[int], kept: list[int]
+) -> None:
+    config = AutoConfig.for_model(model_type)
+    setattr(config, field, listed)
+    _keep(config, (0, 3), sharing=0)
+    assert getattr(config, field) == kept
 
 
 def test_a_shrunken_copy_keeps_the_widths_of_its_layers() -> None:

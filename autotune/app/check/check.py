@@ -24,10 +24,10 @@ from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.userconfig.engine import check_documents, with_precision, without_engine
+from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching
-from autotune.userconfig.problems import of_error, of_launch, of_precision, problems
+from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
 from autotune.userconfig.reading import read_command
 from autotune.userconfig.written import Written, written
 
@@ -50,6 +50,11 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     _check_options(asked)
     try:
         text = written(asked.file, asked.trainer, asked.command)
+    except UnreadError as error:
+        text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
+        hints = (Finding(Severity.NOTE, error.hint),) if error.hint else ()
+        task = Task(asked, text, _planned(asked, text)[0], 0, started)
+        return task.verdict(Outcome.UNKNOWN, hints, reason=error.message)
     except InputError as error:
         text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
         found = Finding(Severity.ERROR, str(error), file=asked.file or "")
@@ -127,14 +132,21 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
     known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
-    found = problems(task.written, known)
+    found = (*_of_source(task), *problems(task.written, known))
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
+        task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
+        found = (*found, *of_launch(task.written, known, started))
         check_documents(started, config)
         config = with_precision(config, started)
+        found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
+        if fatal(found):
+            return task.wrong(found)
+        if not task.asked.fits:
+            engine_args(started.document, config, started.processes)
     except UnreadError as error:
         if config is None:
             return task.wrong(found)
@@ -143,16 +155,23 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
-    found = (*found, *of_launch(task.written, known, started), *of_precision(task.written, known, config))
     if not task.asked.fits:
-        return replace(task.verdict(Outcome.READ, found), processes=started.processes)
+        return task.verdict(Outcome.READ, found)
     reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
     if task.target is None or reason:
-        return replace(task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent), processes=started.processes)
+        return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
     return Fitting(task, known, config, started, found, tracer, cache).verdict()
+
+
+def _of_source(task: Task) -> Iterator[Finding]:
+    """Yield that the trainer is known without its class in the user's own script, if so."""
+    source, trainer_class = task.written.command.source, task.trainer.trainer_class
+    if source is not None and trainer_class not in source.names:
+        message = f"{source.path} uses no {trainer_class}: it may train otherwise, or not at all."
+        yield Finding(Severity.NOTE, message)
 
 
 def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
@@ -175,7 +194,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     on_each = launched.processes // launched.machines if launched.is_observed else None
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
-    task = Task(asked, text, planned, budget_bytes, started)
+    task = Task(asked, text, planned, budget_bytes, started, processes=launched.processes)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:

@@ -143,7 +143,6 @@ class Fitting:
             dataset=workload.dataset.name,
             plan=built_plan,
             documents_per_step=geometry.documents,
-            processes=self.launching.processes,
             remedy=remedy,
             cacheable=not workload.names_images,
         )

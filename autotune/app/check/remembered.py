@@ -89,8 +89,10 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
 
 
 def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
-    yield from (*asked.command, str(asked.model or ""), str(asked.dataset or ""), str(default_file(written) or ""))
-    yield from (word.partition("=")[2] for word in asked.command if word.startswith("--"))
+    command = written.command
+    yield from (*asked.command, *command.launch, *command.words, command.script or "")
+    yield from (str(asked.model or ""), str(asked.dataset or ""), str(default_file(written) or ""))
+    yield from (word.partition("=")[2] for word in (*asked.command, *command.words) if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
 
 

@@ -23,6 +23,7 @@ class Task:
     Attributes:
         target: device to check for; None if none was named and this machine has none (then the file is only read).
         absent: why there is none, in words.
+        processes: number of started processes; None where it is not known.
     """
 
     asked: CheckArguments
@@ -31,6 +32,7 @@ class Task:
     budget_bytes: int
     started: float
     absent: str = ""
+    processes: int | None = None
 
     @property
     def trainer(self) -> Trainer:
@@ -60,6 +62,7 @@ class Task:
             budget_bytes=self.budget_bytes,
             need=need,
             findings=findings,
+            processes=self.processes,
             environment=environment(self.target) if self.target is not None else {},
             settings=self.asked.settings,
             passes=self.asked.passes,

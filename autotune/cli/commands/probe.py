@@ -7,6 +7,7 @@ import argparse
 from autotune.app.arguments import ProbeArguments
 from autotune.cli.arguments import add_json, add_options, listed, options_of, trainer_names
 from autotune.core.effort import EFFORTS
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.status import RunStatus
 from autotune.errors import InputError, UnwrittenError
 
@@ -44,7 +45,7 @@ def epilog() -> str:
         "  autotune probe ./my-model chats.parquet --fix packing=bfd --max-length 4096 --effort quick --json\n"
         "  autotune probe --base my-config.yaml --memory-budget 24GiB\n\n"
         f"knobs (`autotune techniques` explains them):\n{listed(knob.name for knob in knobs)}\n\n"
-        f"of these, --allow takes:\n{listed(changing)}\n\n"
+        f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
         f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}"
     )

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
 from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, scale, vertical_line
 from autotune.reporting.page.step_charts import step_charts
-from autotune.units import format_bytes, format_rate
+from autotune.units import counted, format_bytes, format_rate
 
 # The colours of Okabe and Ito, which people who are colour-blind tell apart (https://jfly.uni-koeln.de/color/); marks
 # differ as well.
@@ -128,5 +128,4 @@ def _front_caption(shown: Plane) -> str:
 def _pairs_caption(pairs: Sequence[Predicted]) -> str:
     errors = sorted(abs(item.predicted / item.measured - 1) for item in pairs if item.measured)
     middle = f"{100 * errors[len(errors) // 2]:.1f} %" if errors else "unknown"
-    probes = "1 probe" if len(pairs) == 1 else f"{len(pairs)} probes"
-    return f"{probes}; half of the predictions were within {middle}."
+    return f"{counted(len(pairs), 'probe')}; half of the predictions were within {middle}."

@@ -23,6 +23,7 @@ from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
+from autotune.step.hub import not_loaded
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
@@ -55,6 +56,7 @@ def load_rows(
     Raises:
         InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
             column, or needs something that the tokenizer lacks.
+        UnreadError: the hub cannot be reached.
     """
     rows = _loaded(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
@@ -83,10 +85,8 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
-        raise InputError(
-            f"The dataset {source.name} was not found: {_first_line(error)}",
-            hint="Check the name; where there is no network, give a local file.",
-        ) from error
+        message = f"The dataset {source.name} was not found: {_first_line(error)}"
+        raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
         _check_all_lines(source)
         cause = error.__cause__ or error

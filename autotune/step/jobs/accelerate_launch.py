@@ -76,6 +76,7 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
         0 if several or asked.num_processes == 1 else asked.num_processes or 0,
         str(asked.mixed_precision or "no"),
         precision is not None,
+        gpu_ids="" if asked.gpu_ids in (None, "all") else str(asked.gpu_ids),
     )
 
 

@@ -61,7 +61,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         separately = [_logits(model, alone(document)) for document in documents]
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
-        return PackingCheck(attention, False, False, None, 0.0, f"does not run here: {_reason(error)}")
+        return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_reason(error)}")
     if unpacked:
         return PackingCheck(attention, True, False, None, 0.0, unpacked)
     separate = torch.cat(separately).detach()

@@ -92,7 +92,8 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
     hands_on = request.launcher == TRL
     faults = tuple(_faults(parser, request.given, switches, hands_on=hands_on))
     names = tuple(sorted({*_dests(parser), *switches, *_OUTSIDE_OF_CLASSES}))
-    unreadable = {fault.key for fault in faults}
+    # Words have underscores where a file may have hyphens.
+    unreadable = {fault.key.replace("-", "_") for fault in faults}
     with _on(request), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -25,6 +25,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError, UnreadError, first_line, one_line
 from autotune.step.distributed.group import world_size
+from autotune.step.hub import not_loaded
 from autotune.step.models.heads import Head
 from autotune.units import GIB
 from autotune.virtual import unused_bytes
@@ -44,7 +45,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
 
     Raises:
         InputError: it is missing, cannot be read, or names no architecture that can be trained here.
-        UnreadError: its weights are quantised in the checkpoint.
+        UnreadError: its weights are quantised in the checkpoint, or the hub cannot be reached.
     """
     try:
         config = AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
@@ -52,7 +53,7 @@ def load_config(source: ModelSource, head: Head) -> Any:
             config.dtype = _dtype_of_weights(Path(source.name))
     except (OSError, ValueError, KeyError) as error:
         message = f"The configuration of {source.name} cannot be loaded: {first_line(error)}"
-        raise InputError(message, hint=_OFFLINE_HINT) from error
+        raise not_loaded(error, message, _OFFLINE_HINT) from error
     except (StrictDataclassError, AttributeError, SafetensorError) as error:
         message = f"The configuration of {source.name} is not valid: {one_line(error)}"
         raise InputError(message, hint="Correct its config.json.") from error
@@ -98,6 +99,7 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
 
     Raises:
         InputError: there is none, it cannot be read, or a package that it needs is not installed.
+        UnreadError: the hub cannot be reached.
     """
     if not source.tokenizer:
         return stand_in()
@@ -111,10 +113,8 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
             " your torch.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{source.name} has no tokenizer that can be loaded: {first_line(error)}",
-            hint="Save a tokenizer next to the model's config.json.",
-        ) from error
+        message = f"{source.name} has no tokenizer that can be loaded: {first_line(error)}"
+        raise not_loaded(error, message, "Save a tokenizer next to the model's config.json.") from error
 
 
 def tokenizer_of(processor: Any) -> Any:

@@ -12,6 +12,15 @@ import torch
 
 # Fields with a layer count or index at which the kind of layer changes.
 _COUNTS = ("max_window_layers", "first_k_dense_replace")
+_LISTING: Mapping[str, int] = {
+    "hybrid_layer_ids": 0,
+    "mlp_only_layers": 0,
+    "moe_layers": 0,
+    "cross_attention_layers": 0,
+    "rope_scaling_layers": 0,
+    "ple_layer_ids": 1,
+}
+"""Fields that list some of the layers by their indices, and the index of the first layer."""
 FEWEST_BUILT = 2
 """Layers of a copy that is not traced: RWKV's classes divide by the number of layers less one."""
 # Field with the number of layers, the last ones, that attend to keys and values of earlier layers (Gemma 3n and 4).
@@ -161,7 +170,11 @@ def _keep(text: Any, kept: Sequence[int], *, sharing: int) -> None:
     count = text.num_hidden_layers
     # Types of layers that a class computes from the number of layers are no fields, and cannot be set.
     for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == count:
+        if name in _LISTING:
+            first = _LISTING[name]
+            listed = [place + first for place, layer in enumerate(kept) if layer + first in (value or ())]
+            setattr(text, name, listed)
+        elif isinstance(value, list) and len(value) == count:
             setattr(text, name, [value[index] for index in kept])
     if getattr(text, _SHARING, None):
         setattr(text, _SHARING, sharing)

@@ -212,14 +212,6 @@ def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, ch
     assert f"-- trl grpo --config {file} --hub_token '***'` runs" in told(verdict)
 
 
-def test_a_dry_run_is_offered_for_a_script_that_reads_its_own_arguments(checked: Checked, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("from trl import SFTConfig, SFTTrainer\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "--lr", "1"), gpu=GPU)
-    assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "`autotune dry-run` runs the script itself" in told(verdict)
-
-
 def test_rows_that_are_streamed_are_read_whole(write: Write, checked: Checked) -> None:
     asked = {"config": str(write("sft", "streaming: true\n")), "trainer": "sft", "gpu": GPU}
     without = checked(**asked)

@@ -75,15 +75,6 @@ def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
     ]
 
 
-@pytest.mark.parametrize("parser", ["trl import TrlParser", "transformers import HfArgumentParser"])
-def test_a_file_that_a_script_gets_by_itself_cannot_be_known(parser: str, checked: Checked, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(f"from trl import SFTConfig, SFTTrainer\nfrom {parser}\n", encoding="utf-8")
-    verdict = checked(command=("python", str(script), "config.json"), fits=False)
-    assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "reads its arguments by itself" in verdict.findings[0].message
-
-
 @pytest.mark.parametrize(
     ("body", "words", "said"),
     [
@@ -130,3 +121,20 @@ def test_trl_reads_the_name_of_its_file_in_a_word_of_its_own(write: Write, check
     assert not trl_starts(own)
     verdict = checked(command=("trl", "sft", *own), fits=False)
     assert "TRL reads `--config FILE`, in two words" in verdict.findings[0].message
+
+
+def test_a_key_with_a_hyphen_is_reported_once_at_its_line(write: Write, checked: Checked) -> None:
+    file = write("sft", "x-common: &common {max_length: 32}\n")
+    errors = checked(config=str(file), trainer="sft", fits=False).findings
+    assert [(item.key, item.line) for item in errors] == [("x-common", file.read_text().count("\n"))]
+
+
+@pytest.mark.parametrize("key", ["compute_environment: LOCAL_MACHINE", "distributed_type: FSDP"])
+@pytest.mark.parametrize("trainer", ["sft", None])
+def test_a_file_of_accelerate_is_recognised(key: str, trainer: str | None, checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "fsdp2.yaml"
+    file.write_text(f"{key}\nnum_processes: 8\ntpu_env: []\n", encoding="utf-8")
+    verdict = checked(config=str(file), trainer=trainer, fits=False)
+    [error] = verdict.findings
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert error.message.startswith(f"{file} is a file of accelerate. Name it with accelerate_config")

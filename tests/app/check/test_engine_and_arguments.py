@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from autotune.core.configuration import Configuration, ReadCommand
-from autotune.core.verdict import Outcome
+from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
@@ -131,7 +131,51 @@ def test_trl_s_own_zero1_takes_one_micro_batch(write: Write, checked: Checked) -
     file = write("sft", "accelerate_config: zero1\ngradient_accumulation_steps: 4\n")
     verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert any("gradient_accumulation_steps: 1" in item.message and item.line == 9 for item in verdict.findings)
+    [error] = [item for item in verdict.findings if item.severity is Severity.ERROR]
+    assert (Path(error.file).name, error.line) == ("zero1.yaml", line_of("gradient_accumulation_steps", error.file))
+    assert error.message == (
+        "gradient_accumulation_steps is 1 in zero1.yaml, and the trainer's gradient_accumulation_steps is 4"
+        " (config.yaml:9): transformers ends the run. Write gradient_accumulation_steps: auto in zero1.yaml, or"
+        " gradient_accumulation_steps: 1 for the trainer."
+    )
+
+
+def line_of(key: str, file: str) -> int:
+    """Return the line of a key in a text, from 1."""
+    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.strip().startswith((key, f'"{key}"')))
+
+
+def test_all_contradictions_of_a_document_are_reported_without_a_model(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    document = {**STAGE, "gradient_clipping": 0.5, "bf16": {"enabled": True}, "optimizer": {"params": {"lr": 1}}}
+    (tmp_path / "ds.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
+    section = {**ZERO, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "ds.json")}}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(section), encoding="utf-8")
+    own = "gradient_accumulation_steps: 4\nbf16: false\nfp16: true\n"
+    file = write("sft", f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n{own}")
+    verdict = checked(config=str(file), trainer="sft", fits=False)
+    assert (verdict.outcome, verdict.processes) == (Outcome.CANNOT_RUN, 2)
+    found = {item.key: item for item in verdict.findings if item.severity is Severity.ERROR}
+    lines = {"gradient_clipping": "gradient_clipping", "optimizer.params.lr": "lr", "bf16.enabled": "enabled"}
+    for key, name in lines.items():
+        assert (found[key].file, found[key].line) == (str(tmp_path / "ds.json"), line_of(name, found[key].file))
+    assert "ds.json has no gradient_accumulation_steps, which accelerate takes for 1" in (
+        found["gradient_accumulation_steps"].message
+    )
+    assert len(found) == 4
+
+
+def test_a_document_of_deepspeed_that_cannot_be_read_needs_no_model_to_be_reported(
+    write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    section = {**ZERO, "deepspeed_config": {"deepspeed_config_file": str(tmp_path / "absent.json")}}
+    (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(section), encoding="utf-8")
+    file = write("sft", f"accelerate_config: {tmp_path / 'accelerate.yaml'}\n")
+    verdict = checked(config=str(file), trainer="sft", fits=False)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert any("absent.json cannot be read" in item.message for item in verdict.findings)
 
 
 def by(words: str, document: Mapping[str, object], folder: Path) -> Launching:

@@ -136,3 +136,19 @@ def test_another_budget_of_the_device_does_not_help_a_host_that_has_too_little(o
         assert found.outcome is Outcome.FITS
     # The same budget is no other question.
     assert judged_for_budget(known, budget * GIB, 32 * GIB) is known
+
+
+def test_a_script_that_a_module_names_and_a_file_in_the_text_for_a_shell_are_part_of_the_key(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.yaml").write_text("distributed_type: MULTI_GPU\n", encoding="utf-8")
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    text = f"accelerate launch --config_file launch.yaml -m train --config {write('sft', '')}"
+    asked = CheckArguments(("bash", "-c", text))
+    keys = {key(asked)}
+    for name in ("launch.yaml", "train.py"):
+        with (tmp_path / name).open("a", encoding="utf-8") as file:
+            file.write("# changed\n")
+        keys.add(key(asked))
+    assert len(keys) == 3

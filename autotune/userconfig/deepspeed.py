@@ -1,0 +1,168 @@
+"""Reads DeepSpeed's document, and what in it contradicts the trainer's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from autotune.confidential import without_secrets
+from autotune.core.configuration import Configuration
+from autotune.core.json_text import read_json
+from autotune.core.nested import Key, at, mapping, put
+from autotune.errors import InputError
+
+# Stage, offloading and clipping by accelerate's own keys (accelerate/utils/dataclasses.py, DeepSpeedPlugin).
+_DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
+AUTO = "auto"
+"""DeepSpeed's word for a number that follows from the trainer's own arguments."""
+_ACCUMULATION = "gradient_accumulation_steps"
+SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
+"""Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
+_DEFAULT_STAGE = 2
+# Further keys of its document by the trainer's arguments that they have to equal.
+_FIELDS: Mapping[Key, str] = {
+    ("gradient_clipping",): "max_grad_norm",
+    ("optimizer", "params", "lr"): "learning_rate",
+    ("optimizer", "params", "eps"): "adam_epsilon",
+    ("optimizer", "params", "weight_decay"): "weight_decay",
+    ("scheduler", "params", "warmup_max_lr"): "learning_rate",
+}
+NAMED = "deepspeed_config_file"
+"""Key of accelerate's for the file of DeepSpeed's document."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A value of DeepSpeed's document at which transformers ends the run.
+
+    Attributes:
+        path: its key.
+        field: the trainer's argument that it has to equal; empty where several make it up.
+        expected: what the trainer's arguments give.
+    """
+
+    path: Key
+    value: object
+    field: str
+    expected: object
+
+
+def deepspeed_document(
+    document: Mapping[str, object], config: Configuration, accumulation: int | str = 1
+) -> Mapping[str, object] | None:
+    """Return the document of DeepSpeed that counts, the trainer's own or accelerate's; None without one.
+
+    Args:
+        document: of ``accelerate launch --config_file``; empty without one.
+        accumulation: default for a document that accelerate names and that does not set it; accelerate takes 1.
+
+    Raises:
+        InputError: a file that is named cannot be read.
+    """
+    if config.values.get("deepspeed"):
+        return _document(config.values["deepspeed"])
+    if document.get("distributed_type") != "DEEPSPEED":
+        return None
+    return {_ACCUMULATION: accumulation, **_deepspeed(mapping(document.get("deepspeed_config")))}
+
+
+def contradictions(
+    document: Mapping[str, object], config: Configuration, processes: int | None
+) -> Iterator[Contradiction]:
+    """Yield what in DeepSpeed's document contradicts the trainer's arguments.
+
+    Args:
+        processes: number of started processes; None where it is not known.
+    """
+    for path, field, expected in _following(config, processes):
+        for value in at(document, path):
+            # transformers leaves None, and DeepSpeed takes its own default.
+            if value not in (None, AUTO, expected) and expected is not None:
+                yield Contradiction(path, value, field, expected)
+
+
+def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
+    """Return DeepSpeed's document as accelerate makes it of its own keys, or reads it from the file that these name."""
+    if given.get(NAMED):
+        return _document(given[NAMED])
+    zero: dict[str, object] = {"stage": given.get("zero_stage", _DEFAULT_STAGE)}
+    zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
+    if given.get("zero3_save_16bit_model"):
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
+    # accelerate passes on that the precision is the trainer's.
+    precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
+    return {
+        **dict.fromkeys(SIZES, AUTO),
+        _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
+        "zero_optimization": zero,
+        **clipping,
+        **precision,
+        "zero_allow_untested_optimizer": True,
+    }
+
+
+def agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
+    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments.
+
+    Raises:
+        InputError: it contradicts them.
+    """
+    found = {**dict.fromkeys(SIZES, AUTO), **document}
+    wrong = [
+        f"{'.'.join(each.path)}: {each.value}, and the trainer's own arguments give {each.expected}"
+        for each in contradictions(found, config, processes)
+    ]
+    if wrong:
+        raise InputError(
+            f"DeepSpeed's document has {'; '.join(wrong)}: transformers ends the run.", hint=f"Write {AUTO} instead."
+        )
+    for path, _, _ in _following(config, processes):
+        if at(found, path) not in ((), (None,)):
+            put(found, path, AUTO)
+    return found
+
+
+def _following(config: Configuration, processes: int | None) -> Iterator[tuple[Key, str, object]]:
+    """Yield the keys of DeepSpeed's document that follow from the trainer's arguments, the argument, and its value.
+
+    As transformers fills them in, or ends at another value (``integrations/deepspeed.py``, ``trainer_config_process``).
+
+    Args:
+        processes: number of started processes; None where it is not known.
+    """
+    values: Mapping[str, Any] = config.values
+    rows, accumulation = values.get("per_device_train_batch_size"), values.get(_ACCUMULATION)
+    # A single process may also mean that the number of processes is not set.
+    processes = processes if processes != 1 else None
+    counted = [number for number in (rows, accumulation, processes) if isinstance(number, int)]
+    # transformers then fills them in anew (`Trainer._update_auto_batch_size`).
+    searched = bool(values.get("auto_find_batch_size"))
+    yield ("train_batch_size",), "", prod(counted) if len(counted) == len(SIZES) and not searched else None
+    yield ("train_micro_batch_size_per_gpu",), "per_device_train_batch_size", None if searched else rows
+    yield (_ACCUMULATION,), _ACCUMULATION, accumulation
+    for path, field in _FIELDS.items():
+        yield path, field, values.get(field)
+    yield ("optimizer", "params", "betas"), "", [values.get("adam_beta1"), values.get("adam_beta2")]
+    for name in ("bf16", "fp16"):
+        yield (name, "enabled"), name, bool(values.get(name) or values.get(f"{name}_full_eval"))
+
+
+def _document(named: object) -> Mapping[str, object]:
+    if isinstance(named, Mapping):
+        return {str(name): value for name, value in without_secrets(named).items()}
+    try:
+        read = read_json(Path(str(named)).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"DeepSpeed's document {named} cannot be read: {error.strerror}.",
+            hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
+        ) from error
+    except ValueError as error:
+        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
+    if not isinstance(read, dict):
+        raise InputError(f"DeepSpeed's document {named} is no mapping.")
+    return dict(without_secrets(read))

@@ -1,0 +1,130 @@
+"""A script of the user's own is checked as far as its source shows what it trains, and is never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.verdict import Outcome, Severity, Verdict
+from tests.app.check.conftest import Checked
+
+GPU = "H100-80GB"
+IMPORTS = "from trl import ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser\n"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "train.py"
+
+
+def messages(verdict: Verdict) -> str:
+    return "\n".join(f"{item.severity} {item.message}" for item in verdict.findings)
+
+
+def test_a_dry_run_is_offered_for_a_script_that_reads_its_own_arguments(checked: Checked, script: Path) -> None:
+    script.write_text("from trl import SFTConfig, SFTTrainer\n", encoding="utf-8")
+    asked = {"command": ("python", str(script), "--lr", "1"), "gpu": GPU}
+    verdict = checked(**asked)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "reads its arguments by itself" in verdict.reason
+    assert "use TrlParser and --config FILE in it" in messages(verdict)
+    assert f"`autotune dry-run --gpu H100-SXM -- python {script} --lr 1` runs" in messages(verdict)
+    assert [checked(**asked, when_unsure=word).exit_code for word in ("pass", "fail")] == [0, 1]
+
+
+def test_a_script_with_a_trainer_that_autotune_does_not_know_may_run(checked: Checked, script: Path) -> None:
+    script.write_text("from trl.experimental.cpo import CPOConfig, CPOTrainer\n", encoding="utf-8")
+    words = ("python", str(script), "--max_steps", "1")
+    verdict = checked(command=words, fits=False)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert verdict.reason == f"{script} trains with CPOTrainer, which autotune does not know."
+    assert f"`autotune dry-run --gpu NAME -- python {script} --max_steps 1` runs" in messages(verdict)
+    named = checked(command=words, trainer="dpo", fits=False)
+    assert named.outcome is Outcome.CANNOT_RUN
+    assert "The command trains with CPOTrainer, and --trainer is dpo" in messages(named)
+
+
+def test_a_script_that_names_no_trainer_may_run(checked: Checked, script: Path) -> None:
+    script.write_text("from mine import train\nfrom trl import TrlParser\n", encoding="utf-8")
+    verdict = checked(command=("python", str(script), "--max_steps", "1"), fits=False)
+    assert (verdict.outcome, verdict.reason) == (Outcome.UNKNOWN, "The command names no trainer.")
+    assert "note Name it with --trainer." in messages(verdict)
+
+
+def test_a_typo_is_an_error_where_the_parser_has_classes_of_trl_alone(checked: Checked, script: Path) -> None:
+    script.write_text(f"{IMPORTS}TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n", encoding="utf-8")
+    verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "max_lenght is no key of sft" in messages(verdict)
+    assert "Did you mean max_length?" in messages(verdict)
+
+
+def test_a_key_that_may_be_the_script_s_own_is_held_against_those_of_trl(checked: Checked, script: Path) -> None:
+    script.write_text(f"{IMPORTS}TrlParser((MyArguments, SFTConfig))\n", encoding="utf-8")
+    verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
+    assert verdict.outcome is Outcome.READ
+    assert "may take it, which cannot be known. Did you mean max_length?" in messages(verdict)
+
+
+def test_trl_s_parser_takes_no_file_by_its_place(checked: Checked, script: Path) -> None:
+    script.write_text(IMPORTS, encoding="utf-8")
+    verdict = checked(command=("python", str(script), "recipes/config.yaml"), fits=False)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert "TrlParser takes a file by --config only. Write --config recipes/config.yaml." in messages(verdict)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from trl import SFTConfig, SFTTrainer\nfrom transformers import HfArgumentParser\n",
+        f"import sys\n{IMPORTS}TrlParser((SFTConfig,)).parse_json_file(sys.argv[1])\n",
+    ],
+)
+def test_a_file_that_a_script_gets_by_itself_cannot_be_known(source: str, checked: Checked, script: Path) -> None:
+    script.write_text(source, encoding="utf-8")
+    verdict = checked(command=("python", str(script), "config.json"), fits=False)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "reads its arguments by itself" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "trainer"),
+    [
+        ("from trl import SFTConfig, TrlParser\nTrlParser((SFTConfig,))\n", None),
+        ("from mine import train\nfrom trl import TrlParser\n", "sft"),
+    ],
+)
+def test_a_script_without_the_trainer_s_class_may_not_train_with_it(
+    source: str, trainer: str | None, checked: Checked, script: Path
+) -> None:
+    script.write_text(source, encoding="utf-8")
+    words = ("python", str(script), "--output_dir", "out")
+    (found,) = checked(command=words, trainer=trainer, fits=False).findings
+    assert found.severity is Severity.NOTE
+    assert "uses no SFTTrainer: it may train otherwise, or not at all" in found.message
+
+
+def test_a_module_that_is_not_here_may_run(checked: Checked) -> None:
+    verdict = checked(command=("torchrun", "-m", "nowhere.train", "--config", "c.yaml"), fits=False)
+    assert verdict.outcome is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ("python -m trl.scripts.sft", 1),
+        ("torchrun --nproc_per_node 2 -m trl.scripts.sft", 2),
+        ("accelerate launch --num_processes 2 --multi_gpu -m trl.scripts.sft", 2),
+    ],
+)
+def test_a_module_of_trl_s_scripts_is_checked_with_its_launcher(words: str, processes: int, checked: Checked) -> None:
+    verdict = checked(command=(*words.split(), "--output_dir", "out"), fits=False)
+    assert (verdict.outcome, verdict.trainer, verdict.processes) == (Outcome.READ, "sft", processes), messages(verdict)
+
+
+def test_the_text_of_a_shell_is_checked_without_its_secrets(checked: Checked) -> None:
+    text = "trl sft --output_dir out --hub_token abcdefgh --max_lenght 512"
+    verdict = checked(command=("bash", "-c", text), fits=False)
+    assert "Did you mean max_length?" in messages(verdict)
+    assert "abcdefgh" not in str(verdict)

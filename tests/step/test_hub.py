@@ -1,0 +1,61 @@
+"""What lies on a hub that cannot be reached is not known; what the hub does not have is an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+from transformers import AutoConfig, AutoProcessor
+
+from autotune.core.workload import DatasetSource, ModelSource
+from autotune.errors import InputError, UnreadError
+from autotune.step.data import dataset
+from autotune.step.models import loading
+from autotune.step.models.heads import LANGUAGE_MODEL
+from autotune.trainers import find_trainer
+
+
+@pytest.mark.parametrize(
+    ("cause", "unreached"),
+    [
+        (LocalEntryNotFoundError("disabled"), True),
+        (OfflineModeIsEnabled("offline"), True),
+        (RepositoryNotFoundError("404 Client Error", response=Mock()), False),
+    ],
+    ids=["no network", "offline", "404"],
+)
+def test_a_model_is_not_known_where_the_hub_cannot_be_reached(
+    cause: Exception, unreached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("We couldn't load it") from cause
+
+    for each in (AutoConfig, AutoProcessor):
+        monkeypatch.setattr(each, "from_pretrained", fails)
+    with pytest.raises(InputError) as found:
+        loading.load_config(ModelSource("no/such"), LANGUAGE_MODEL)
+    assert isinstance(found.value, UnreadError) is unreached
+    with pytest.raises(InputError) as found:
+        loading.load_processor(ModelSource("no/such"), AutoProcessor)
+    assert isinstance(found.value, UnreadError) is unreached
+
+
+@pytest.mark.parametrize(
+    ("error", "unreached"),
+    [
+        (ConnectionError("Couldn't reach 'no/such' on the Hub"), True),
+        (DatasetNotFoundError("404"), False),
+        (FileNotFoundError("no/such"), False),
+    ],
+    ids=["no network", "404", "no file"],
+)
+def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
+    error: Exception, unreached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "load_dataset", Mock(side_effect=error))
+    with pytest.raises(InputError, match="dataset no/such was not found") as found:
+        dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"), tmp_path)
+    assert isinstance(found.value, UnreadError) is unreached
