@@ -64,11 +64,13 @@ class LengthsArguments(Arguments):
     Args:
         model: hub id, local directory, or ``config.json``; its tokenizer and chat template are used.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
+        split: split of ``dataset`` to read. None: train.
         trainer: TRL's trainer.
     """
 
     model: str | Path = field(kw_only=False)
     dataset: str | Path = field(kw_only=False)
+    split: str | None = None
     trainer: str = DEFAULT
 
 
@@ -92,6 +94,7 @@ class SearchArguments(Arguments):
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
+        split: split of ``dataset`` to train on. None: train.
         trainer: TRL's trainer.
         eval_dataset (DATASET): rows for evaluation during training: a hub id, or a local file or directory. None: those
             of ``dataset`` if ``eval_split`` is given.
@@ -120,6 +123,7 @@ class SearchArguments(Arguments):
 
     model: str | Path | None = field(default=None, kw_only=False)
     dataset: str | Path | None = field(default=None, kw_only=False)
+    split: str | None = None
     trainer: str | None = None
     eval_dataset: str | Path | None = None
     eval_split: str | None = None

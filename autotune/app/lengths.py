@@ -22,7 +22,7 @@ def lengths(asked: LengthsArguments) -> LengthReport:
         InputError: the model or the dataset cannot be used.
     """
     name = find_trainer(asked.trainer).name
-    source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset)
+    source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset, asked.split)
     inspect_machine("cpu")
     with ScratchFolder() as folder, JobServer("cpu") as server:
         reader = WorkloadReader(server, folder, asked.listener, image_limits=True)

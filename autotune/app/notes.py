@@ -17,6 +17,7 @@ from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
+from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -33,12 +34,22 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
         yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."
 
 
+def few_documents_text(workload: Workload, batch: int) -> str:
+    """Return that a dataset has too few documents for one global batch, or an empty text if it has enough."""
+    rows, counted = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
+    # Several completions are generated of each row.
+    if rows >= batch or counted == COMPLETIONS:
+        return ""
+    counted = counted.removesuffix("s") if rows == 1 else counted
+    return f"The dataset has {rows} {counted}, fewer than a global batch of {batch}"
+
+
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
     """Yield the notes on a run, the most important first."""
     setting = problem.setting
-    model, documents = setting.workload.model, setting.workload.dataset.documents
-    yield from notes_on_workload(setting.workload)
-    not_separated = never_separated(setting)
+    workload, model = setting.workload, setting.workload.model
+    yield from notes_on_workload(workload)
+    not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing and padding-free were not tried: {not_separated}."
     if model.has_weights is False:
@@ -46,11 +57,9 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
             f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
             "to config.json, or name a model that has them in config.yaml."
         )
-    if documents.rows < setting.global_batch_size:
-        yield (
-            f"The dataset has {documents.rows} documents, fewer than a global batch of {setting.global_batch_size}: "
-            "they were repeated to measure whole steps."
-        )
+    few = few_documents_text(workload, setting.global_batch_size)
+    if few:
+        yield f"{few}: they were repeated to measure whole steps."
     if setting.machine.device_reason:
         yield f"Measured on the CPU: {setting.machine.device_reason}."
     if setting.machine.hardware.is_null:

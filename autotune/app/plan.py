@@ -9,6 +9,7 @@ from dataclasses import replace
 from autotune.app.arguments import ALL, PlanArguments
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
+    few_documents_text,
     host_notes,
     notes_on_cache,
     notes_on_plans,
@@ -37,7 +38,7 @@ from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source, evaluation_source
+from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
@@ -66,8 +67,8 @@ def plan(asked: PlanArguments) -> Plan:
         raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
     options = plan_options(asked)
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = dataset_source(asked.dataset) if asked.dataset is not None else None
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    rows = training_source(asked.dataset, asked.split)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     if asked.network is not None:
@@ -196,7 +197,10 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
             f"Of {problem.size:,} combinations of choices, legal or not, {traced:,} were traced: those that may be the"
             " fastest, as far as the earlier ones show. Others may be faster or need less."
         )
-    if len(lengths.counts) == 1:
+    few = few_documents_text(workload, problem.setting.global_batch_size)
+    if few:
+        yield f"{few}: an epoch is one step of {workload.dataset.documents.rows}."
+    if asked.dataset is None:
         yield (
             f"All rows have {lengths.longest:,} tokens here. Rows of varied lengths bring padding and an attention"
             " mask, which needs more memory: give a DATASET for a plan of its lengths."

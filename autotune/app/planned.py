@@ -23,7 +23,7 @@ from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.paths import exists
-from autotune.planning.tracing.cache import Cache, fingerprint, package_digest
+from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
@@ -175,7 +175,7 @@ def planned_workload(
     rows = dataset or _stand_in(options.trainer, tracer.folder)
     workload = reader.read(options.trainer.name, model, rows, evaluation, options.rollouts, adapter, options.teacher)
     if wanted:
-        workload = reader.check_attention(workload, here, wanted)
+        workload = reader.check_attention(workload, here, wanted, user_cache())
     # Traces read rows with images themselves, which the cache does not have.
     if cache is not None and not workload.has_images:
         cache.put(key, encode(workload))

@@ -75,7 +75,7 @@ class PlanWriter:
         """Write the bundle of the fastest training that is predicted to fit.
 
         Return what was written. Where nothing was, that is None, with the reason, and the failure if the folder cannot
-        be written; where nothing fits, an earlier plan's files are removed.
+        be written; where nothing fits or could be predicted, an earlier plan's files are removed.
 
         Args:
             best: the best estimate, if there is one.
@@ -85,10 +85,15 @@ class PlanWriter:
         try:
             if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
                 remove_planned_bundle(self.folder)
-                return None, split if isinstance(split, str) else "nothing is predicted to fit", None
+                return None, split if isinstance(split, str) else self._why_nothing(best), None
             return self._written(fastest, fastest.memory, fastest.spare_bytes, split), "", None
         except InputError as error:
             return None, error.message.rstrip("."), error
+
+    def _why_nothing(self, best: Sequence[Estimate]) -> str:
+        if any(each.memory is not None for each in best):
+            return "nothing is predicted to fit"
+        return f"nothing could be predicted: {self.evaluator.why_unknown.rstrip('.')}"
 
     def _written(
         self, fastest: Estimate, memory: MemoryEstimate, spare_bytes: int, split: ServerSplit | None

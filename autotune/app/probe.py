@@ -150,8 +150,8 @@ def _given(asked: ProbeArguments) -> Sources:
     if asked.model is None or asked.dataset is None:
         missing = "MODEL and no DATASET" if asked.model is None else "DATASET"
         raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
-    rows = dataset_source(asked.dataset)
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    rows = dataset_source(asked.dataset, asked.split)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
     if evaluation is not None:
         check_one_load(rows, evaluation)
     return Sources(model_source(asked.model, asked.init), rows, evaluation)
@@ -165,14 +165,21 @@ def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> So
     """
     assert base is not None
     found = sources_of(base, asked.model, asked.dataset)
-    evaluation = found.evaluation
+    rows, evaluation = found.dataset, found.evaluation
+    if asked.split is not None:
+        if asked.dataset is None:
+            raise InputError(
+                f"--split is of a DATASET, and the rows are those of {base.name}.",
+                hint="Give a DATASET too, or write the split in the file.",
+            )
+        rows = replace(dataset_source(asked.dataset, asked.split), reading=rows.reading)
     if asked.evaluates:
-        evaluation = evaluation_source(found.dataset.name, asked.eval_dataset, asked.eval_split)
+        evaluation = evaluation_source(rows.name, asked.eval_dataset, asked.eval_split, rows.split)
         assert evaluation is not None
-        check_one_load(found.dataset, evaluation)
-        evaluation = replace(evaluation, reading=found.dataset.reading)
+        check_one_load(rows, evaluation)
+        evaluation = replace(evaluation, reading=rows.reading)
     check_evaluation(options.trainer, evaluates=evaluation is not None)
-    return Sources(replace(found.model, init=asked.init), found.dataset, evaluation)
+    return Sources(replace(found.model, init=asked.init), rows, evaluation)
 
 
 def _of_base(options: Options, base: UserBase, init: Init) -> Options:

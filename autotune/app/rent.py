@@ -33,7 +33,7 @@ from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.inspection.budget import memory_budget as checked_budget
-from autotune.inspection.dataset import dataset_source, evaluation_source
+from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.model import model_source
@@ -69,8 +69,8 @@ def rent(asked: RentArguments) -> Rent:
     prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
     prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = dataset_source(asked.dataset) if asked.dataset is not None else None
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split)
+    rows = training_source(asked.dataset, asked.split)
+    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     auto = asked.num_processes == AUTO
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)

@@ -15,6 +15,8 @@ _AT_ONCE = 16
 """Most candidates that are traced between two rankings."""
 _USUAL = 60
 """Candidates that a search usually traces: 40 to 100 for the 8B shape."""
+_ALIKE = 16
+"""Candidates after which a search ends if none could be traced, all for the same reason."""
 _SHOWN = 5
 
 
@@ -40,7 +42,7 @@ class Tracking:
             self._listener(event)
 
     def search(self, evaluator: Evaluator, starts: Sequence[Candidate] | None = None, limit: int = MOST_TRACED) -> None:
-        """Search the space of an evaluator's problem.
+        """Search the space of an evaluator's problem, unless all candidates fail for the same reason.
 
         Args:
             starts: candidates to trace first, after the baseline; None: the recipes.
@@ -55,7 +57,7 @@ class Tracking:
             each = evaluator.traces.count / traced if traced else 0.0
             self._to_come = round(each * max(0, usual - traced))
             self._rank(evaluator)
-            return True
+            return traced < _ALIKE or evaluator.common_failure is None
 
         search_by_traces(evaluator.problem, evaluator, starts=starts, limit=limit, at_once=_AT_ONCE, goes_on=goes_on)
         self._to_come = 0

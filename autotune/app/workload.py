@@ -90,21 +90,28 @@ class WorkloadReader:
     ) -> Workload:
         """Return the workload with the self-test's result for each attention implementation.
 
+        With images, which TRL does not pack, it only has to run.
+
         Args:
             cache: has the results of earlier runs, and gets those of this one. None: all are tested.
         """
         identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
-        keys = {each: fingerprint("packing", each, *identity, package_digest()) for each in attentions}
+        packs = not workload.has_images
+        keys = {each: fingerprint("packing", each, packs, *identity, package_digest()) for each in attentions}
         kept = {each: cache.decoded(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
         checks = {each: found for each, found in kept.items() if found is not None}
         missing = tuple(each for each in keys if each not in checks)
         if missing:
-            self.listener(StageStarted(f"Checking that packed documents stay apart with {', '.join(missing)}"))
-            request = CheckPackingRequest(workload.trainer, workload.model_source, machine.hardware.kind, missing)
+            names = ", ".join(missing)
+            aim = f"packed documents stay apart with {names}" if packs else f"the model runs with {names}"
+            self.listener(StageStarted(f"Checking that {aim}"))
+            kind = machine.hardware.kind
+            request = CheckPackingRequest(workload.trainer, workload.model_source, kind, missing, packs)
             found = check_packing(self.server, request, self.directory / "check_packing").checks
             checks |= {check.attention: check for check in found}
         for each in missing:
             # What failed before logits were compared may have lacked memory that the next run has.
-            if cache is not None and checks[each].max_difference is not None:
+            decided = checks[each].max_difference is not None if packs else checks[each].supported
+            if cache is not None and decided:
                 cache.put(keys[each], encode(checks[each]))
         return replace(workload, packing_checks=checks)

@@ -89,12 +89,14 @@ class CheckPackingRequest:
 
     Attributes:
         trainer: the trainer whose class of model is checked.
+        packs: whether rows may be packed; otherwise each attention only has to run.
     """
 
     trainer: str
     model: ModelSource
     device: DeviceKind
     attentions: tuple[str, ...]
+    packs: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,11 @@
-"""Escapes line breaks and control characters in texts from outside, so that each stays on its line."""
+"""Texts from outside: escapes of line breaks and control characters, and names of files."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
+
+COMPRESSIONS = frozenset({".gz", ".bz2", ".xz", ".zst"})
+"""Last suffixes of compressed files, which ``datasets`` decompresses."""
 
 
 def printable(text: str) -> str:
@@ -12,6 +15,12 @@ def printable(text: str) -> str:
     U+2028 for one), and bytes of a file's name that are no UTF-8.
     """
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def uncompressed(name: str | PurePath) -> PurePath:
+    """Return a path without the suffix of a compression: ``rows.jsonl`` for ``rows.jsonl.gz``."""
+    path = PurePath(name)
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
 
 
 def decodable(path: Path) -> bool:

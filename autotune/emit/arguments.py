@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
-
 from autotune.core.plan import TrainingPlan
+from autotune.core.text import uncompressed
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
@@ -50,5 +49,5 @@ def launch_arguments(processes: int, threads: int | None) -> dict[str, object]:
 
 def short_name(name: str) -> str:
     """Return the last part of a hub id or a path, without the ending of a data file."""
-    path = PurePath(name)
+    path = uncompressed(name)
     return path.stem if path.suffix in {".json", ".jsonl", ".csv", ".parquet"} else path.name

@@ -7,17 +7,20 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable
-from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count
+from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count, compression
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """From the suffix of a file to the builder of ``datasets.load_dataset`` that reads it."""
 
-_UNDERSTOOD = ", ".join(BUILDERS)
+_TRAIN = "train"
+_UNDERSTOOD = f"{', '.join(BUILDERS)}, and each of them with {', '.join(sorted(COMPRESSIONS))} behind it"
+_SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
 # The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
 _PARQUET_MAGIC = b"PAR1"
 _SMALLEST_PARQUET_BYTES = 12
@@ -27,40 +30,68 @@ _SPLIT = re.compile(r"\w+(\.\w+)*")
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
 
 
-def dataset_source(text: str | Path) -> DatasetSource:
+def builder_of(name: str | PurePath) -> str | None:
+    """Return the builder of ``datasets`` that reads a file of that name; None: none does."""
+    return BUILDERS.get(uncompressed(name).suffix.lower())
+
+
+def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
     """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
 
-    A hub id is taken as it is: whether it exists shows when it is loaded.
+    A hub id is taken as it is: whether it exists, and has the split, shows when it is loaded.
+
+    Args:
+        split: the one to train on; None: ``train``.
 
     Raises:
-        InputError: it is missing, empty, in no supported format, or broken in a way that the fast checks detect.
+        InputError: it is missing, empty, in no supported format, broken in a way that the fast checks detect, or a file
+            that has no such split.
     """
-    text = str(text)
-    path = local_path(text, "dataset", frozenset(BUILDERS))
+    text, split = str(text), split or _TRAIN
+    check_split(split)
+    path = local_path(text, "dataset", _SUFFIXES)
     if path is None:
-        return DatasetSource(name=text, path=text)
+        return DatasetSource(name=text, path=text, split=split)
     try:
         if path.is_dir():
             _check_directory(path)
-            return DatasetSource(name=text, path=str(path))
+            return DatasetSource(name=text, path=str(path), split=split)
     except OSError as error:
         raise unreadable("dataset", text, error) from error
-    builder = BUILDERS.get(path.suffix.lower())
+    builder = builder_of(path)
     if builder is None:
         raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
     if glob.has_magic(str(path)):
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
+    if split != _TRAIN:
+        raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Leave out --split.")
     _check_files([path], path)
     return DatasetSource(name=text, path=builder, data_files=str(path))
 
 
+def training_source(dataset: str | Path | None, split: str | None) -> DatasetSource | None:
+    """Return the source of the rows to train on; None without a dataset.
+
+    Raises:
+        InputError: the dataset cannot be used, or a split is named without one.
+    """
+    if dataset is not None:
+        return dataset_source(dataset, split)
+    if split is not None:
+        raise InputError("There is no dataset to take --split of.", hint="Give a DATASET.")
+    return None
+
+
 def evaluation_source(
-    dataset: str | Path | None, evaluation: str | Path | None, split: str | None
+    dataset: str | Path | None, evaluation: str | Path | None, split: str | None, trained: str | None = None
 ) -> DatasetSource | None:
     """Return the source of the rows to evaluate on, or None if neither a dataset nor a split is named for them.
 
     A split of the training dataset or, if ``evaluation`` names another dataset, of that one. Without a split it is the
     only one that a file has, and else ``test``, which is what ``trl`` evaluates on (``ScriptArguments``).
+
+    Args:
+        trained: the split of ``dataset`` to train on; None: ``train``.
 
     Raises:
         InputError: the dataset cannot be used, or has no such split.
@@ -83,7 +114,7 @@ def evaluation_source(
             f"{source.name} is a file, and has no split but {source.split}.",
             hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
         )
-    if dataset is not None and found == replace(dataset_source(dataset), name=found.name):
+    if dataset is not None and found == replace(dataset_source(dataset, trained), name=found.name):
         raise InputError(
             f"The rows to evaluate on are those to train on: {found.name}.",
             hint="Give other rows, or another split, such as --eval-split test.",
@@ -135,7 +166,7 @@ def _data_files(directory: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(directory):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
         for name in sorted(names):
-            if Path(name).suffix.lower() in BUILDERS and not name.startswith((".", "__")):
+            if builder_of(name) is not None and not name.startswith((".", "__")):
                 yield Path(folder, name)
 
 
@@ -147,7 +178,7 @@ def _check_files(files: Sequence[Path], place: Path) -> None:
             counts.append(_check_file(file, left_bytes))
             left_bytes = max(0, left_bytes - file.stat().st_size)
         except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror}.") from error
+            raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
     known = [count for count in counts if count is not None]
     if len(known) == len(counts):
         check_row_count(place, sum(known))
@@ -156,11 +187,11 @@ def _check_files(files: Sequence[Path], place: Path) -> None:
 def _check_file(file: Path, limit_bytes: int) -> int | None:
     """Check a file; return its number of rows if counting them is fast, else None."""
     if file.stat().st_size == 0:
-        raise InputError(f"{file} is empty.", hint="Give a dataset with at least two rows.")
-    match BUILDERS[file.suffix.lower()]:
+        raise InputError(f"{file} is empty.", hint="Give a dataset that has rows.")
+    match builder_of(file):
         case "json":
             return check_json(file, limit_bytes)
-        case "parquet":
+        case "parquet" if compression(file) is None:
             _check_parquet(file)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.json_text import read_json
@@ -10,6 +11,7 @@ from autotune.errors import InputError
 from autotune.inspection.paths import local_path, unreadable
 
 CONFIG_FILE = "config.json"
+_ADAPTER_FILE = "adapter_config.json"
 # What transformers' tokenizers are saved as: the fast ones, their configuration, SentencePiece, BPE and WordPiece
 # vocabularies, and Mistral's own format.
 TOKENIZER_FILES = (
@@ -81,17 +83,24 @@ def _directory(path: Path) -> Path:
         raise InputError(f"{path} is neither a directory nor a file.", hint="Give the model's directory or a hub id.")
     if (path / CONFIG_FILE).is_file():
         return path
-    if (path / "adapter_config.json").is_file():
-        raise InputError(f"{path} holds a PEFT adapter, not a model.", hint="Give the model that it was trained on.")
+    if (path / _ADAPTER_FILE).is_file():
+        trained = _read(path / _ADAPTER_FILE).get("base_model_name_or_path")
+        hint = f"It was trained on {trained}: give that." if trained else "Give the model that it was trained on."
+        raise InputError(f"{path} holds a PEFT adapter, not a model.", hint=hint)
     raise InputError(f"{path} has no {CONFIG_FILE}.", hint="Give the directory that the model was saved in.")
 
 
 def _check_config(file: Path) -> None:
+    if not isinstance(_read(file).get("model_type"), str):
+        raise InputError(f"{file} names no model_type.", hint='transformers needs it, such as "model_type": "llama".')
+
+
+def _read(file: Path) -> Mapping[str, object]:
+    """Return the fields of a configuration; none where the file holds something else."""
     try:
         config = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # json.JSONDecodeError and UnicodeDecodeError are both ValueErrors
         raise InputError(f"{file} is not JSON: {error}.", hint="Save the model's configuration again.") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise InputError(f"{file} names no model_type.", hint='transformers needs it, such as "model_type": "llama".')
+    return config if isinstance(config, dict) else {}

@@ -1,12 +1,21 @@
-"""Checks that a JSON file contains rows, and finds the first broken line."""
+"""Checks that a JSON file, which may be compressed, contains rows, and finds the first broken line."""
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import gzip
 import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from io import BufferedIOBase, BufferedReader
 from pathlib import Path
 
 from autotune.core.json_text import read_json
+from autotune.core.text import uncompressed
 from autotune.errors import InputError
 from autotune.units import MIB
 
@@ -15,13 +24,48 @@ CHECKED_BYTES = 64 * MIB
 found when the dataset is loaded."""
 
 _SHOWN_CHARACTERS = 60
+_ZSTANDARD = "zstandard"
+"""Package by which ``datasets`` decompresses; Python itself cannot before 3.14."""
+_FIRST_BYTES = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": _ZSTANDARD}
+"""First bytes of compressed files, by which ``datasets`` knows them, not by names (``datasets.utils.extract``)."""
+_READERS: Mapping[str | None, Callable[[BufferedReader], BufferedIOBase]] = {
+    "gzip": lambda stream: gzip.GzipFile(fileobj=stream), "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile,
+    None: lambda stream: stream,
+}  # fmt: skip
+
+
+def compression(file: Path) -> str | None:
+    """Return how a file is compressed; None: it is not.
+
+    Raises:
+        InputError: ``datasets`` cannot decompress it here.
+    """
+    with file.open("rb") as stream:
+        start = stream.read(max(map(len, _FIRST_BYTES)))
+    found = next((name for first, name in _FIRST_BYTES.items() if start.startswith(first)), None)
+    if found == _ZSTANDARD and find_spec(_ZSTANDARD) is None:
+        raise InputError(
+            f"{file} cannot be decompressed without the package {_ZSTANDARD}.", hint=f"pip install {_ZSTANDARD}"
+        )
+    return found
+
+
+@contextmanager
+def _opened(file: Path, compressed: str | None) -> Iterator[BufferedIOBase]:
+    """Open a file to read its uncompressed content."""
+    try:
+        with file.open("rb") as stream, _READERS[compressed](stream) as content:
+            yield content
+    except (gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise InputError(f"{file} cannot be decompressed: {error}.", hint="Write or download it again.") from error
 
 
 def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
     """Check a JSON file as ``datasets`` reads it: JSON Lines, or an array of rows.
 
     A ``.jsonl`` file that is no array is JSON Lines; a ``.json`` file is when its first line is an object of its own.
-    Only whole lines in the first ``limit_bytes`` are read; a larger array is not read.
+    Only whole lines in the first ``limit_bytes`` are read; a larger array, one that is compressed, and what Zstandard
+    has compressed are not read.
 
     Returns:
         The number of rows, or None where not all of the file was read.
@@ -29,40 +73,54 @@ def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
     Raises:
         InputError: it is none of these; the message names the broken line and the reason.
     """
-    with file.open("rb") as stream:
+    compressed = compression(file)
+    if compressed == _ZSTANDARD:
+        return None
+    with _opened(file, compressed) as stream:
         first = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()
-    if not first.startswith(b"[") and (file.suffix.lower() == ".jsonl" or _is_object(first)):
-        return _check_lines(file, limit_bytes)
-    if file.stat().st_size > limit_bytes:
+    if not first.startswith(b"[") and (uncompressed(file).suffix.lower() == ".jsonl" or _is_object(first)):
+        with _opened(file, compressed) as stream:
+            return _check_lines(file, stream, limit_bytes)
+    if compressed or file.stat().st_size > limit_bytes:
         return None
     document = _document(file)
     if not isinstance(document, list):  # datasets takes a lone object for a single row
-        raise InputError(f"{file} holds {_kind(document)}, not rows.", hint="Write an array of objects.")
+        nested = nested_rows_hint(document) if isinstance(document, dict) else ""
+        raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
     return len(document)
 
 
 def check_row_count(place: Path, rows: int) -> None:
-    """Check that a file or directory has more than one row.
+    """Check that a file or directory has a row.
 
     Raises:
-        InputError: it has fewer than two.
+        InputError: it has none.
     """
-    if rows < 2:
-        has = "no rows" if rows == 0 else "a single row"
-        raise InputError(f"{place} has {has}.", hint="Give a dataset with at least two rows.")
+    if not rows:
+        raise InputError(f"{place} has no rows.", hint="Give a dataset that has some.")
 
 
-def _check_lines(file: Path, limit_bytes: int) -> int | None:
+def nested_rows_hint(row: Mapping[str, object]) -> str:
+    """Return a hint at the rows in a lone object, such as ``{"version": 1, "data": [{…}, …]}``; empty without any."""
+    for name, value in row.items():
+        if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+            return (
+                f"It is one JSON object, whose `{name}` holds a list of {len(value):,}: TRL reads it as one row. Write"
+                " that list as JSON lines."
+            )
+    return ""
+
+
+def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> int | None:
     rows = read = 0
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            read += len(line)
-            text = _decoded(file, number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
-            if text.strip():
-                _check_line(file, number, text)
-                rows += 1
-            if read > limit_bytes:
-                return None
+    for number, line in enumerate(lines, start=1):
+        read += len(line)
+        text = _decoded(file, number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+        if text.strip():
+            _check_line(file, number, text)
+            rows += 1
+        if read > limit_bytes:
+            return None
     return rows
 
 

@@ -18,10 +18,6 @@ from autotune.techniques.traits import impact_in
 from autotune.units import counted, format_bytes, format_seconds, format_share
 
 _Pair = tuple[str, str]
-_SUBJECTS = {
-    Subject.FASTEST: "the fastest that fits",
-    Subject.BASELINE: f"{BASELINE_NAME}, since nothing fits,",
-}
 
 
 def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
@@ -31,12 +27,18 @@ def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
     return doc.Document(
         subject=workload_and_gpu_text(plan),
         verdict=doc.Verdict(
-            f"How the estimate of {_SUBJECTS[explanation.subject]} is computed",
+            f"How the estimate of {_subject(explanation, plan)} is computed",
             doc.Tone.PLAIN,
             choices_text(explanation.candidate, plan),
         ),
         sections=(*_stages(explanation, plan, estimate), *doc.listing("Notes", plan.notes)),
     )
+
+
+def _subject(explanation: Explanation, plan: Plan) -> str:
+    if explanation.subject is Subject.FASTEST:
+        return "the fastest that fits"
+    return f"{BASELINE_NAME}, since nothing {'could be predicted' if plan.best is None else 'fits'},"
 
 
 def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterator[doc.Section]:

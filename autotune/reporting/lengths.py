@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from autotune.core.images import ImageProfile
+from autotune.core.images import ImageLimit, ImageProfile
 from autotune.core.length_report import QUANTILES, LengthBin, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
 from autotune.reporting.words import share_text
 from autotune.trainers import find_trainer, limits_rows
+from autotune.units import format_bytes
 
+_FLOAT32_BYTES = 4
+"""Of a number that an image processor makes of an image."""
 _LIMITED_QUANTILES = (0.5, 0.95, 1.0)
 _OF_LIMITED = (
     "Tokens of a row's images, and numbers in its pixel_values, as the image processor makes them now and would make "
@@ -20,9 +23,10 @@ LIMITED = (
     "chooses them."
 )
 _WHERE_LIMITED = (
-    "TRL has no option for them. In a local copy of the model, set the field in preprocessor_config.json, or under "
-    "image_processor in processor_config.json if that has it; leave out max_pixels, which overrides "
-    "size.longest_edge. Then give that copy to autotune and to trl."
+    "TRL has no option for them. Change preprocessor_config.json in a local copy of the model, or what is under "
+    "image_processor in processor_config.json if that has it: where there is max_pixels, set that to the number in the "
+    "first column; otherwise set size.longest_edge. Without tiles, do_image_splitting is false. Then give that copy to "
+    "autotune and to trl."
 )
 _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
@@ -57,10 +61,14 @@ def lengths_report(report: LengthReport) -> Document:
 def _images(images: ImageProfile) -> Section:
     shares = {**_QUANTILES, 0.0: "least", 1.0: "most"}
     rows = [
-        (shares.get(share, f"{100 * share:.0f} %"), *(f"{of.quantile(share):,}" for of in images.distributions))
+        (
+            shares.get(share, f"{100 * share:.0f} %"),
+            *(f"{of.quantile(share):,}" for of in images.distributions),
+            format_bytes(_FLOAT32_BYTES * images.elements.quantile(share)),
+        )
         for share in QUANTILES
     ]
-    titles = ("share", "images in a row", "pixels of an image", "pixel_values of a row")
+    titles = ("share", "images in a row", "pixels of an image", "numbers in pixel_values", "in float32")
     return Section("Images", (_table(titles, rows),))
 
 
@@ -69,7 +77,7 @@ def _limited(images: ImageProfile) -> Section:
     present, *_ = images.limits
     rows = [
         (
-            f"{limit.setting}{', now' if limit is present else ''}",
+            f"{_setting_text(limit)}{' (now)' if limit is present else ''}",
             *(f"{limit.tokens.quantile(share):,}" for share in _LIMITED_QUANTILES),
             share_text(limit.tokens.tokens / present.tokens.tokens),
             f"{limit.elements.quantile(1.0):,}",
@@ -77,9 +85,15 @@ def _limited(images: ImageProfile) -> Section:
         )
         for limit in images.limits
     ]
-    titles = ("image processor", "median", "95 %", "most", "tokens vs now", "largest pixel_values", "values vs now")
+    titles = ("longest_edge", "median", "95 %", "most", "vs now", "largest pixel_values", "vs now")
     parts = (Paragraph(_OF_LIMITED), _table(titles, rows), Paragraph(LIMITED), Paragraph(_WHERE_LIMITED))
     return Section("Smaller images", parts)
+
+
+def _setting_text(limit: ImageLimit) -> str:
+    """Return the value of a limit: the largest area or length, or that images are not cut into tiles."""
+    value = limit.setting.partition("=")[2]
+    return f"{int(value):,}" if value.isdecimal() else "no tiles"
 
 
 def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: int | None = None) -> Table:

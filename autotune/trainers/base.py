@@ -80,6 +80,7 @@ class Trainer(ABC):
             weights; else the script that builds it does.
         counted: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
+        advice: by columns that a dataset may have in place of those of a format, the way to one, as a sentence.
         cpu_args, cuda_args: arguments that training on that device needs.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, the entries that this trainer also
             needs if the switch is on.
@@ -105,6 +106,7 @@ class Trainer(ABC):
     loads_by_name: ClassVar[bool] = True
     counted: ClassVar[str] = "documents"
     peculiarities: ClassVar[tuple[str, ...]] = ()
+    advice: ClassVar[Mapping[tuple[str, ...], str]] = {}
     # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
     # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.

@@ -15,6 +15,9 @@ from autotune.core.workload import Workload
 from autotune.trainers.geometry import optional_int_argument, rows_of, steps_per_generation
 from autotune.trainers.prompts import TRACED_GENERATION, Prompted
 
+COMPLETIONS = "completions"
+"""Rows of a global batch: several are generated of each row of the dataset."""
+
 
 class Generating(Prompted):
     """Prompts whose completions are generated for one or more micro-batches at once.
@@ -23,7 +26,7 @@ class Generating(Prompted):
     batch together, since both are padded apart, before the generation batch is divided into micro-batches.
     """
 
-    counted = "completions"
+    counted = COMPLETIONS
     most_field = "max_completion_length"
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:

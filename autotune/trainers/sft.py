@@ -43,6 +43,11 @@ class SupervisedFineTuning(FusedHead):
         DatasetFormat("messages", ("messages",), text=False, with_images=True),
         DatasetFormat("text", ("text",), named_by="dataset_text_field"),
     )
+    # As datasets in the manner of Alpaca have them.
+    advice: ClassVar[Mapping[tuple[str, ...], str]] = {
+        ("instruction", "output"): "Rename `instruction` to `prompt` and `output` to `completion`; join `input`, if "
+        "there is one, to the prompt."
+    }
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(

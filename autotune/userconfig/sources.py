@@ -13,7 +13,7 @@ from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.dataset import BUILDERS, check_split, dataset_source, evaluation_source
+from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file, local_path
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
@@ -242,7 +242,7 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     path, files = str(item.get("path")), item.get("data_files")
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
-    builder = BUILDERS.get(Path(files).suffix.lower()) if isinstance(files, str) else None
+    builder = builder_of(files) if isinstance(files, str) else None
     if any(item.get(name) is not None for name in _FURTHER) or (path if files is not None else None) != builder:
         return None
     if files is None and path in BUILDERS.values():
@@ -265,7 +265,7 @@ def _check_files(item: Mapping[str, object]) -> None:
     if item.get("path") not in BUILDERS.values():
         return
     for place in DatasetSource("", "", mixture=(item,)).places if item.get("data_files") else ():
-        if Path(place).suffix.lower() in BUILDERS and "://" not in place and not glob.has_magic(place):
+        if builder_of(place) is not None and "://" not in place and not glob.has_magic(place):
             dataset_source(place)
 
 

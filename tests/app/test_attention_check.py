@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.arguments import PlanArguments
+from autotune.app.options import plan_options
+from autotune.app.planned import planned_workload
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import Event, StageStarted
-from autotune.core.workload import Workload
+from autotune.core.workload import PackingCheck, Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer
+from tests.settings import pictured_workload
 from tests.small import write_small_model
 
 STAGE = "Checking that packed documents stay apart with "
+RUNS = "Checking that the model runs with "
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +54,36 @@ def test_only_what_was_not_tested_before_is_tested(
     assert tested == ["sdpa, eager"]
     again, tested = checked(workload, "eager", "sdpa")
     assert (again.packing_checks, tested) == (first.packing_checks, [])
+
+
+def test_rows_with_images_need_only_an_attention_that_runs(
+    workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]
+) -> None:
+    checked(workload, "eager")
+    pictured = replace(workload, dataset=pictured_workload().dataset)
+    found, tested = checked(pictured, "eager")
+    assert found.packing_checks == {
+        "eager": PackingCheck("eager", True, False, None, 0.0, "rows with images are not packed")
+    }
+    assert tested == [f"{RUNS}eager"]
+    assert checked(pictured, "eager")[1] == []
+
+
+def test_a_plan_for_other_rows_tests_nothing_again(
+    job_server: JobServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = write_small_model(tmp_path / "model", "llama", weights=False)
+    tested = []
+    for words in ("some words", "other words"):
+        (tmp_path / "rows.jsonl").write_text(f'{{"text": "{words}"}}\n' * 4, encoding="utf-8")
+        heard: list[Event] = []
+        source, rows = model_source(str(model), "random"), dataset_source(str(tmp_path / "rows.jsonl"))
+        options = plan_options(PlanArguments(model=str(model), dataset=rows.name))
+        with ServerTracer(1, heard.append, lent=job_server) as tracer:
+            planned_workload(options, source, rows, tracer, None, heard.append, checked=("eager",))
+        tested.append([event.text for event in heard if isinstance(event, StageStarted) and STAGE in event.text])
+    assert tested == [[f"{STAGE}eager"], []]
 
 
 def test_another_model_is_tested_anew(workload: Workload, checked: Callable[..., tuple[Workload, list[str]]]) -> None:

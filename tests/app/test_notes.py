@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import notes_on, notes_on_gpus, notes_on_loading
+from autotune.app.notes import few_documents_text, notes_on, notes_on_gpus, notes_on_loading
 from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
@@ -35,6 +35,19 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
     assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
     assert sentence not in notes_on(problem(here, trainer="sft"))
+
+
+def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_are_generated_of_each() -> None:
+    rows = workload().dataset.documents.rows
+    assert few_documents_text(workload(), rows) == ""
+    text = f"The dataset has {rows} documents, fewer than a global batch of {rows + 1}"
+    assert few_documents_text(workload(), rows + 1) == text
+    note = f"{text}: they were repeated to measure whole steps."
+    assert note in notes_on(problem(setting(global_batch_size=rows + 1)))
+    assert few_documents_text(replace(workload(), trainer="grpo"), rows + 1) == ""
+    assert few_documents_text(replace(workload(), trainer="online_dpo"), rows + 1).startswith(
+        f"The dataset has {rows} prompts"
+    )
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])

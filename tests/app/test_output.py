@@ -21,6 +21,7 @@ from autotune.study.problem import ComparisonTurn
     [
         ("Qwen/Qwen2.5-0.5B", "data.jsonl", "autotune-Qwen2.5-0.5B-data"),
         ("./models/small/config.json", "trl-lib/Capybara", "autotune-small-Capybara"),
+        ("model", "rows/data.jsonl.gz", "autotune-model-data"),
         ("models/a b", "folder/with rows/", "autotune-a-b-with-rows"),
     ],
 )

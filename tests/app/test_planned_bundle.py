@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
+from datasets import load_dataset
 
 import autotune
 from autotune.app.planned_bundle import bundle_folder
@@ -21,6 +24,7 @@ from autotune.emit.figures import planned as handed_over
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import GIB
 from tests.emit.planned_bundles import a_bundle
+from tests.planning.stand_in import LosingTracer
 from tests.reporting.examples import a_workload
 from tests.small import write_rows
 
@@ -90,6 +94,28 @@ def test_the_rows_are_read_again_where_the_plan_is_known_from_before(model: str,
     assert (folder / "rows.parquet").read_bytes() == before
 
 
+def test_a_plan_on_a_split_trains_on_it(model: str, rows: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    shutil.copy(rows, tmp_path / "data" / "test.jsonl")
+    found = autotune.plan(
+        model,
+        tmp_path / "data",
+        split="test",
+        gpu="24GiB",
+        fix=ONE_WAY,
+        token_coverage=1,
+        output=tmp_path / "bundle",
+        global_batch_size=32,
+    )
+    assert found.bundle is not None
+    assert found.settings["split"] == "test"
+    assert "The dataset has 16 documents, fewer than a global batch of 32: an epoch is one step of 16." in found.notes
+    assert not any("give a DATASET" in note for note in found.notes)
+    (entry,) = yaml.safe_load((tmp_path / "bundle" / "config.yaml").read_text(encoding="utf-8"))["datasets"]
+    assert entry == {"path": str(tmp_path / "data"), "split": "test"}
+    assert load_dataset(**entry)["text"] == load_dataset("json", data_files=rows, split="train")["text"]
+
+
 def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, planned: Plan) -> None:
     assert planned.bundle is not None
     folder = Path(planned.bundle.directory)
@@ -97,6 +123,15 @@ def test_where_nothing_fits_nothing_is_left_to_start(model: str, rows: str, plan
     found = autotune.plan(model, rows, memory_budget="64MiB", output=folder, **known)  # type: ignore[arg-type]
     assert (found.bundle, found.unwritten) == (None, "nothing is predicted to fit")
     assert names(folder) == []
+
+
+def test_where_no_trace_ends_the_reason_is_given_in_place_of_a_fit(
+    model: str, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.probing.tracing.ServerTracer.__call__", lambda _, asked: LosingTracer()(asked))
+    found = autotune.plan(model, rows, gpu="24GiB", fix={**ONE_WAY, "optimizer": "sgd"}, output=tmp_path / "bundle")
+    assert (found.bundle, found.fastest) == (None, None)
+    assert found.unwritten == "nothing could be predicted: a job ended with signal 9"
 
 
 def test_rows_of_a_length_alone_make_no_bundle(model: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, n
 from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB
-from tests.planning.stand_in import AnalyticTracer
+from tests.planning.stand_in import AnalyticTracer, LosingTracer
 from tests.planning.test_evaluator import evaluator_of, problem_of
 
 TOP = 20
@@ -51,6 +51,13 @@ def test_shares_of_vllm_that_differ_in_what_vllm_holds_alone_are_rows_of_their_o
         for size in (10, 1000, 5000)
     ]
     assert distinct(found, TOP) == tuple(found)
+
+
+def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_path: Path) -> None:
+    evaluator = evaluator_of(problem_of(), LosingTracer(), tmp_path, 8 * GIB)
+    Tracking(ignore).search(evaluator)
+    assert evaluator.common_failure == evaluator.why_unknown == "a job ended with signal 9"
+    assert len(evaluator.candidates) <= 20 < evaluator.problem.size
 
 
 def test_where_nothing_fits_what_needs_the_least_is_found(tmp_path: Path) -> None:

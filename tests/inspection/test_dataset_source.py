@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ import pytest
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
 from autotune.inspection import rows
-from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
+from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source, training_source
 
 GOOD = b'{"text": "one"}\n{"text": "two"}\n'
 
@@ -75,6 +79,40 @@ def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     assert sorted(load(source)["text"]) == ["one", "two"]
 
 
+def test_a_directory_and_a_hub_id_have_the_split_that_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", GOOD)
+    source = dataset_source(tmp_path, "test")
+    assert source == training_source(tmp_path, "test") == DatasetSource(str(tmp_path), str(tmp_path), split="test")
+    assert list(load(source)["text"]) == ["one", "two"]
+    assert dataset_source("trl-lib/tldr", "validation").split == "validation"
+    assert evaluation_source(tmp_path, None, "validation", "test") == DatasetSource(
+        f"{tmp_path} (validation)", str(tmp_path), split="validation"
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "split", "said"),
+    [
+        ("rows.jsonl", "test", "rows.jsonl is a file, and has no split but train"),
+        (".", "train[:10]", "is not the name of a split"),
+        (None, "test", "There is no dataset to take --split of"),
+    ],
+)
+def test_a_split_that_cannot_be_taken_is_refused(
+    dataset: str | None, split: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "rows.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=re.escape(said)):
+        training_source(dataset, split)
+
+
+def test_the_rows_to_train_on_are_not_those_to_evaluate_on_by_their_split(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", GOOD)
+    with pytest.raises(InputError, match="rows to evaluate on are those to train on"):
+        evaluation_source(tmp_path, None, "test", "test")
+
+
 def test_a_path_object_is_taken_as_its_text(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"text": "one"}\n{"text": "two"}\n', encoding="utf-8")
@@ -100,8 +138,6 @@ def test_the_name_stays_what_the_user_wrote(tmp_path: Path, monkeypatch: pytest.
         (b"version https://git-lfs.github.com/spec/v1\n", r"Line 1 of .* is not JSON"),
         (b"\n\n", r"has no rows"),
         (b"[]", r"has no rows"),
-        (b'{"text": "one"}\n', r"has a single row"),
-        (b'[{"text": "one"}]', r"has a single row"),
         (b'[{"text": "one"},\n{"text": }]', r"is not JSON: .* at line 2, column 10"),
         (b"", r"is empty"),
     ],
@@ -124,7 +160,6 @@ def test_a_broken_line_is_quoted_but_not_at_length(tmp_path: Path) -> None:
         (b'{\n"text": ["one", "two"]\n}', "holds an object, not rows"),
         (b'{"text": ', "is not JSON"),
         (b'["\xff"]', "is not UTF-8"),
-        (b'[{"text": "one"}]', "has a single row"),
     ],
 )
 def test_a_json_file_that_holds_no_rows_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -140,11 +175,46 @@ def test_no_more_than_the_limit_is_read_of_a_large_file(tmp_path: Path) -> None:
     assert rows.check_json(lines, limit_bytes=100) is None
 
 
-@pytest.mark.parametrize("name", ["data.txt", "data", "data.jsonl.gz"])
+@pytest.mark.parametrize("name", ["data.txt", "data", "data.gz", "data.jsonl.zip"])
 def test_another_suffix_is_refused_and_the_right_ones_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="no format that autotune reads") as caught:
         dataset_source(write(tmp_path / name, GOOD))
-    assert caught.value.hint == "It reads .jsonl, .json, .csv, .parquet."
+    assert caught.value.hint == (
+        "It reads .jsonl, .json, .csv, .parquet, and each of them with .bz2, .gz, .xz, .zst behind it."
+    )
+
+
+COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+@pytest.mark.parametrize(
+    ("name", "content"), [("data.jsonl", GOOD), ("array.json", b'[{"text": "one"}, {"text": "two"}]'),
+                          ("data.csv", b"text\none\ntwo\n")]
+)  # fmt: skip
+def test_a_compressed_file_loads_alone_and_in_a_folder(tmp_path: Path, name: str, content: bytes, suffix: str) -> None:
+    source = dataset_source(write(tmp_path / f"{name}{suffix}", COMPRESSED[suffix](content)))
+    assert source.data_files == str(tmp_path / f"{name}{suffix}")
+    for found in (source, dataset_source(tmp_path)):
+        assert list(load(found)["text"]) == ["one", "two"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESSED)
+def test_a_broken_compressed_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    content = COMPRESSED[suffix](GOOD)
+    with pytest.raises(InputError, match=r"data.jsonl.* cannot be (decompressed|read): \w"):
+        dataset_source(write(tmp_path / f"data.jsonl{suffix}", content[:-12]))
+    with pytest.raises(InputError, match=r"Line 3 of .* is not JSON"):
+        dataset_source(write(tmp_path / f"data.jsonl{suffix}", COMPRESSED[suffix](GOOD + b"{")))
+
+
+def test_zstandard_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "data.jsonl.zst", b"\x28\xb5\x2f\xfd and more")
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: None)
+    with pytest.raises(InputError, match="without the package zstandard"):
+        dataset_source(file)
+    monkeypatch.setattr("autotune.inspection.rows.find_spec", lambda _: object())
+    assert dataset_source(file).path == "json"
 
 
 @pytest.mark.parametrize("content", [b"PAR1", b"PAR1 and then cut off", b"no", b"version https://git-lfs"])
@@ -178,10 +248,18 @@ def test_a_broken_line_in_a_directory_is_found(tmp_path: Path) -> None:
     assert caught.value.message.startswith(f"Line 3 of {broken} is not JSON")
 
 
-def test_a_directory_with_a_single_row_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json.dumps({"text": "one"}).encode())
-    with pytest.raises(InputError, match="has a single row"):
-        dataset_source(str(tmp_path))
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_single_row_is_enough(tmp_path: Path, name: str) -> None:
+    file = write(tmp_path / name, json.dumps({"text": "one"}).encode())
+    for source in (dataset_source(file), dataset_source(str(tmp_path))):
+        assert list(load(source)["text"]) == ["one"]
+
+
+def test_an_object_that_has_the_rows_in_a_list_is_refused_with_the_list(tmp_path: Path) -> None:
+    content = json.dumps({"version": 1, "data": [{"text": "one"}] * 400}, indent=1).encode()
+    with pytest.raises(InputError, match="holds an object, not rows") as caught:
+        dataset_source(write(tmp_path / "data.json", content))
+    assert caught.value.hint.startswith("It is one JSON object, whose `data` holds a list of 400")
 
 
 def test_a_directory_that_datasets_saved_for_itself_is_refused_as_datasets_does(tmp_path: Path) -> None:

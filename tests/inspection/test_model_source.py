@@ -108,6 +108,10 @@ def test_an_adapter_is_not_taken_for_a_model(directory: Path) -> None:
     (directory / "config.json").rename(directory / "adapter_config.json")
     with pytest.raises(InputError, match="PEFT adapter"):
         model_source(str(directory), "random")
+    (directory / "adapter_config.json").write_text('{"base_model_name_or_path": "org/model"}', encoding="utf-8")
+    with pytest.raises(InputError, match="PEFT adapter") as caught:
+        model_source(str(directory), "random")
+    assert caught.value.hint == "It was trained on org/model: give that."
 
 
 def test_a_directory_without_a_tokenizer_is_refused(directory: Path) -> None:

@@ -159,3 +159,5 @@ def test_what_could_not_be_traced_ends_with_the_reason() -> None:
     assert "How the estimate of TRL's default, since nothing fits, is computed" in text
     assert "None: strange_attention gives no shape" in text
     assert "Memory of the device" not in text
+    nothing = words(drawn(unknown, plan=a_plan(estimates=(UNKNOWN,), baseline=UNKNOWN)))
+    assert "How the estimate of TRL's default, since nothing could be predicted, is computed" in nothing

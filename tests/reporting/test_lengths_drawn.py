@@ -27,9 +27,9 @@ def report_of(documents: Documents) -> LengthReport:
     return length_report(replace(workload, dataset=dataset))
 
 
-def shown(report: LengthReport) -> str:
-    """Return the report as a terminal of 100 columns shows it."""
-    console = Console(width=100, force_terminal=False)
+def shown(report: LengthReport, width: int = 100) -> str:
+    """Return the report as a terminal of so many columns shows it."""
+    console = Console(width=width, force_terminal=False)
     with console.capture() as capture:
         show(lengths_report(report), console)
     return capture.get()
@@ -80,8 +80,8 @@ def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     text = shown(replace(report, workload=replace(report.workload, dataset=dataset)))
     assert "fails where it cuts a token of an image" in text
     lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]
-    assert ["median", "1", "5,400", "3,072"] in lines
-    assert ["most", "3", "9,000", "9,216"] in lines
+    assert ["median", "1", "5,400", "3,072", "12.00", "KiB"] in lines
+    assert ["most", "3", "9,000", "9,216", "36.00", "KiB"] in lines
 
 
 def test_smaller_images_are_offered_by_name_with_where_to_set_them() -> None:
@@ -99,10 +99,15 @@ def test_smaller_images_are_offered_by_name_with_where_to_set_them() -> None:
 
     text = shown(of(limits))
     lines = [line.split() for line in text.splitlines()]
-    assert ["size.longest_edge=4096,", "now", "64", "128", "128", "100.0", "%", "1,536", "100.0", "%"] in lines
+    assert ["4,096", "(now)", "64", "128", "128", "100.0", "%", "1,536", "100.0", "%"] in lines
     # 3,200 of 7,040 tokens, and 38,400 of 84,480 numbers.
-    assert ["size.longest_edge=1024", "32", "32", "32", "45.5", "%", "384", "45.5", "%"] in lines
+    assert ["1,024", "32", "32", "32", "45.5", "%", "384", "45.5", "%"] in lines
     assert LIMITED in " ".join(text.split())
+    tiles = replace(limits[1], setting="do_image_splitting=false")
+    large = replace(limits[0], setting="size.longest_edge=12845056")
+    small = [line.split() for line in shown(of((large, tiles)), 80).splitlines()]
+    assert any(line[:3] == ["12,845,056", "(now)", "64"] for line in small)
+    assert any(line[:3] == ["no", "tiles", "32"] for line in small)
     assert "longest_edge" not in shown(of(()))
 
 

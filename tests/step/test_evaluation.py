@@ -252,4 +252,4 @@ def test_a_split_that_is_not_there_is_told(job_server: JobServer, tmp_path: Path
     request = PrepareRequest(ModelSource(str(model)), sources[0], "sft", str(tmp_path / "a"), sources[1], "")
     with pytest.raises(InputError, match="The dataset data has no split 'test'") as raised:
         prepare(job_server, request, tmp_path / "prepare")
-    assert raised.value.hint == "It has train, validation."
+    assert raised.value.hint.startswith("It has train, validation. Name one with --split or --eval-split,")

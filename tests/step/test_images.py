@@ -206,6 +206,9 @@ def test_a_max_pixels_in_the_same_file_overrides_the_limit() -> None:
     own = small_processor("qwen2_5_vl").image_processor
     fields = {**own.to_dict(), "size": {"shortest_edge": 256, "longest_edge": 1024}, "max_pixels": 4096}
     assert type(own).from_dict(fields).size["longest_edge"] == 4096
+    # Published files of Qwen's have it alone.
+    alone = {"max_pixels": 4096, "min_pixels": 256, "image_processor_type": fields["image_processor_type"]}
+    assert type(own).from_dict(alone).size["longest_edge"] == 4096
 
 
 @pytest.mark.parametrize("config", [SFTConfig, DPOConfig, KTOConfig, GRPOConfig, RLOOConfig, ModelConfig])

@@ -189,7 +189,7 @@ def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
     picture(8, 4).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(8, 4), picture(8, 4)])
     files = ["turned.jpg", "turned.png", "cmyk.jpg", "moving.gif"]
     rows = rows_of([[str(tmp_path / file)] for file in files])
-    found = [sizes[0] for sizes in image_sizes(rows, "rows")]
+    found = [sizes[0] for sizes in image_sizes(rows, None, "rows")]
     assert found == [ImageSize(image.width, image.height, image.mode) for (image,) in rows["images"]]
     assert found[0] == ImageSize(20, 30)
     assert found[2].mode == "CMYK"

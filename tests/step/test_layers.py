@@ -14,6 +14,7 @@ from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import _keep, first_layers, shrunken_model
 from tests.small import small_config
+from tests.vision import small_vision_config
 
 SHARED = {"gemma3n_text": 8, "gemma4_text": 10}
 """Models with layers that share keys and values, and how many layers they have."""
@@ -88,6 +89,25 @@ def test_a_shrunken_copy_keeps_the_widths_of_its_layers() -> None:
     config = config_of("gemma4_text", 10)
     few = shrunken_model(AutoModelForCausalLM._model_mapping[type(config)], config, layers=3)
     assert few.config.layer_types == ["sliding_attention", "full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sections", "scaled"),
+    [("qwen2_5_vl", [16, 24, 24], [2, 3, 3]), ("qwen3_vl", [24, 20, 20], [3, 3, 2])],
+)
+def test_a_shrunken_copy_of_a_vision_language_model_is_narrow_and_has_two_layers_of_its_tower(
+    model_type: str, sections: list[int], scaled: list[int]
+) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    language = {"hidden_size": 1024, "num_attention_heads": 8, "head_dim": 128, "rope_parameters": rope}
+    config = small_vision_config(model_type, layers=6, language=language)
+    config.vision_config.depth = 24
+    model = shrunken_model(model_class(config), config, layers=2)
+    text = model.config.get_text_config()
+    assert (text.hidden_size, text.num_hidden_layers) == (128, 2)
+    assert text.rope_parameters["mrope_section"] == scaled
+    assert model.config.vision_config.depth == 2
+    assert config.get_text_config().rope_parameters["mrope_section"] == sections
 
 
 @CASES

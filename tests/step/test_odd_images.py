@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from datasets import Dataset, List, Value, load_from_disk
+from datasets import Dataset, Image, List, Value, load_from_disk
 from PIL import ExifTags
 from PIL import Image as Pillow
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
@@ -106,7 +106,7 @@ def test_a_turned_image_has_the_tokens_of_its_other_side(tmp_path: Path) -> None
     upright = [[picture(*WIDE[::-1])], [picture(*WIDE)]]
     expected, stored = tokenised("llava_next", rows_of(upright))["input_ids"]
     for rows in (rows_of([[str(tmp_path / TURNED)]]), by_path([[str(tmp_path / TURNED)]])):
-        assert list(image_sizes(rows, "rows")) == [(ImageSize(*WIDE[::-1]),)]
+        assert sizes_of(rows) == [ImageSize(*WIDE[::-1])]
         (found,) = tokenised("llava_next", rows)["input_ids"]
         assert found == expected != stored
 
@@ -168,8 +168,9 @@ def named(*files: str) -> Dataset:
     return Dataset.from_dict({"messages": [MESSAGES] * len(files), "image": list(files)})
 
 
-def sizes_of(rows: Dataset) -> list[ImageSize]:
-    return [size for sizes in image_sizes(rows, "rows") for size in sizes]
+def sizes_of(rows: Dataset, backend: str = "pil") -> list[ImageSize]:
+    """Return the sizes of the images of rows for an image processor with a backend of transformers."""
+    return [size for sizes in image_sizes(rows, SimpleNamespace(backend=backend), "rows") for size in sizes]
 
 
 def prepared_file(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") -> PrepareReply:
@@ -230,6 +231,36 @@ def test_a_broken_encoded_image_is_quoted_in_part() -> None:
     with pytest.raises(InputError, match=r"Row 1 of rows has an image that cannot be read: AAAA+…: ") as refused:
         sizes_of(named("AAAA" * 100))
     assert len(refused.value.message) < 250
+
+
+NO_TORCHVISION = {
+    "a.bmp": "the format BMP", "a.tiff": "the format TIFF", "moving.gif": "2 frames", "moving.webp": "2 frames",
+}  # fmt: skip
+"""Files of which ``torchvision.io.decode_image`` makes no single image (seen with torchvision 0.28), and why."""
+
+
+def write_picture(file: Path) -> Path:
+    several: dict[str, Any] = {"save_all": True, "append_images": [picture(9, 9)]} if file.stem == "moving" else {}
+    Pillow.effect_noise((9, 9), 50).convert("RGB").save(file, **several)
+    return file
+
+
+@pytest.mark.parametrize("name", NO_TORCHVISION)
+def test_a_path_is_refused_where_the_processor_opens_it_with_torchvision_which_cannot(
+    name: str, tmp_path: Path
+) -> None:
+    file = str(write_picture(tmp_path / name))
+    rows = named(file)
+    assert len(sizes_of(rows)) == 1
+    with pytest.raises(InputError, match=rf"Row 1 of rows has an image of {NO_TORCHVISION[name]}, .*: {file}") as found:
+        sizes_of(rows, "torchvision")
+    assert "save the image as PNG or JPEG" in found.value.hint
+    assert len(sizes_of(rows.cast_column("image", Image()), "torchvision")) == 1
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "moving.png", "a.gif", "a.webp", "moving.mpo"])
+def test_a_path_that_torchvision_decodes_to_one_image_is_taken(name: str, tmp_path: Path) -> None:
+    assert sizes_of(named(str(write_picture(tmp_path / name))), "torchvision") == [ImageSize(9, 9)]
 
 
 def test_images_on_the_web_are_left_open() -> None:

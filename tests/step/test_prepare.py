@@ -162,8 +162,18 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareRep
             r"no column that SFT can use: it has question, answer\..*It needs text",
         ),
         ([{"prompt": "a"}] * 3, r"no column that SFT can use: it has prompt\."),
-        ([{"text": "alone"}], r"has a single row\..*at least two rows"),
-        ([{"text": "a"}, {"text": None}], r"Row 2 of rows.jsonl has no text\."),
+        (
+            [{"version": 1, "data": [{"text": "a"}] * 3}],
+            r"it has version, data\..*It is one JSON object, whose `data` holds a list of 3: TRL reads it as one row\.",
+        ),
+        (
+            [{"instruction": "a", "input": "b", "output": "c"}] * 2,
+            r"it has instruction, input, output\..*Rename `instruction` to `prompt` and `output` to `completion`",
+        ),
+        (
+            [{"text": "a"}, {"text": None}, {"text": None}],
+            r"2 of 3 rows of rows.jsonl have no text, the first is row 2 \(counted from 1\)\.",
+        ),
         ([{"text": 1}, {"text": 2}], r"Row 1 of rows.jsonl holds neither text nor messages in text\."),
         ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),
     ],
@@ -171,6 +181,18 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareRep
 def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., PrepareReply], rows: Rows, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepared(rows)
+
+
+def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
+    prepared: Callable[..., PrepareReply], tmp_path: Path
+) -> None:
+    (tmp_path / "rows.csv").write_text('text\na\n""\nb\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"1 of 3 rows .* row 2 \(counted from 1, without the header\)"):
+        prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
+
+
+def test_a_single_row_is_enough(prepared: Callable[..., PrepareReply]) -> None:
+    assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 
 
 def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(

@@ -21,7 +21,7 @@ from trl.scripts.utils import DatasetConfig
 
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError
-from autotune.inspection.rows import check_json, check_row_count
+from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.hub import not_loaded
 from autotune.step.models.loading import tokenizer_of
@@ -30,6 +30,7 @@ from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+_NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def load_rows(
         folder: for temporary files, which are left there when the process is killed.
 
     Raises:
-        InputError: it is missing, broken, has images that cannot be trained on, fewer than two rows or no usable
+        InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
             column, or needs something that the tokenizer lacks.
         UnreadError: the hub cannot be reached.
     """
@@ -94,7 +95,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
         if _UNKNOWN_SPLIT in str(error):
             known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
-                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}."
+                f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
@@ -123,8 +124,7 @@ def _can_be_written(folder: Path) -> bool:
 def _check_all_lines(source: DatasetSource) -> None:
     """Report the first broken line of a JSON file; the earlier check read only the beginning of the file."""
     if source.path == "json" and source.data_files is not None:
-        file = Path(source.data_files)
-        check_json(file, limit_bytes=file.stat().st_size)
+        check_json(Path(source.data_files), limit_bytes=sys.maxsize)
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
@@ -135,17 +135,24 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
             return form if name is None else replace(form, columns=(str(name),))
         if name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
+    advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
+    nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
     raise InputError(
         f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
-        hint=f"It needs {trainer.wanted_columns}{renamed}.",
+        hint=" ".join(filter(None, (f"It needs {trainer.wanted_columns}{renamed}.", advice or nested))),
     )
 
 
 def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
     values = rows.with_format("arrow")[:][column]
     if values.null_count:
-        row = pc.index(pc.is_null(values), True).as_py()
-        raise InputError(f"Row {row + 1} of {source.name} has no {column}.", hint="Remove or complete such rows.")
+        row = pc.index(pc.is_null(values), True).as_py() + 1
+        counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
+        raise InputError(
+            f"{values.null_count:,} of {len(rows):,} rows of {source.name} have no {column}, the first is row {row:,} "
+            f"({counted}).",
+            hint="Remove or complete them.",
+        )
 
 
 def _check_flags(source: DatasetSource, rows: Dataset, column: str) -> None:

@@ -65,7 +65,7 @@ def _raised_in_template(error: Exception) -> bool:
 _TEMPLATE_CODE = "<template>"
 """Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
 _FEWEST = 2
-"""Fewest rows of a dataset (:func:`autotune.inspection.rows.check_row_count`)."""
+"""Fewest prompts that a share of them may keep."""
 _NAMED = 10
 """Most rows that are named; the others are counted."""
 

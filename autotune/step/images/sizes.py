@@ -22,6 +22,13 @@ _OPENED_MODE = "RGB"
 """Mode of every image that transformers opens itself (``load_image``)."""
 _WEB = ("http://", "https://")
 _DATA = "data:image/"
+_TORCHVISION = "torchvision"
+"""Backend of those image processors of transformers that decode strings with torchvision
+(``TorchvisionBackend.fetch_images``), not with Pillow; the others open them with ``load_image``."""
+_DECODED = frozenset({"JPEG", "MPO", "PNG", "WEBP", "GIF"})
+_MOVING = frozenset({"WEBP", "GIF"})
+"""Formats that ``torchvision.io.decode_image`` decodes, and those of which it makes no single image where a file has
+several frames, by Pillow's names."""
 _QUOTED = 80
 """Most characters of a string that a message quotes: it may be an encoded image."""
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82", "GIF": b";"}
@@ -57,7 +64,7 @@ def image_column(rows: Dataset) -> str | None:
 def image_feature(rows: Dataset, column: str) -> Image | Value | None:
     """Return the feature of the images in a column; None if TRL's collators take its values for no images.
 
-    They take images that ``datasets`` decodes, and strings, which transformers opens (``load_image``).
+    They take images that ``datasets`` decodes, and strings, which transformers' image processors open.
     """
     feature = rows.features[column]
     inner = feature.feature if isinstance(feature, List) else feature
@@ -74,14 +81,15 @@ def names_files(rows: Dataset) -> bool:
     return column is not None and isinstance(image_feature(rows, column), Value)
 
 
-def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
+def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[ImageSize, ...]]:
     """Yield the sizes of each row's images, in the order of the rows.
 
     Args:
+        processor: the image processor of the model, which opens images that are strings.
         name: the user's name of the dataset, for messages.
 
     Raises:
-        InputError: a row has no list of images, or an image cannot be read.
+        InputError: a row has no list of images, or an image cannot be read, here or by the processor.
         UnreadError: an image is on the web.
     """
     column = image_column(rows)
@@ -89,8 +97,9 @@ def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
     feature = image_feature(rows, column)
     assert feature is not None
     stored, mode = rows.select_columns([column]), _OPENED_MODE
+    decoded = getattr(processor, "backend", None) == _TORCHVISION
     if isinstance(feature, Image):
-        encoded, mode = Image(decode=False), feature.mode
+        encoded, mode, decoded = Image(decode=False), feature.mode, False
         stored = stored.cast_column(column, List(encoded) if column == "images" else encoded)
     for number, row in enumerate(stored, start=1):
         images = row[column] if column == "images" else [row[column]]
@@ -100,11 +109,11 @@ def image_sizes(rows: Dataset, name: str) -> Iterator[tuple[ImageSize, ...]]:
                 hint="Remove such rows; in a column images, a row without any has an empty list.",
             )
         files = (_file(image, number, name) if isinstance(image, str) else image for image in images)
-        yield tuple(_size(file, mode, number, name) for file in files)
+        yield tuple(_size(file, mode, decoded, number, name) for file in files)
 
 
 def _file(text: str, row: int, name: str) -> dict[str, Any]:
-    """Return the image that a string stands for in transformers (``load_image``), as ``datasets`` stores images."""
+    """Return the image that a string stands for in transformers' image processors, as ``datasets`` stores images."""
     quoted = text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
     if text.startswith(_WEB):
         raise UnreadError(
@@ -138,7 +147,23 @@ def _is_whole(stored: dict[str, Any], kind: str | None) -> bool:
         return file.read() == mark
 
 
-def _size(stored: dict[str, Any], mode: str | None, row: int, name: str) -> ImageSize:
+def _check_decoded(image: Any, path: str, row: int, name: str) -> None:
+    """Check that torchvision makes one image of a file that Pillow has opened.
+
+    Raises:
+        InputError: it does not.
+    """
+    frames = image.n_frames if image.format in _MOVING else 1
+    if image.format not in _DECODED or frames > 1:
+        found = f"{frames} frames" if frames > 1 else f"the format {image.format}"
+        raise InputError(
+            f"Row {row} of {name} has an image of {found}, which TRL cannot read with this model: {path}",
+            hint="The model's image processor opens paths with torchvision: save the image as PNG or JPEG, or put it "
+            "into a column of datasets.Image.",
+        )
+
+
+def _size(stored: dict[str, Any], mode: str | None, decoded: bool, row: int, name: str) -> ImageSize:
     from PIL import ExifTags
     from PIL import Image as Pillow
 
@@ -146,6 +171,8 @@ def _size(stored: dict[str, Any], mode: str | None, row: int, name: str) -> Imag
     try:
         with Pillow.open(BytesIO(content) if content is not None else stored["path"]) as image:
             size, own = image.size, image.mode
+            if decoded:
+                _check_decoded(image, stored["path"], row, name)
             if not _is_whole(stored, image.format):
                 image.load()
             width, height = reversed(size) if image.getexif().get(ExifTags.Base.Orientation) in _TURNED else size

@@ -105,7 +105,9 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
     texts = rows.remove_columns([known for known in COLUMNS if known in rows.column_names])
     tokens: dict[str, list[Any]] = {known: [] for known in IMAGE_COLUMNS}
     with mock.patch.object(processor, "image_processor", _Remembering(processor.image_processor)):
-        for number, (row, sizes) in enumerate(zip(texts, image_sizes(rows, name), strict=True), start=1):
+        for number, (row, sizes) in enumerate(
+            zip(texts, image_sizes(rows, processor.image_processor, name), strict=True), start=1
+        ):
             images = [blank(size) for size in sizes]
             # TRL changes what it is given.
             example = {**deepcopy(row), column: images if column == "images" else images[0]}

@@ -1,4 +1,4 @@
-"""The job ``check_packing``: checks that documents packed into one row do not attend to each other."""
+"""The job ``check_packing``: checks that attention runs, and keeps documents that are packed into one row apart."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from autotune.core.protocol import CheckPackingReply, CheckPackingRequest
 from autotune.core.workload import PackingCheck
 from autotune.errors import first_line
 from autotune.step.job import JobContext
-from autotune.step.models.heads import Head
 from autotune.step.models.loading import load_config, model_class
 from autotune.step.models.shrink import shrunken_model
 from autotune.step.trainers import adapter
@@ -40,11 +39,16 @@ def check_packing(request: CheckPackingRequest, _: JobContext) -> CheckPackingRe
     head = adapter(request.trainer).head
     config = load_config(request.model, head)
     architecture = model_class(config)
-    checks = [_check(architecture, config, attention, request.device, head) for attention in request.attentions]
+    if not request.packs:
+        unpacked = "rows with images are not packed"
+    else:
+        unpacked = "" if head.per_token else f"{architecture.__name__} gives one score to a whole row"
+    checks = [_check(architecture, config, attention, request.device, unpacked) for attention in request.attentions]
     return CheckPackingReply(tuple(checks))
 
 
-def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, head: Head) -> PackingCheck:
+def _check(architecture: type[Any], config: Any, attention: str, device: DeviceKind, unpacked: str) -> PackingCheck:
+    """Return the check of one implementation, which only has to run where ``unpacked`` is a reason not to pack."""
     # FlashAttention has kernels for 16 bits only; all others are compared in float32.
     dtype = "bfloat16" if "flash" in attention else "float32"
     torch.manual_seed(_SEED)
@@ -58,10 +62,8 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
         separately[0].sum().backward()
     except Exception as error:  # noqa: BLE001 any error means that this attention does not train here
         return PackingCheck(attention, False, False, None, 0.0, f"a short run ends with {_reason(error)}")
-    if not head.per_token:
-        return PackingCheck(
-            attention, True, False, None, 0.0, f"{architecture.__name__} gives one score to a whole row"
-        )
+    if unpacked:
+        return PackingCheck(attention, True, False, None, 0.0, unpacked)
     separate = torch.cat(separately).detach()
     largest = separate.abs().max().item()
     if not math.isfinite(largest):

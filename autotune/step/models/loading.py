@@ -109,7 +109,8 @@ def load_processor(source: ModelSource, auto_class: type[Any] = AutoProcessor) -
         lacking, *_ = first_line(error).split(". ")
         raise InputError(
             f"The tokenizer or processor of {source.name} lacks a package: {lacking}.",
-            hint="Install it; processors of images have theirs by pip install 'trl[vlm]'.",
+            hint="Install it, as with `pip install 'trl[vlm]'` for processors of images; torchvision in the build for"
+            " your torch.",
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"{source.name} has no tokenizer that can be loaded: {first_line(error)}"

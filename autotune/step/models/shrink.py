@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -49,6 +50,9 @@ _SMALL: Mapping[str, int] = {
     "qk_rope_head_dim": _HEAD_DIM,
     "v_head_dim": _HEAD_DIM,
 }
+# Layers of a vision tower, by either of its names: documents of the self-tests have no images.
+_TOWER: Mapping[str, int] = {"depth": 2, "num_hidden_layers": 2}
+_SECTIONS = "mrope_section"
 _SPECIAL_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -85,6 +89,10 @@ def narrow(config: Any) -> Any:
     """Return a copy of a configuration with small widths and counts; its layers stay as many as they are."""
     config = copy.deepcopy(config)
     text = config.get_text_config()
+    for name in type(config).sub_configs:
+        part = getattr(config, name)
+        if part is not text:
+            _lower(part, _TOWER)
     if getattr(text, "is_heterogeneous", False):
         text.per_layer_config = None  # widths of some of the layers alone, such as Gemma 4's heads of full attention
     heads = getattr(text, "num_attention_heads", None) or 1
@@ -92,6 +100,7 @@ def narrow(config: Any) -> Any:
     new_key_value_heads = min(key_value_heads, 2)
     new_heads = new_key_value_heads * min(heads // key_value_heads, 4)
     hidden = new_heads * _HEAD_DIM
+    _narrow_rotation(text, getattr(text, "head_dim", None) or text.hidden_size // heads)
     widths = {
         **_SMALL,
         "num_attention_heads": new_heads,
@@ -102,16 +111,30 @@ def narrow(config: Any) -> Any:
         "ffn_dim": 2 * hidden,
         "word_embed_proj_dim": hidden,
     }
-    for name, value in widths.items():
-        present = getattr(text, name, None)
-        # Only single numbers are replaced: None means that the model lacks the part, and lists have their own meaning.
-        if isinstance(present, int) and not isinstance(present, bool) and present > value:
-            with contextlib.suppress(AttributeError):  # read-only: derived from other fields
-                setattr(text, name, value)
+    _lower(text, widths)
     for name in _SPECIAL_TOKENS:
         if getattr(text, name, None) is not None:
             setattr(text, name, 0)
     return config
+
+
+def _lower(config: Any, most: Mapping[str, int]) -> None:
+    """Set the fields of a configuration that are above these values to them."""
+    for name, value in most.items():
+        present = getattr(config, name, None)
+        # Only single numbers are replaced: None means that the model lacks the part, and lists have their own meaning.
+        if isinstance(present, int) and not isinstance(present, bool) and present > value:
+            with contextlib.suppress(AttributeError):  # read-only: derived from other fields
+                setattr(config, name, value)
+
+
+def _narrow_rotation(text: Any, head_dim: int) -> None:
+    """Scale the sections of a head of that width that rotate by time, height and width (multimodal RoPE)."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    sections = rope.get(_SECTIONS)
+    if sections and head_dim > _HEAD_DIM:
+        ends = [round(end * _HEAD_DIM / head_dim) for end in accumulate(sections)]
+        rope[_SECTIONS] = [end - start for start, end in pairwise([0, *ends])]
 
 
 def first_layers(config: Any, layers: int) -> Any:
