@@ -77,7 +77,7 @@ def test_steps_are_traced_before_the_first_probe_and_stand_beside_what_was_measu
 def test_the_study_of_a_run_is_shown_by_optuna_s_own_dashboard(found: tuple[Ended, Path]) -> None:
     ended, bundle = found
     study = shown(f"sqlite:///{bundle / 'study.db'}")
-    assert (study["name"], study["objective_names"]) == ("bundle", ["tokens per second"])
+    assert (study["name"], study["objective_names"]) == ("autotune", ["tokens per second"])
     # A candidate with a choice outside of the space, such as TRL's default, has no parameters.
     assert {item["name"] for item in study["union_search_space"]} <= {
         "gradient_checkpointing", "max_length", "packing", "padding_free", "per_device_train_batch_size", "precision",

@@ -172,7 +172,7 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareRep
         ),
         (
             [{"text": "a"}, {"text": None}, {"text": None}],
-            r"2 of 3 rows of rows.jsonl have no text, the first is row 2 \(counted from 1\)\.",
+            r"rows.jsonl has no text in 2 of 3 rows, the first of which is row 2 \(counted from 1\)\.",
         ),
         ([{"text": 1}, {"text": 2}], r"Row 1 of rows.jsonl holds neither text nor messages in text\."),
         ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),

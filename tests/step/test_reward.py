@@ -166,7 +166,7 @@ def test_with_adapters_the_head_is_trained_and_has_none(pairs: Prepared, tmp_pat
 
 def test_a_margin_must_be_given_in_every_row(small_model_directory: Path, tmp_path: Path) -> None:
     first, second, *_ = pair_rows()
-    with pytest.raises(InputError, match=r"Row 2 of rows\.jsonl has no margin"):
+    with pytest.raises(InputError, match=r"rows\.jsonl has no margin in 1 of 2 rows, the first of which is row 2"):
         prepared_rows(REWARD, [{**first, "margin": 0.1}, second], small_model_directory, tmp_path)
 
 

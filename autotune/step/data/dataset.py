@@ -148,9 +148,9 @@ def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py() + 1
         counted = "counted from 1, without the header" if source.path == "csv" else "counted from 1"
+        lacking = f"{values.null_count:,} of {len(rows):,} rows"
         raise InputError(
-            f"{values.null_count:,} of {len(rows):,} rows of {source.name} have no {column}, the first is row {row:,} "
-            f"({counted}).",
+            f"{source.name} has no {column} in {lacking}, the first of which is row {row:,} ({counted}).",
             hint="Remove or complete them.",
         )
 
