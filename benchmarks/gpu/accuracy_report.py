@@ -54,8 +54,8 @@ def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
         devices: the outcomes on each; on each, at least one case was traced whole and planned.
     """
     reserved, times = (pairs(_together(devices), _PLANNED_KINDS[0], figure) for figure in ("reserved", "step time"))
-    margin = max(pair.margin for pair in reserved)
-    beyond = sum(abs(pair.error) > margin for pair in reserved)
+    margin = min(pair.margin for pair in reserved)
+    beyond = sum(abs(pair.error) > pair.margin for pair in reserved)
     near = sum(abs(pair.error) <= TIME_ERROR for pair in times)
     return (
         f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
