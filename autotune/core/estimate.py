@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from math import inf
+from math import inf, isclose
 from typing import Protocol
 
 from autotune.core.bundle import PlannedBundle
@@ -168,16 +168,32 @@ def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
     return memory is None, not estimate.fits, -rate if estimate.fits else need_bytes, need_bytes
 
 
+ALIKE_SPEED, ALIKE_MEMORY = 0.01, 0.02
+"""Shares by which candidates may differ that a table shows once: a choice such as padding may have no effect."""
+
+
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:
-    """Return the first ``count`` estimates with different figures: a choice such as padding may have no effect."""
-    kept: dict[tuple[object, ...], Estimate] = {}
+    """Return the first ``count`` estimates of which none is like one before it, in speed and in memory."""
+    kept: list[Estimate] = []
     for estimate in estimates:
-        memory = estimate.memory
-        figures = memory and (memory.peak_bytes, memory.reserved_bytes, memory.host_bytes, memory.device_bytes)
-        kept.setdefault((figures, estimate.tokens_per_second, estimate.reason), estimate)
-        if len(kept) == count:
-            break
-    return tuple(kept.values())
+        if not any(_are_alike(estimate, other) for other in kept):
+            kept.append(estimate)
+            if len(kept) == count:
+                break
+    return tuple(kept)
+
+
+def _are_alike(one: Estimate, other: Estimate) -> bool:
+    if one.memory is None or other.memory is None:
+        return one.memory is other.memory and one.reason == other.reason
+    if one.fits != other.fits:
+        return False
+    sizes = ((each.memory.device_bytes, each.memory.host_bytes) for each in (one, other) if each.memory is not None)
+    near = all(isclose(mine, theirs, rel_tol=ALIKE_MEMORY) for mine, theirs in zip(*sizes, strict=True))
+    mine, theirs = one.tokens_per_second, other.tokens_per_second
+    if mine is None or theirs is None:
+        return near and mine is theirs
+    return near and isclose(mine, theirs, rel_tol=ALIKE_SPEED)
 
 
 @dataclass(frozen=True)

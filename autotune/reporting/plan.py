@@ -145,7 +145,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan, shown)}; of candidates that predict the same, one is shown",
+            f"{traces_text(plan, shown)}; of candidates within 1 % in speed and 2 % in memory, one is shown",
             *(unknown_lines(plan) if plan.best is not None else ()),
         ),
         number="",

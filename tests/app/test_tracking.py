@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.app.tracking import Tracking
@@ -48,9 +49,20 @@ def test_shares_of_vllm_that_differ_in_what_vllm_holds_alone_are_rows_of_their_o
         Estimate(
             Candidate({"share": size}), Origin.TRACED, MemoryEstimate(GIB, GIB, 0, {}, 0, None, 0.1, beside_bytes=size)
         )
-        for size in (10, 1000, 5000)
+        for size in (GIB, 2 * GIB, 5 * GIB)
     ]
     assert distinct(found, TOP) == tuple(found)
+
+
+def test_of_candidates_that_hardly_differ_in_speed_and_memory_the_first_is_shown() -> None:
+    def traced(name: int, size: int, rate: float) -> Estimate:
+        memory = MemoryEstimate(size, size, 0, {}, 0, None, 0.1)
+        return Estimate(Candidate({"name": name}), Origin.TRACED, memory, rate, spare_bytes=1)
+
+    first, alike = traced(1, 1000 * GIB, 1000.0), traced(2, 1015 * GIB, 995.0)
+    slower, larger = traced(3, 1000 * GIB, 980.0), traced(4, 1040 * GIB, 1000.0)
+    does_not_fit = replace(alike, spare_bytes=-1)
+    assert distinct([first, alike, slower, larger, does_not_fit], TOP) == (first, slower, larger, does_not_fit)
 
 
 def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_path: Path) -> None:

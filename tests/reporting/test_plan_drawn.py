@@ -80,7 +80,7 @@ def test_candidates_that_predict_the_same_share_a_row() -> None:
 
 def test_candidates_that_differ_in_what_vllm_holds_have_a_row_each() -> None:
     assert FASTEST.memory is not None
-    memories = [replace(FASTEST.memory, beside_bytes=size) for size in (10, 1_000, 5_000)]
+    memories = [replace(FASTEST.memory, beside_bytes=size) for size in (GIB, 2 * GIB, 5 * GIB)]
     shares = tuple(
         replace(FASTEST, candidate=LONGEST.but(vllm_share=number), memory=memory)
         for number, memory in enumerate(memories)
