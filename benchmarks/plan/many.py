@@ -51,7 +51,7 @@ plan: negative where it has too little. The goal for allocated memory is 0.5 % i
 at least 120 candidates.
 
 Runs are without Python's garbage collection, so that what lies in cycles of references is held to the end. In 8 bits, a
-plan counts all columns of the inputs as outliers, and a null GPU has none.
+plan counts half of the columns of the inputs as outliers, and a null GPU has none.
 
 Reserved memory differs more, since a plan replays steps of the largest micro-batch, and a run has others. A gradient
 that is held may lie where the next micro-batch, which is longer, needs room: a plan states that apart (`varied_bytes`).
