@@ -62,8 +62,8 @@ _NOT = """\
   data and no result; they are in no figure of this page.
 - vLLM: it does not run there.
 - Fragmentation in the driver, and memory that a kernel takes by itself.
-- Outliers of inputs: a product with weights of 8 bits keeps a copy of their columns. A null GPU has none, and a trace
-  counts all columns. An H100 was between the two (`benchmarks/gpu/results`).
+- Outliers of inputs: a product with weights of 8 bits keeps a copy of their columns. A null GPU has none, and traces
+  of this page counted all columns; later ones count half. An H100 was between the two (`benchmarks/gpu/results`).
 
 One run of the same cases on real GPUs would fill that in. It has not been made."""
 
