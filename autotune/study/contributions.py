@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate
+from autotune.core.measurement import Measurement
 from autotune.core.result import Contribution
 from autotune.core.spread import ratio_of_two
 from autotune.core.status import ProbeStatus
@@ -64,7 +65,7 @@ def _contribution(
     if record is None or not record.probed:
         reason = _reason(session.judge, changed)
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
-    ours, other = winner.measurement, record.measurement
+    ours, other = equally_long(winner, record)
     speedup = saved = told_apart = None
     if other.ok and ours.tokens_per_second and other.tokens_per_second:
         speedup = ours.tokens_per_second / other.tokens_per_second
@@ -73,6 +74,13 @@ def _contribution(
     if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
         saved = other.peak_bytes - ours.peak_bytes
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)
+
+
+def equally_long(one: Record, other: Record) -> tuple[Measurement, Measurement]:
+    """Return the longest runs of two records with equal schedules: longer runs if both have one, else their probes."""
+    if one.confirmation is not None and other.confirmation is not None:
+        return one.confirmation, other.confirmation
+    return one.measurement, other.measurement
 
 
 def _reason(judge: Judge, changed: Candidate) -> str:
