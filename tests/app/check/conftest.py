@@ -82,3 +82,11 @@ def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monk
         return check(CheckArguments(asked.pop("command", config), **asked), tracer)
 
     return of
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """Return a script of one's own that trains by TRL's parser."""
+    file = tmp_path / "train.py"
+    file.write_text("from trl import SFTConfig, SFTTrainer, TrlParser\n", encoding="utf-8")
+    return str(file)

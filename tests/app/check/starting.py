@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from autotune.core.configuration import ReadCommand
-from autotune.inspection.command_line import ACCELERATE, TRL
+from autotune.inspection.command_line import ACCELERATE, TRL, read_command_line
+from autotune.inspection.yaml_file import parsed
 from autotune.step.jobs.accelerate_launch import launched
 from autotune.step.jobs.read_command import _resolved
+from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.written import Written
 
 
@@ -27,3 +31,21 @@ def read_by_accelerate(
     if command.launcher == TRL:
         return ReadCommand(launch=handed, launched=launched(_resolved(words), gpus, str(default or "")))
     return ReadCommand(launch=handed)
+
+
+def started(words: str, script: str, gpus: int | None = None) -> Launching:
+    """Return the launch of a script by the words of a launcher.
+
+    Args:
+        gpus: of this machine; None where it is not planned for.
+    """
+    command = read_command_line([*words.split(), script, "--config", "c.yaml"])
+    written = Written(command, None, "sft")
+    return launching(written, read_by_accelerate(written, gpus=gpus or 1), gpus)
+
+
+def with_keys(words: str, **keys: object) -> tuple[Written, ReadCommand]:
+    """Return a command with a file of such keys, as TRL's parser reads it."""
+    file = parsed(yaml.safe_dump(keys, sort_keys=False), Path("c.yaml"))
+    written = Written(read_command_line([*words.split(), "--config", "c.yaml"]), file, "sft")
+    return written, read_by_accelerate(written, keys)

@@ -1,0 +1,122 @@
+"""Processes of a command are held to the GPUs that are there, and that ``CUDA_VISIBLE_DEVICES`` leaves visible."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.verdict import Severity
+from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import read_command_line
+from autotune.inspection.yaml_file import parsed
+from autotune.userconfig.launch import launching, visible
+from autotune.userconfig.launchers import named_gpus
+from autotune.userconfig.problems import of_launch
+from autotune.userconfig.written import Written
+from tests.app.check.starting import read_by_accelerate, started, with_keys
+
+
+def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machine(script: str) -> None:
+    command = read_command_line(["accelerate", "launch", script, "--config", "c.yaml"])
+    written = Written(command, None, "sft")
+    read = read_by_accelerate(written, gpus=8)
+    found = launching(written, read, 8)
+    assert (found.processes, found.counted) == (8, False)
+    assert any("one on each of 8 GPUs" in item.message for item in of_launch(written, read, found))
+    hidden = Written(read_command_line(["CUDA_VISIBLE_DEVICES=0", "trl", "sft"]), None, "sft")
+    assert (visible(written, 8), visible(hidden, 8)) == (8, 1)
+    assert started("deepspeed", script, gpus=8).processes == 8
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "4,5,6,7", " 1, 2 ", "", "-1", "0,-1,1", "0,0", "0 1", "[0, 1]", "GPU-a1,GPU-b2", "MIG-a1", "none"]
+)
+def test_gpus_of_the_variable_are_counted_as_torch_counts_them(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert named_gpus(value) == len(torch.cuda._parse_visible_devices())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --num_processes 8", r"names 4 GPUs\. Write --num_processes 4"),
+        ("CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 --nnodes 2", r"names 1 GPU\. Write --nproc_per_node 1"),
+        (
+            "CUDA_VISIBLE_DEVICES= torchrun",
+            r"1 process on each .* names 0 GPUs\. Name GPUs in CUDA_VISIBLE_DEVICES, or write use_cpu",
+        ),
+        ("accelerate launch --multi_gpu --num_processes 4 --gpu_ids 0,1", "and gpu_ids names 2 GPUs"),
+    ],
+)
+def test_more_processes_than_visible_gpus_cannot_train(words: str, said: str, script: str) -> None:
+    with pytest.raises(InputError, match=said) as caught:
+        started(words, script)
+    assert not isinstance(caught.value, UnreadError)
+
+
+def test_a_file_hides_gpus_from_the_processes_of_every_launcher(script: str) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    for words in (f"torchrun --nproc_per_node 2 {script}", f"deepspeed --num_gpus 2 {script}"):
+        with pytest.raises(InputError, match="2 processes on each machine, and CUDA_VISIBLE_DEVICES names 1 GPU"):
+            launching(*with_keys(words, env=env))
+    written, read = with_keys("trl sft", num_processes=2)
+    assert written.file is not None
+    file = parsed(f"{written.file.text}env: {{CUDA_VISIBLE_DEVICES: 0}}\n", Path("c.yaml"))
+    with pytest.raises(InputError, match=r"names 1 GPU\. Write num_processes: 1"):
+        launching(replace(written, file=file), read)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2",
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 --nnodes 4",
+        "CUDA_VISIBLE_DEVICES=7 accelerate launch --multi_gpu --num_processes 2 --gpu_ids 0,1",
+        "CUDA_VISIBLE_DEVICES= accelerate launch --cpu",
+        # DeepSpeed ignores the variable beside --num_gpus (runner.py, "Detected VISIBLE_DEVICES").
+        "CUDA_VISIBLE_DEVICES=0 deepspeed --num_gpus 8",
+    ],
+)
+def test_as_many_processes_as_visible_gpus_train(words: str, script: str) -> None:
+    assert started(words, script).processes >= 1
+
+
+def test_processes_on_a_cpu_need_no_gpu(script: str) -> None:
+    written, _ = with_keys(f"CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node 2 {script}")
+    read = ReadCommand({"SFTConfig": Configuration("SFTConfig", {"use_cpu": True}, {})})
+    assert launching(written, read).processes == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "processes"),
+    [
+        ("CUDA_VISIBLE_DEVICES=4,5,6,7 accelerate launch", 4),
+        ("CUDA_VISIBLE_DEVICES=4 accelerate launch", 1),
+        ("CUDA_VISIBLE_DEVICES=4,5,6,7 torchrun --nproc_per_node gpu", 4),
+        ("CUDA_VISIBLE_DEVICES=4,5,6,7 deepspeed", 4),
+    ],
+)
+def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: int, script: str) -> None:
+    command = read_command_line([*words.split(), script, "--config", "c.yaml"])
+    written = Written(command, None, "sft")
+    read = read_by_accelerate(written, gpus=visible(written, None) or 1)
+    found = launching(written, read)
+    assert (found.processes, launching(written, read, 8).processes) == (processes, processes)
+    assert not any("one was checked" in item.message for item in of_launch(written, read, found))
+
+
+@pytest.mark.parametrize("words", ["accelerate launch", "deepspeed"])
+def test_a_number_of_processes_that_is_not_named_is_reported(words: str, script: str) -> None:
+    written, read = with_keys(f"{words} {script}")
+    [note] = of_launch(written, read, launching(written, read))
+    assert note.severity is Severity.NOTE
+    assert "Nothing sets the number of processes" in note.message
+    assert "one was checked" in note.message
+    # These start one process if no number is named.
+    for definite in ("torchrun", "python"):
+        written, read = with_keys(f"{definite} {script}")
+        assert not list(of_launch(written, read, launching(written, read)))
