@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import peft
     import transformers
 
+_SIZES = 2
+
 
 def estimate(
     model: str | Path,
@@ -67,7 +69,10 @@ def estimate(
     check_type("gpu", gpu, str | int)
     check_type("shape", shape, Sequence[int])
     check_type("eval_shape", eval_shape, Sequence[int] | None)
-    for rows, tokens in (shape, eval_shape or shape):
+    for sizes in (shape, eval_shape or shape):
+        if len(sizes) != _SIZES:
+            raise InputError(f"A shape is two numbers, and {sizes!r} is {len(sizes)}.", hint="Give (rows, tokens).")
+        rows, tokens = sizes
         if rows < 1 or tokens < 1 or rows * tokens > MOST_TOKENS:
             raise InputError(
                 f"A micro-batch of {rows} rows of {tokens} tokens is not possible.",
