@@ -187,7 +187,7 @@ def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
     prepared: Callable[..., PrepareReply], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.csv").write_text('text\na\n""\nb\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"1 of 3 rows .* row 2 \(counted from 1, without the header\)"):
+    with pytest.raises(InputError, match=r"1 of 3 rows, .* row 2 \(counted from 1, without the header\)"):
         prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
 
 
