@@ -10,7 +10,7 @@ from autotune.core.spread import Interval, mean_of, mean_rate, next_run
 from autotune.reporting.words import baseline_name, differences
 from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 
 _SCATTERED = 3.0
 """Ratio of both ends of the range of a further run from which on runs tell little."""
@@ -128,7 +128,7 @@ def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:
         return ()
-    count = f"{len(others)} other candidates" if len(others) > 1 else "1 other candidate"
+    count = counted(len(others), "other candidate")
     sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
     lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
     least = lightest.measurement.need_bytes or 0

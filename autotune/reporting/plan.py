@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.core.estimate import Estimate, Plan, distinct
+from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Estimate, Plan, distinct
 from autotune.reporting import document as doc
 from autotune.reporting.explanation import explanation_report
 from autotune.reporting.outlook import allow_lines, left_out_lines
@@ -33,6 +33,8 @@ from autotune.reporting.sections import (
 )
 from autotune.reporting.words import BASELINE_NAME, MISSING, bytes_or_dash, memory_cells, number_or_dash, rate_or_dash
 from autotune.trainers import find_trainer
+
+_ALIKE = f"within {100 * ALIKE_SPEED:.0f} % in speed and {100 * ALIKE_MEMORY:.0f} % in memory"
 
 
 def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
@@ -145,7 +147,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     return doc.Candidates(
         counts=f"{candidate_counts_text(plan)}{part}",
         lines=(
-            f"{traces_text(plan, shown)}; of candidates within 1 % in speed and 2 % in memory, one is shown",
+            f"{traces_text(plan, shown)}; of candidates {_ALIKE}, one is shown",
             *(unknown_lines(plan) if plan.best is not None else ()),
         ),
         number="",

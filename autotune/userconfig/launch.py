@@ -14,7 +14,8 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TRL, Command, options_of
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
-from autotune.userconfig.launchers import VISIBLE, counted, named_gpus, number
+from autotune.units import counted
+from autotune.userconfig.launchers import VISIBLE, named_gpus, number, processes_of
 from autotune.userconfig.written import Written
 
 COUNTS = ("num_processes", "nproc_per_node", "nproc-per-node")
@@ -75,7 +76,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
         UnreadError: the number depends on the machines on which the command runs.
     """
     launcher, seen = written.command.launcher, visible(written, gpus)
-    found = counted(written.command, seen) or read.launched or Launched()
+    found = processes_of(written.command, seen) or read.launched or Launched()
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
     _check(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
@@ -129,8 +130,7 @@ def _check_gpus(written: Written, found: Launched) -> None:
         return
     option = NAMED_BY.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
     raise InputError(
-        f"{each} {'process' if each == 1 else 'processes'} on each machine, and {by} names {count}"
-        f" {'GPU' if count == 1 else 'GPUs'}.",
+        f"{counted(each, 'process', 'processes')} on each machine, and {by} names {counted(count, 'GPU')}.",
         hint=f"Write {option}." if count and option else f"Name GPUs in {by}, or write use_cpu: true.",
     )
 
@@ -144,7 +144,7 @@ def of_ranks(command: Command, gpus: int | None = None) -> int:
         gpus: number of GPUs that the launcher sees on each machine; None where it is not known.
     """
     try:
-        started = counted(command, gpus)
+        started = processes_of(command, gpus)
     except InputError:
         return 1
     return started.processes if started is not None else 1
@@ -159,7 +159,7 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
         InputError: a file cannot be read, or the number is none.
     """
     command = written.command
-    started = counted(command, None)
+    started = processes_of(command, None)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
     options = {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)

@@ -30,7 +30,7 @@ _COUNTED = {"gpu": "GPU", "auto": "device", "cpu": "core", "xpu": "XPU"}
 _OF_GPUS = frozenset({"gpu", "auto"})
 
 
-def counted(command: Command, gpus: int | None) -> Launched | None:
+def processes_of(command: Command, gpus: int | None) -> Launched | None:
     """Return the processes of a command's launcher; None if it is another launcher.
 
     Args:

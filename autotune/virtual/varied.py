@@ -85,15 +85,15 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
         batch: the shape of its micro-batches.
         before: tokens per row in each micro-batch of each inserted step, in order.
     """
-    ends = [run.end_event for run in micro_batches(traced, step)]
+    # With the first micro-batch is what precedes it, and with the last one, or the whole step without any, the update.
+    ends = [run.end_event for run in micro_batches(traced, step)][:-1]
     earlier = {event.storage for event in traced.events[: step.first_event]}
     left_as = _matched(traced, step, earlier)
 
     def sizes(tokens: Sequence[int]) -> Size:
         def size(index: int) -> int:
             event = traced.events[index]
-            # With the first micro-batch is what precedes it, and with the last one the update.
-            length = tokens[bisect_right(ends[:-1], index)]
+            length = tokens[bisect_right(ends, index)]
             fixed = event.storage in earlier or traced.categories.get(event.storage) in _OF_THE_MODEL
             if fixed or length == batch.tokens:
                 return event.change_bytes
@@ -103,7 +103,7 @@ def varied(traced: Trace, step: Phase, batch: MicroBatch, before: Iterable[Seque
 
     copy = Copy(traced)
     copy.take(((0, 0), step.begin))
-    for tokens in (*before, (batch.tokens,) * len(ends)):
+    for tokens in (*before, (batch.tokens,) * (len(ends) + 1)):
         copy.hand_on(left_as)
         copy.take((step.begin, step.end), size=sizes(tokens))
     copy.take((step.end, (len(traced.events), len(traced.operators))))

@@ -57,12 +57,12 @@ def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
     margin = min(pair.margin for pair in reserved)
     beyond = sum(abs(pair.error) > pair.margin for pair in reserved)
     near = sum(abs(pair.error) <= TIME_ERROR for pair in times)
+    off = f"{beyond} of {len(reserved)} {'was' if beyond == 1 else 'were'} off by more than the stated {margin:.0%}"
     return (
         f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
-        f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {beyond} of "
-        f"{len(reserved)} were off by more than the stated {margin:.0%}. Times of a step were planned between "
-        f"{_range(times, 'short', 'long')}, half within {_known(spread(times)).median:.1%}; {near} of {len(times)} "
-        f"were within the stated {TIME_ERROR:.0%}."
+        f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {off}. Times "
+        f"of a step were planned between {_range(times, 'short', 'long')}, half within "
+        f"{_known(spread(times)).median:.1%}; {near} of {len(times)} were within the stated {TIME_ERROR:.0%}."
     )
 
 

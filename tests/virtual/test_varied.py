@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -137,14 +138,17 @@ def test_shapes_go_with_the_length_of_rows(shape: tuple[int, ...], scaled: tuple
     assert MicroBatch(4, 128).scaled(shape, 64) == scaled
 
 
-def test_a_repeated_step_frees_what_the_one_before_left() -> None:
+@pytest.mark.parametrize("names", [("step", MICRO_BATCH), ("step",)], ids=["a micro-batch", "no micro-batch"])
+def test_a_repeated_step_frees_what_the_one_before_left(names: Sequence[str]) -> None:
     def growing(device: torch.device) -> None:
         for number in range(3):
-            with phase(str(number)), phase(MICRO_BATCH):
+            with ExitStack() as stack:
+                for name in names:
+                    stack.enter_context(phase(f"{name} {number}" if name == "step" else name))
                 left = torch.empty(128 * (number + 1), device=device)
         assert left.numel()
 
     traced = trace(growing)
-    again = varied(traced, traced.phase("2"), MicroBatch(1, TOKENS), [(TOKENS,)] * 5)
+    again = varied(traced, traced.phase("step 2"), MicroBatch(1, TOKENS), [(TOKENS // 2,), *[(TOKENS,)] * 5])
 
     assert sum(event.change_bytes for event in again.events) == 0

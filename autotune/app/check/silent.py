@@ -15,7 +15,7 @@ from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.trainers.geometry import micro_batches_of, optional_int_argument, rows_of, steps_of_epoch
-from autotune.units import format_share
+from autotune.units import counted, format_share
 from autotune.userconfig.candidate import NearestCandidate
 
 _KEEPS_END = "keep_end"
@@ -74,21 +74,21 @@ def _step(
 ) -> str:
     rows, micro_batches, ranks = rows_of(plan), micro_batches_of(plan), plan.data_ranks
     together = plan.launch.processes // ranks
-    parts = f"{rows} {'row' if rows == 1 else 'rows'}"
+    parts = counted(rows, "row")
     parts += f" x {micro_batches} accumulated" if micro_batches > 1 else ""
     if together > 1:
         parts += f" x {ranks} {'group' if ranks == 1 else 'groups'} of {together} processes"
     else:
         parts += f" x {ranks} processes" if ranks > 1 else ""
-    counted = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
+    documents = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
     prompts = geometry.documents / trainer.copies(plan)
     of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if trainer.copies(plan) > 1 else ""
     left, every = _rows_kept(workload), workload.dataset.documents.rows
     kept = trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every)
     steps = steps_of_epoch(plan, round(geometry.rows * kept), drops_last=drops_last)
     return (
-        f"An optimizer step trains on {geometry.documents:,.4g} {counted}{of_prompts} ({parts}); an epoch has {steps:,}"
-        f" {'step' if steps == 1 else 'steps'}."
+        f"An optimizer step trains on {geometry.documents:,.4g} {documents}{of_prompts} ({parts}); an epoch has"
+        f" {counted(steps, 'step')}."
     )
 
 
