@@ -65,22 +65,59 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "qwen2.5-0.5b": _qwen(896, 4864, 24, 14, 2, tied=True),
     "qwen2.5-1.5b": _qwen(1536, 8960, 28, 12, 2, tied=True),
     "qwen2.5-7b": _qwen(3584, 18944, 28, 28, 4, tied=False),
-}
-"""By name, what the models' own config.json files on the Hub say (https://huggingface.co/Qwen)."""
+    "llama-3.2-1b": {
+        **LLAMA_8B, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "qwen3-0.6b": {
+        **_qwen(1024, 3072, 28, 16, 8, tied=True), "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+        "head_dim": 128, "max_position_embeddings": 40960,
+    },
+    "gemma-3-1b": {
+        **_qwen(1152, 6912, 26, 4, 1, tied=True), "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "head_dim": 256, "vocab_size": 262144, "sliding_window": 512, "query_pre_attn_scalar": 256,
+    },
+    "smollm2-135m": {
+        **LLAMA_8B, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "vocab_size": 49152, "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+    "olmoe-1b-7b": {
+        **LLAMA_8B, "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "hidden_size": 2048,
+        "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "vocab_size": 50304, "max_position_embeddings": 4096, "num_experts": 64, "num_experts_per_tok": 8,
+    },
+}  # fmt: skip
+"""By name, what the models' own config.json files on the Hub say (https://huggingface.co): their sizes."""
 
 
 def write_model(directory: Path, configuration: Mapping[str, Any]) -> Path:
     """Write a configuration and a small tokenizer, and return the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(configuration, indent=1), encoding="utf-8")
+    write_tokenizer(directory)
+    return directory
+
+
+def write_tokenizer(
+    directory: Path, further: Mapping[str, int] | None = None, names: Mapping[str, str] | None = None
+) -> Any:
+    """Write a tokenizer of one letter and return it.
+
+    Args:
+        further: special tokens that it has, with their numbers.
+        names: those of them that a model's processor asks for, by its names for them.
+    """
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(configuration, indent=1), encoding="utf-8")
     # The model that Qwen's tokenizers have, whatever is in the file: transformers loads no other for its architectures.
-    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL)}, []))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
+    tokenizer = Tokenizer(models.BPE({**_SPECIAL, LETTER: len(_SPECIAL), **(further or {})}, []))
+    tokenizer.add_special_tokens([*(further or {})])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>", extra_special_tokens=dict(names or {})
+    )
     wrapped.save_pretrained(directory)
-    return directory
+    return wrapped
 
 
 def write_rows(file: Path, lengths: Iterable[int], vocabulary: int) -> Path:

@@ -27,7 +27,7 @@ from benchmarks.gpu.cases import CASES, SCENARIOS, Case
 from benchmarks.gpu.predictions import predict, predict_measured
 from benchmarks.gpu.prepared import on_host, prepare
 from benchmarks.gpu.trace_pool import TracePool
-from benchmarks.shapes import CONFIGURATIONS, write_model
+from benchmarks.pictured import SHAPES
 
 
 def predicted_again(
@@ -58,8 +58,7 @@ def predicted_again(
         TracePool(machine.hardware.cores, time.monotonic() + seconds) as pool,
     ):
         folder = Path(directory)
-        models = {name: write_model(folder / name, shape) for name, shape in CONFIGURATIONS.items()}
-        preparing = {one.name: pool.submit(partial(prepare, one, models[one.model], machine)) for one in wanted}
+        preparing = {one.name: pool.submit(partial(prepare, one, SHAPES, machine)) for one in wanted}
         prepared = {name: future.result() for name, future in preparing.items()}
         predict(pool, prepared, cases, folder / "cache", tell)
         for name, where in prepared.items():

@@ -24,6 +24,8 @@ class Scenario:
         max_length: tokens of a packed row; without packing, rows are not cut. None for a trainer that cuts nothing.
         fix: choices of all its cases, unless they say otherwise.
         trainer: its name.
+        teacher: name of the shape of its teacher, where the trainer has one.
+        pixels: width and height of the image that each row has; None: rows of text.
     """
 
     name: str
@@ -33,6 +35,8 @@ class Scenario:
     max_length: int | None
     fix: Mapping[str, Choice] = field(default_factory=dict)
     trainer: str = "sft"
+    teacher: str | None = None
+    pixels: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Case:
 
 _ADAPTER: Mapping[str, Choice] = {"lora": "r16", "precision": "bfloat16"}
 _SHORT_COMPLETIONS: Mapping[str, Choice] = {"max_completion_length": 128}
+_PIXELS = (1008, 756)
 _SHORT_ANSWERS: Mapping[str, Choice] = {"max_new_tokens": 128}
 
 SCENARIOS = (
@@ -78,7 +83,21 @@ SCENARIOS = (
     Scenario("0.5b prompts", "qwen2.5-0.5b", {256: 64}, 16, None, _SHORT_COMPLETIONS, "grpo"),
     Scenario("0.5b prompts, leave one out", "qwen2.5-0.5b", {256: 64}, 16, None, _SHORT_COMPLETIONS, "rloo"),
     Scenario("0.5b prompts, answers in pairs", "qwen2.5-0.5b", {256: 64}, 8, None, _SHORT_ANSWERS, "online_dpo"),
-)
+    Scenario("0.5b rows of 16384", "qwen2.5-0.5b", {16384: 8}, 2, 16384),
+    Scenario("0.5b rows and a long one", "qwen2.5-0.5b", {300: 63, 6000: 1}, 8, 6000),
+    Scenario("1.5b pairs and a long one", "qwen2.5-1.5b", {300: 63, 3000: 1}, 8, 3000, trainer="dpo"),
+    Scenario("llama 1b rows of 1024", "llama-3.2-1b", {1024: 64}, 8, 1024),
+    Scenario("qwen3 0.6b rows of 1024", "qwen3-0.6b", {1024: 64}, 16, 1024),
+    Scenario("gemma 3 1b rows of 1024", "gemma-3-1b", {1024: 64}, 8, 1024),
+    Scenario("smollm2 135m rows of 512", "smollm2-135m", {512: 128}, 32, 1024),
+    Scenario("olmoe adapter rows of 1024", "olmoe-1b-7b", {1024: 32}, 4, 1024, _ADAPTER),
+    Scenario("0.5b prompts, a 1.5b teacher", "qwen2.5-0.5b", {256: 64}, 8, None, {"max_completion_length": 64},
+             "distillation", teacher="qwen2.5-1.5b"),
+    Scenario("qwen2.5-vl 3b adapter rows with images", "qwen2.5-vl-3b", {256: 32}, 4, 2048, _ADAPTER, pixels=_PIXELS),
+    Scenario("qwen2.5-vl 3b adapter pairs with images", "qwen2.5-vl-3b", {256: 32}, 4, 2048, _ADAPTER, "dpo",
+             pixels=_PIXELS),
+    Scenario("gemma 3 4b adapter rows with images", "gemma-3-4b", {256: 32}, 4, 2048, _ADAPTER, pixels=_PIXELS),
+)  # fmt: skip
 """What is trained. Fewer rows make a step where steps take longer, so that a probe takes seconds."""
 
 
@@ -153,6 +172,8 @@ _BY_SCENARIO = (
         (2, {"lora": "r64"}),
         (2, {"quantization": "8bit"}),
         (1, {}),
+        (4, {"quantization": "8bit"}),
+        (1, {**_NO_CHECKPOINTING, "quantization": "8bit"}),
     ),
     _cases(
         "7b adapter rows of 2048",
@@ -167,6 +188,27 @@ _BY_SCENARIO = (
     _cases("0.5b prompts", (16, {}), (4, {"liger": "on"}), (8, {"lora": "r16"})),
     _cases("0.5b prompts, leave one out", (8, {}), (4, _NO_CHECKPOINTING)),
     _cases("0.5b prompts, answers in pairs", (4, {}), (2, _NO_CHECKPOINTING)),
+    _cases("0.5b rows of 16384", (1, {}), (1, {**_NO_CHECKPOINTING, "liger": "on"}), (2, {"liger": "on"})),
+    _cases(
+        "0.5b rows and a long one", (4, {}), (2, _NO_CHECKPOINTING), (8, {"liger": "on"}), (4, {"padding_free": "on"})
+    ),
+    _cases("1.5b pairs and a long one", (2, {}), (4, {"liger": "on"}), (4, {"lora": "r16"})),
+    _cases(
+        "llama 1b rows of 1024",
+        (8, {}),
+        (4, _NO_CHECKPOINTING),
+        (4, {**_NO_CHECKPOINTING, "activation_offloading": "on"}),
+        (8, {**_NO_CHECKPOINTING, "liger": "on"}),
+        (8, {**_NO_CHECKPOINTING, "lora": "r16"}),
+    ),
+    _cases("qwen3 0.6b rows of 1024", (4, _NO_CHECKPOINTING), (8, {}), (8, {"liger": "on"})),
+    _cases("gemma 3 1b rows of 1024", (2, _NO_CHECKPOINTING), (4, {}), (4, {"liger": "on"})),
+    _cases("smollm2 135m rows of 512", (32, {}), (8, _NO_CHECKPOINTING), (4, {**_NO_CHECKPOINTING, "packing": "bfd"})),
+    _cases("olmoe adapter rows of 1024", (4, {}), (1, _NO_CHECKPOINTING)),
+    _cases("0.5b prompts, a 1.5b teacher", (8, {}), (4, _NO_CHECKPOINTING)),
+    _cases("qwen2.5-vl 3b adapter rows with images", (2, {}), (1, _NO_CHECKPOINTING), (4, {"liger": "on"})),
+    _cases("qwen2.5-vl 3b adapter pairs with images", (2, {}), (1, _NO_CHECKPOINTING)),
+    _cases("gemma 3 4b adapter rows with images", (2, {}), (1, _NO_CHECKPOINTING)),
     # What does not fit, or barely does.
     _cases("0.5b rows of 1024", (8, _NO_CHECKPOINTING), (4, _NO_CHECKPOINTING), limit_bytes=20 * GIB),
     _cases("1.5b rows of 1024", (8, {}), (4, _NO_CHECKPOINTING), limit_bytes=24 * GIB),

@@ -26,7 +26,6 @@ from benchmarks.gpu.predictions import OPERATORS, predict, predict_measured
 from benchmarks.gpu.prepared import Prepared, on_host, prepare
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.trace_pool import NO_TIME, TracePool
-from benchmarks.shapes import write_model
 
 _LONGEST_PROBE_SECONDS = 60.0
 # Of all the time: traces come first, and operators are measured when all probes have ended.
@@ -85,10 +84,8 @@ def compare(
             planned = on_host(planned, host.launch_seconds)
         pool = stack.enter_context(TracePool(planned.hardware.cores, time.monotonic() + seconds * _TRACES_SHARE))
         record = Record(file, planned, SCHEDULE, unknown)
-        for name, shape in shapes.items():
-            write_model(folder / name, shape)
         preparing = {
-            scenario.name: pool.submit(partial(_prepared, scenario, folder / scenario.model, planned, end_seconds))
+            scenario.name: pool.submit(partial(_prepared, scenario, shapes, planned, end_seconds))
             for scenario in scenarios
         }
         prepared, legal = _described(preparing, cases, record)
@@ -118,11 +115,16 @@ def _operators(
 
 
 def _prepared(
-    scenario: Scenario, model: Path, planned: Machine, end_seconds: float, server: JobServer, folder: Path
+    scenario: Scenario,
+    shapes: Mapping[str, Mapping[str, Any]],
+    planned: Machine,
+    end_seconds: float,
+    server: JobServer,
+    folder: Path,
 ) -> Prepared:
     if time.monotonic() >= end_seconds:
         raise AutotuneError(NO_TIME)
-    return prepare(scenario, model, planned, server, folder)
+    return prepare(scenario, shapes, planned, server, folder)
 
 
 def _measured(

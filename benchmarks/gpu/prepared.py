@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
@@ -21,6 +22,7 @@ from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.traced import TraceRequest
 from autotune.core.workload import Workload
+from autotune.errors import AutotuneError
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
@@ -31,9 +33,12 @@ from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from benchmarks.gpu.cases import Case, Scenario
 from benchmarks.gpu.rows import write_rows_of
+from benchmarks.pictured import write_pictured_rows, write_shape
 
 _ATTENTIONS = ("sdpa", "eager")
 _SEED = 42
+# Threads that import one module of transformers at the same time can find it half initialised.
+_WRITING = Lock()
 _TRACED = find_trainer("sft").name
 """The trainer whose rows are sequences of so many tokens, so that the largest micro-batch follows from them alone."""
 
@@ -73,9 +78,10 @@ class Prepared:
     def trace_request(self, case: Case) -> TraceRequest | None:
         """Return the request that traces a case, with all layers, on the rows of the probe's largest micro-batch.
 
-        None where a row is more than a number of tokens: what is predicted of those comes from the planner alone.
+        None where a row is more than a number of tokens, as it is with an image: what is predicted of those comes from
+        the planner alone.
         """
-        if self.problem.trainer.name != _TRACED:
+        if self.problem.trainer.name != _TRACED or self.scenario.pixels is not None:
             return None
         setting, gpu = self.problem.setting, self.planned.gpu
         return TraceRequest(
@@ -110,24 +116,42 @@ def on_host(machine: Machine, launch_seconds: float | None) -> Machine:
     return replace(machine, gpu=replace(gpu, speeds=replace(gpu.speeds, launch_seconds=launch_seconds)))
 
 
-def prepare(scenario: Scenario, model: Path, planned: Machine, server: JobServer, folder: Path) -> Prepared:
-    """Write the rows of a scenario, and read them and the model.
+def prepare(
+    scenario: Scenario, shapes: Mapping[str, Mapping[str, Any]], planned: Machine, server: JobServer, folder: Path
+) -> Prepared:
+    """Write the models and the rows of a scenario, and read them.
 
     Args:
-        model: directory of the scenario's model.
+        shapes: configurations of the models that scenarios name.
         server: runs the jobs that read.
         folder: for files of this scenario alone.
 
     Raises:
         InputError: the software that is installed cannot do what the scenario fixes.
-        AutotuneError: processes cannot be started.
+        AutotuneError: processes cannot be started, or a library that a model needs is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    model, *teacher = (
+        model_source(str(_written(folder / name, shapes[name])), "random")
+        for name in (scenario.model, scenario.teacher)
+        if name is not None
+    )
     lengths = (tokens for tokens, count in scenario.lengths.items() for _ in range(count))
-    rows = write_rows_of(scenario.trainer, folder / "rows.jsonl", lengths, _vocabulary(model))
+    if scenario.pixels is not None:
+        rows = write_pictured_rows(folder / "rows.parquet", lengths, scenario.pixels, pairs=scenario.trainer == "dpo")
+    else:
+        rows = write_rows_of(scenario.trainer, folder / "rows.jsonl", lengths, shapes[scenario.model]["vocab_size"])
     reader = WorkloadReader(server, folder, ignore)
-    workload = reader.read(scenario.trainer, model_source(str(model), "random"), dataset_source(str(rows)))
+    workload = reader.read(scenario.trainer, model, dataset_source(str(rows)), teacher=next(iter(teacher), None))
     return prepared(scenario, reader.check_attention(workload, inspect_machine("cpu"), _ATTENTIONS), planned)
+
+
+def _written(folder: Path, shape: Mapping[str, Any]) -> Path:
+    try:
+        with _WRITING:
+            return write_shape(folder, shape)
+    except ImportError as error:
+        raise AutotuneError(str(error).strip().split("\n")[0]) from error
 
 
 def prepared(scenario: Scenario, workload: Workload, planned: Machine) -> Prepared:
@@ -144,6 +168,7 @@ def prepared(scenario: Scenario, workload: Workload, planned: Machine) -> Prepar
             max_length=scenario.max_length,
             allow=[*(one.name for one in trainer.techniques), GLOBAL_BATCH],
             fix=scenario.fix,
+            teacher=workload.teacher_source.name if workload.teacher_source is not None else None,
         )
     )
     problem = problem_of(options, workload, planned, scenario.rows)
@@ -152,7 +177,3 @@ def prepared(scenario: Scenario, workload: Workload, planned: Machine) -> Prepar
 
 def _flat(candidate: Candidate) -> bool:
     return candidate.get("packing") in SEPARATING or candidate.get("padding_free") == ON
-
-
-def _vocabulary(model: Path) -> int:
-    return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["vocab_size"])

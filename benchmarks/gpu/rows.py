@@ -67,4 +67,5 @@ _FORMATS: Mapping[str, Callable[[int, int], Row]] = {
     "grpo": _prompts,
     "rloo": _prompts,
     "online_dpo": _prompts,
+    "distillation": _prompts,
 }

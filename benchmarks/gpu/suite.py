@@ -41,6 +41,7 @@ from autotune.inspection.machine import machine as inspect_machine
 from autotune.units import format_bytes, format_duration, format_rate
 from benchmarks.gpu.cases import CASES, SCENARIOS
 from benchmarks.gpu.predicted import compare
+from benchmarks.pictured import SHAPES
 from benchmarks.shapes import CONFIGURATIONS, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ _PREDICTED_SHARE = 0.6
 # What the end of the last process and the last writing may take.
 _ENDING_SECONDS = 20
 # Of pytest: a test of the suite mostly waits for a process that starts.
-_WORKERS = ("--numprocesses", str(min(8, max(1, (os.cpu_count() or 1) // 2))), "--dist", "worksteal")
+_WORKERS = ("--numprocesses", str(min(14, max(1, (os.cpu_count() or 1) - 2))), "--dist", "worksteal")
 _ROWS = 512
 # Median and spread of a log-normal that instruction datasets roughly follow: most rows are short, a few very long.
 _MEDIAN_TOKENS, _SIGMA, _LONGEST_TOKENS = 350, 0.9, 4096
@@ -170,7 +171,7 @@ def run_predicted(
     known = frozenset() if traced else _measured_beside(file)
     cases = sorted(CASES, key=lambda case: case.name in known)
     try:
-        outcomes = compare(device, CONFIGURATIONS, SCENARIOS, cases, file, seconds, first, traced=traced)
+        outcomes = compare(device, SHAPES, SCENARIOS, cases, file, seconds, first, traced=traced)
     except AutotuneError as error:
         print(f"predicted: {error}", flush=True)
         return False

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.machine import Machine
-from autotune.core.workload import Workload
+from autotune.core.workload import ModelSource, Workload
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers import trainers
 from benchmarks.gpu.cases import CASES, SCENARIOS, Case, Scenario
 from benchmarks.gpu.predicted import SCHEDULE
 from benchmarks.gpu.prepared import Prepared, prepared
-from benchmarks.shapes import CONFIGURATIONS
-from tests.settings import GPU, PACKAGES, workload
+from benchmarks.pictured import SHAPES
+from tests.settings import GPU, PACKAGES, pictured_workload, workload
 
 H100 = find_gpu("H100-80GB")
 # An image with older packages, in which not everything is installed.
@@ -25,8 +25,13 @@ BARE = {name: version for name, version in OLDER.items() if name != "bitsandbyte
 
 def read(scenario: Scenario) -> Workload:
     """Return the workload of a scenario, its rows as one sequence each, whatever its trainer makes of them."""
-    found = workload(lengths=scenario.lengths, layers=CONFIGURATIONS[scenario.model]["num_hidden_layers"])
-    return replace(found, trainer=scenario.trainer)
+    if scenario.pixels is not None:
+        found = pictured_workload("preference" if scenario.trainer == "dpo" else "messages")
+        return replace(found, trainer=scenario.trainer)
+    found = workload(lengths=scenario.lengths, layers=SHAPES[scenario.model]["num_hidden_layers"])
+    if scenario.teacher is None:
+        return replace(found, trainer=scenario.trainer)
+    return replace(found, trainer=scenario.trainer, teacher_source=ModelSource("org/teacher"), teacher=found.model)
 
 
 def all_prepared(packages: dict[str, str]) -> dict[str, Prepared]:
@@ -60,12 +65,11 @@ def test_forty_cases_are_possible_with_older_packages_and_few(packages: dict[str
 
 
 def test_wherever_a_run_is_cut_off_its_cases_are_of_all_kinds() -> None:
-    begun = CASES[:36]
+    begun = CASES[:60]
     models = {scenario.name: scenario.model for scenario in SCENARIOS}
-    assert {models[case.scenario] for case in begun} == set(CONFIGURATIONS)
+    assert {models[case.scenario] for case in begun} == set(SHAPES)
     of = {scenario.name: scenario.trainer for scenario in SCENARIOS}
-    # The suite has no teachers yet.
-    assert {of[case.scenario] for case in begun} == set(trainers()) - {"distillation"}
+    assert {of[case.scenario] for case in begun} == set(trainers())
     for knob, choice in {
         "gradient_checkpointing": "off",
         "packing": "bfd",
@@ -82,7 +86,7 @@ def test_a_trace_has_the_plan_and_the_rows_of_the_probe() -> None:
     known = all_prepared(EVERYTHING)
     for case in CASES:
         where = known[case.scenario]
-        if where.scenario.trainer != "sft":
+        if where.scenario.trainer != "sft" or where.scenario.pixels is not None:
             continue
         candidate = where.candidate(case)
         rows, lengths = int(candidate["per_device_train_batch_size"]), where.scenario.lengths
