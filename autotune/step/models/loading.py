@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoConfig, AutoProcessor, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
-from transformers.modeling_utils import get_state_dict_dtype, load_state_dict
+from transformers.modeling_utils import get_state_dict_dtype, get_total_byte_count, load_state_dict
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils import logging
@@ -28,7 +28,7 @@ from autotune.step.distributed.group import world_size
 from autotune.step.hub import not_loaded
 from autotune.step.models.heads import Head
 from autotune.units import GIB
-from autotune.virtual import unused_bytes
+from autotune.virtual import for_real, unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
 _WEIGHT_DEVIATION = 0.02
@@ -192,11 +192,19 @@ def virtual_model(
         # `get_max_memory` of accelerate does so before it reads a device's free memory. The caching allocator keeps the
         # segment, so that the block for all weights is smaller by as much.
         torch.empty(1, dtype=torch.int64, device=device)
+    quantizer = None
     if quantization_config is not None:
-        _quantize(model, quantization_config, dtype, device, warms_up=warms_up)
-        return model
+        quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
+        with for_real():
+            quantizer.preprocess_model(model, dtype=dtype, device_map=None)
     if warms_up:
-        _warm_up_allocator(model, device)
+        _warm_up_allocator(model, device, quantizer)
+    if quantizer is not None:
+        from autotune.virtual.quantized import fill_quantized
+
+        fill_quantized(model, dtype, device)
+        quantizer.postprocess_model(model)
+        model.hf_quantizer = quantizer
     _place(model, device)
     return model
 
@@ -214,46 +222,21 @@ def _place(model: torch.nn.Module, device: torch.device) -> None:
                 setattr(module, name, placed[tensor])
 
 
-def _warm_up_allocator(model: Any, device: torch.device, quantized: Mapping[str, float] | None = None) -> None:
+def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None = None) -> None:
     """Allocate and free one block for all weights, as transformers does before it loads them to a GPU.
 
     The caching allocator keeps the block, and weights, gradients and activations are placed within it
-    (``caching_allocator_warmup`` and ``get_total_byte_count`` of ``transformers/modeling_utils.py``). For a further
-    model, such as a reference, it is smaller by what the allocator has reserved and no tensor uses. It is left out
-    where weights are loaded to the host, as TRL does with several processes.
-
-    Args:
-        quantized: bytes of an element, by the name of each weight that is quantised.
+    (``caching_allocator_warmup`` of ``transformers/modeling_utils.py``). For a further model, such as a reference, it
+    is smaller by what the allocator has reserved and no tensor uses. It is left out where weights are loaded to the
+    host, as TRL does with several processes.
     """
-    sizes = quantized or {}
-    weights = dict(model.named_parameters())
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.nn.Parameter):
-            weights[f"buffer {name}"] = tensor
-    total = sum(tensor.numel() * sizes.get(name, tensor.element_size()) for name, tensor in weights.items())
+    total = get_total_byte_count(model, dict.fromkeys(model.state_dict(), device), quantizer)[device]
     unused = unused_bytes()
     if total - unused > unused:
         total -= unused
     else:
         total = unused + 1 if total - unused > _WORTH_A_BLOCK_BYTES else 0
     torch.empty(int(total // 2), dtype=torch.float16, device=device)
-
-
-def _quantize(model: Any, config: Any, dtype: torch.dtype, device: torch.device, *, warms_up: bool) -> None:
-    """Replace a fake model's weights by quantised ones and set the attributes that training checks for."""
-    from autotune.virtual.quantized import quantize, quantized_modules
-
-    quantizer = AutoHfQuantizer.from_config(config)
-    kept = quantizer.get_modules_to_not_convert(model, config.llm_int8_skip_modules, model._keep_in_fp32_modules)
-    if warms_up:
-        # `Bnb4BitHfQuantizer` and `Bnb8BitHfQuantizer` of transformers/quantizers count elements so.
-        each = 0.5 if config.load_in_4bit else 1.0
-        _warm_up_allocator(model, device, {f"{name}.weight": each for name, _ in quantized_modules(model, kept)})
-    quantize(model, config, dtype, device, kept)
-    _place(model, device)
-    quantizer._process_model_after_weight_loading(model)
-    model.hf_quantizer, model.is_quantized, model.quantization_method = quantizer, True, config.quant_method
-    model.config.quantization_config = config
 
 
 class _RandomTensor:
