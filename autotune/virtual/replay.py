@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 from autotune.units import MIB
 from autotune.virtual.allocator import CachingAllocator, OutOfMemoryError
@@ -19,19 +18,6 @@ _LARGE_WORKSPACE_BYTES = 32 * MIB
 _LARGE_WORKSPACE_GENERATIONS = (9, 10, 12)
 
 
-@dataclass(frozen=True)
-class Replay:
-    """Figures of the caching allocator after a replay.
-
-    Attributes:
-        peak_allocated_bytes: as ``torch.cuda.max_memory_allocated`` would return.
-        peak_reserved_bytes: as ``torch.cuda.max_memory_reserved`` would return.
-    """
-
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-
-
 def replay(
     traced: Trace,
     *,
@@ -39,9 +25,8 @@ def replay(
     limit_bytes: int | None = None,
     expandable_segments: bool = False,
     emptied: bool = False,
-    after_phase: Callable[[str, CachingAllocator], None] | None = None,
-) -> Replay:
-    """Replay a trace's allocations and frees on the device through the caching allocator, in order.
+) -> CachingAllocator:
+    """Replay a trace's allocations and frees on the device through the caching allocator, in order, and return that.
 
     Args:
         capability: CUDA compute capability of the GPU, which determines the size of cuBLAS's workspace; the workspace
@@ -50,19 +35,15 @@ def replay(
         expandable_segments: PyTorch's setting.
         emptied: whether the cache is emptied before every backward pass, as transformers' Trainer does with
             ``torch_empty_cache_steps=1``.
-        after_phase: called with the name of each phase that ends and the allocator, whose cache it may empty.
 
     Raises:
         OutOfMemoryError: an allocation does not fit the limit.
     """
     allocator = CachingAllocator(limit_bytes, expandable_segments=expandable_segments)
     multiplied: set[bool] = set()
-    ends = {phase.end_event: phase.name for phase in traced.phases} if after_phase is not None else {}
     blocks: dict[int, tuple[int, Block]] = {}
     in_backward = False
-    for index, event in enumerate(traced.events):
-        if after_phase is not None and index in ends:
-            after_phase(ends[index], allocator)
+    for event in traced.events:
         if emptied and event.operator >= 0:
             before, in_backward = in_backward, traced.operators[event.operator].in_backward
             if in_backward and not before:
@@ -76,7 +57,7 @@ def replay(
                 multiplied.add(product.in_backward)
                 allocator.allocate(workspace_bytes(capability))
         _take(event, allocator, blocks, traced.streams)
-    return Replay(allocator.peak_allocated_bytes, allocator.peak_reserved_bytes)
+    return allocator
 
 
 _SPARE = 0.05
@@ -84,8 +65,8 @@ _SPARE = 0.05
 the allocator does not get by with it."""
 
 
-def short_of_memory(found: Replay, run: Callable[[int], Replay]) -> Replay:
-    """Return the figures of a replay on a device that is short of memory.
+def short_of_memory(found: CachingAllocator, run: Callable[[int], CachingAllocator]) -> CachingAllocator:
+    """Return the allocator after a replay on a device that is short of memory.
 
     Without a limit, the allocator keeps what is freed: of an 8B shape under ZeRO-2 it reserves 52.7 GiB, 34.2 of them
     for tensors, and under a limit of 36 GiB 35.8. So the limit here is 5 % above what tensors need or, where an
@@ -102,15 +83,6 @@ def short_of_memory(found: Replay, run: Callable[[int], Replay]) -> Replay:
         except OutOfMemoryError:
             limit_bytes = round((1 + _SPARE) * limit_bytes)
     return found
-
-
-def unused_bytes(events: Iterable[MemoryEvent], streams: Mapping[int, int]) -> int:
-    """Return the bytes that the caching allocator has reserved and no tensor has, after events without any product."""
-    allocator = CachingAllocator()
-    blocks: dict[int, tuple[int, Block]] = {}
-    for event in events:
-        _take(event, allocator, blocks, streams)
-    return allocator.reserved_bytes - allocator.allocated_bytes
 
 
 def _take(
@@ -132,6 +104,3 @@ def workspace_bytes(capability: tuple[int, int] | None) -> int:
     """Return the bytes of cuBLAS's workspace on a GPU, the only thing by which a replay depends on it."""
     generation = capability[0] if capability else 0
     return _LARGE_WORKSPACE_BYTES if generation in _LARGE_WORKSPACE_GENERATIONS else _WORKSPACE_BYTES
-
-
-__all__ = ["OutOfMemoryError", "Replay", "replay", "short_of_memory", "unused_bytes", "workspace_bytes"]

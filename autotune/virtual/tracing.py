@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from autotune.core.batch_geometry import Recompiled
-from autotune.virtual import apart, replay
+from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
@@ -28,6 +28,7 @@ from autotune.virtual.libraries import fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Category, Trace, with_peaks
+from autotune.virtual.replay import replay
 from autotune.virtual.tensors import replaced
 from autotune.virtual.unsupported import errors_explained, refuse_host_only, run_otherwise
 
@@ -156,7 +157,11 @@ def is_tracing() -> bool:
 
 def unused_bytes() -> int:
     """Return the bytes that the caching allocator has reserved in the running trace and no tensor has; else 0."""
-    return replay.unused_bytes(_running[-1][1].events, _running[-1][1].streams) if _running else 0
+    if not _running:
+        return 0
+    ledger = _running[-1][1]
+    allocator = replay(Trace("cuda", tuple(ledger.events), tuple(ledger.operators), {}, (), streams=ledger.streams))
+    return allocator.reserved_bytes - allocator.allocated_bytes
 
 
 def repeated(times: int) -> AbstractContextManager[object]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from autotune.virtual import trace
-from autotune.virtual.allocator import CachingAllocator
+from autotune.virtual.records import EMPTY_CACHE, MemoryEvent, Place
 from autotune.virtual.replay import replay
 from benchmarks.published.tables import Outcome
 
@@ -32,13 +32,17 @@ class Shown:
 
 def shown_by(run: Callable[[torch.device], None], capability: tuple[int, int]) -> Shown:
     """Trace a function of a device and return what the GPU would have shown, with ``empty_cache`` after each phase."""
+    traced = trace(run, capability=capability)
+    events: list[MemoryEvent] = []
     allocated: dict[str, int] = {}
-
-    def after_phase(name: str, allocator: CachingAllocator) -> None:
-        allocated[name] = allocator.allocated_bytes
-        allocator.empty_cache()
-
-    found = replay(trace(run, capability=capability), capability=capability, after_phase=after_phase)
+    ends = {phase.end_event: phase.name for phase in traced.phases}
+    for index, event in enumerate(traced.events):
+        if index in ends:
+            so_far = replay(replace(traced, events=tuple(events)), capability=capability)
+            allocated[ends[index]] = so_far.allocated_bytes
+            events.append(MemoryEvent(0, Place.DEVICE, EMPTY_CACHE))
+        events.append(event)
+    found = replay(replace(traced, events=tuple(events)), capability=capability)
     return Shown(allocated, found.peak_allocated_bytes, found.peak_reserved_bytes)
 
 

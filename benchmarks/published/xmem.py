@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES
 from autotune.virtual import adopt, phase, trace
+from autotune.virtual.allocator import OutOfMemoryError
 from autotune.virtual.records import Trace
-from autotune.virtual.replay import OutOfMemoryError, replay
+from autotune.virtual.replay import replay
 from autotune.virtual.varied import MicroBatch, steps_before, varied
 from benchmarks.published.tables import Outcome
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.units import MIB
-from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES
+from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES, CachingAllocator, OutOfMemoryError
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
-from autotune.virtual.replay import OutOfMemoryError, Replay, replay, short_of_memory, unused_bytes
+from autotune.virtual.replay import replay, short_of_memory
 
 
 def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecord, ...] = ()) -> Trace:
@@ -120,7 +120,7 @@ def test_what_is_freed_on_one_stream_is_not_used_on_another() -> None:
 def short(trace: Trace) -> int:
     """Return the bytes that a trace reserves on a device that is short of memory."""
 
-    def run(limit_bytes: int) -> Replay:
+    def run(limit_bytes: int) -> CachingAllocator:
         return replay(trace, limit_bytes=limit_bytes)
 
     return short_of_memory(replay(trace), run).peak_reserved_bytes
@@ -144,6 +144,6 @@ def test_an_allocator_cannot_return_a_segment_that_has_a_tensor_in_it() -> None:
 
 
 def test_what_is_unused_is_reserved_less_allocated() -> None:
-    events = traced([(0, 3 * MIB, Place.DEVICE), (1, 5 * MIB, Place.DEVICE), (0, -3 * MIB, Place.DEVICE)]).events
-    assert unused_bytes(events, {}) == 15 * MIB
-    assert unused_bytes(events, {1: 7}) == 35 * MIB
+    on_one = traced([(0, 3 * MIB, Place.DEVICE), (1, 5 * MIB, Place.DEVICE), (0, -3 * MIB, Place.DEVICE)])
+    found = [replay(replace(on_one, streams=streams)) for streams in ({}, {1: 7})]
+    assert [each.reserved_bytes - each.allocated_bytes for each in found] == [15 * MIB, 35 * MIB]
