@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from autotune.core.gpu import GpuSpeeds
-from autotune.core.images import ChosenRows
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
@@ -238,23 +237,6 @@ class ReadCommandRequest:
     launch: tuple[str, ...] = ()
     gpus: int = 1
     default_file: str = ""
-
-
-@dataclass(frozen=True)
-class BuildRequest:
-    """Build the trainer of a plan on the virtual device. The reply is a :class:`autotune.core.configuration.Built`.
-
-    Attributes:
-        rows, chosen: rows of the dataset, as in :class:`TraceRequest`.
-        capability: CUDA's compute capability of the device that is planned for, or None.
-    """
-
-    plan: TrainingPlan
-    model: ModelSource
-    target: DeviceKind
-    rows: tuple[tuple[int, ...], ...]
-    capability: tuple[int, int] | None = None
-    chosen: ChosenRows | None = None
 
 
 @dataclass(frozen=True)

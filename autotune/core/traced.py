@@ -106,6 +106,9 @@ class GpuFigures:
 class TraceRequest:
     """Run training steps of one plan on the virtual accelerator, with no GPU and no storage.
 
+    The job ``build`` takes plan, model, device and rows of one, and builds the trainer alone; it replies with a
+    :class:`autotune.core.configuration.Built`.
+
     The rows are dataset rows as ``prepare`` returns them: the trainer truncates, packs and pads them. Each is given by
     the tokens of its parts, in the trainer's order: ``(100, 50, 80)`` for prompt, chosen and rejected.
 

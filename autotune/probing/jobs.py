@@ -16,7 +16,6 @@ from autotune.core.measurement import Measurement, of_ranks
 from autotune.core.protocol import (
     LOG_FILE,
     RANK_FOLDER,
-    BuildRequest,
     CheckPackingReply,
     CheckPackingRequest,
     Failure,
@@ -96,7 +95,7 @@ def read_command(server: JobServer, request: ReadCommandRequest, folder: Path) -
     return _ask(ReadCommand, server, Job.READ_COMMAND, request, folder)
 
 
-def build(server: JobServer, request: BuildRequest, folder: Path) -> Built:
+def build(server: JobServer, request: TraceRequest, folder: Path) -> Built:
     """Build the trainer of a plan on the virtual device, and return what TRL refuses, changes, or warns of.
 
     Raises:

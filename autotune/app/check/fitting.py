@@ -21,8 +21,8 @@ from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.traced import TraceRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
 from autotune.errors import InputError, UnreadError
@@ -185,16 +185,16 @@ class Fitting:
 
     def _built(self, plan: TrainingPlan, geometry: BatchGeometry, workload: Workload) -> Built:
         """Return the messages of TRL's trainer about the plan itself; a trace has other sizes than the plan."""
-        hardware, dataset = self.planned.hardware, workload.dataset
+        dataset = workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
-        request = BuildRequest(
+        request = TraceRequest(
             self._explicit(plan),
             workload.model_source,
-            hardware.kind,
+            self.planned.hardware.kind,
             rows,
-            hardware.compute_capability,
-            chosen_rows(geometry.worst, workload),
+            gpu=self.planned.gpu,
+            chosen=chosen_rows(geometry.worst, workload),
         )
         return build(self.tracer.server, request, self.tracer.new_folder())
 

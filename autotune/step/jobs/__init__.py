@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from autotune.core.protocol import (
-    BuildRequest,
     CheckPackingRequest,
     Job,
     OperatorsRequest,
@@ -28,7 +27,7 @@ JOBS: dict[str, JobType] = {
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
     Job.PROBE: JobType(ProbeRequest, probe, processes_of, succeeded),
     Job.TRACE: JobType(TraceRequest, trace),
-    Job.BUILD: JobType(BuildRequest, build),
+    Job.BUILD: JobType(TraceRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
     Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
     Job.MEASURE_OPERATORS: JobType(OperatorsRequest, measure_operators),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from autotune.core.configuration import Built, Override
-from autotune.core.protocol import BuildRequest
+from autotune.core.traced import TraceRequest
 from autotune.errors import InputError, one_line
 from autotune.step.distributed.zero import engine_on
 from autotune.step.fields import plain, same
@@ -21,7 +21,7 @@ from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.shrink import FEWEST_BUILT, first_layers
 from autotune.step.objects import config
-from autotune.step.run.traced_training import world_of
+from autotune.step.run.traced_training import kernels_of, world_of
 from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.step.trainers.prompts import reward_function
@@ -29,10 +29,9 @@ from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
 _WARNING_LIBRARIES = ("trl", "transformers", "peft", "accelerate")
-_USUAL_CAPABILITY = (8, 0)
 
 
-def build(request: BuildRequest, context: JobContext) -> Built:
+def build(request: TraceRequest, context: JobContext) -> Built:
     """Build the trainer of a plan, with a few layers of its model and a few rows.
 
     Raises:
@@ -46,7 +45,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
     # Before the virtual device: what a module does when it is imported is not for that.
     for name in plan.rewards:
         reward_function(name)
-    rows = TracedRows(request.rows, chosen=request.chosen)
+    rows = TracedRows(request.worst, chosen=request.chosen)
     messages: list[str] = []
     used: dict[str, Any] = {}
 
@@ -58,8 +57,7 @@ def build(request: BuildRequest, context: JobContext) -> Built:
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
 
     try:
-        capability = request.capability or _USUAL_CAPABILITY
-        run_virtually(run, target=request.target, capability=capability, world=world_of(plan))
+        run_virtually(run, target=request.target, capability=kernels_of(request.gpu), world=world_of(plan))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan

@@ -35,22 +35,21 @@ from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
-from autotune.step.run.traced_training import TraceFacts, traced_training, world_of
+from autotune.step.run.traced_training import TraceFacts, kernels_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace as run_virtually
+from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.records import OperatorRecord, Peak, Trace
-from autotune.virtual.replay import Replay, replay, short_of_memory, workspace_bytes
+from autotune.virtual.replay import replay, short_of_memory, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
 from autotune.virtual.varied import MicroBatch, steps_before, varied
 
-# For a GPU that is only known by its memory size: most GPUs in use for training run the kernels of Ampere.
-_USUAL_CAPABILITY = (8, 0)
 _FIGURES = {
     Kind.MATMUL: "matmul_seconds",
     Kind.ATTENTION: "attention_seconds",
@@ -149,8 +148,8 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
             return run_virtually(
                 steps,
                 target=request.target,
-                capability=_capability(request.gpu),
-                others=[_capability(gpu) for gpu in request.others],
+                capability=kernels_of(request.gpu),
+                others=[kernels_of(gpu) for gpu in request.others],
                 world=world,
             )
 
@@ -211,7 +210,7 @@ def _figures(
     """
     works = [None if records is None else _works(records) for records in run]
     replays: dict[int, tuple[Replayed, ...]] = {}
-    alike = [gpu for gpu in request.others if _capability(gpu) in traced.alike]
+    alike = [gpu for gpu in request.others if kernels_of(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
         capability = gpu.compute_capability if gpu is not None else None
         workspace = workspace_bytes(capability)
@@ -229,10 +228,6 @@ def _figures(
 def _pace(plan: TrainingPlan, speeds: GpuSpeeds) -> Pace:
     pace = Pace(allow_tf32=bool(plan.args.get("tf32")))
     return replace(pace, launch_seconds=speeds.launch_seconds) if speeds.launch_seconds else pace
-
-
-def _capability(gpu: Gpu | None) -> tuple[int, int]:
-    return (gpu.compute_capability if gpu is not None else None) or _USUAL_CAPABILITY
 
 
 def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
@@ -260,7 +255,7 @@ def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, repla
 
 
 def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
-    def run(limit_bytes: int | None) -> Replay:
+    def run(limit_bytes: int | None) -> CachingAllocator:
         return replay(
             traced,
             capability=gpu.compute_capability if gpu is not None else None,

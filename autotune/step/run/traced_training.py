@@ -16,6 +16,7 @@ import torch
 from accelerate.utils import memory
 from transformers import trainer as trainer_module
 
+from autotune.core.gpu import Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
@@ -33,6 +34,8 @@ from autotune.virtual.generation import short_generation
 from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
 from autotune.virtual.unsupported import COMPILED
+
+_AMPERE = (8, 0)
 
 
 @dataclass
@@ -123,6 +126,14 @@ def _models_as_before_liger() -> Iterator[None]:
         finally:
             for name, names in before.items():
                 vars(sys.modules[name]).update(names)
+
+
+def kernels_of(gpu: Gpu | None) -> tuple[int, int]:
+    """Return the compute capability by which kernels are chosen for a GPU.
+
+    Of one that is only known by its memory, it is Ampere's, whose kernels most GPUs in use for training run.
+    """
+    return (gpu.compute_capability if gpu is not None else None) or _AMPERE
 
 
 def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:
