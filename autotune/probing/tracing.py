@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -41,7 +41,7 @@ _MOST_AT_ONCE = 8
 # Idle ones keep what was loaded for other models and patched in other libraries.
 _MOST_WORKERS = 12
 _LONGEST_SECONDS = 120.0
-# Between two looks at how many traces have been run.
+# Between two tries to end the traces that run.
 _INTERVAL_SECONDS = 0.25
 
 
@@ -116,13 +116,13 @@ class ServerTracer:
         self._given_up = False
 
         def run() -> None:
-            while (index := self._next(left)) is not None:
+            if (index := self._next(left)) is not None:
                 found[index] = self._traced(requests[index])
 
-        with ThreadPoolExecutor(min(self._count, len(left))) as pool:
-            running = [pool.submit(run) for _ in range(min(self._count, len(left)))]
+        with ThreadPoolExecutor(self._count) as pool:
+            running = [pool.submit(run) for _ in requests]
             try:
-                self._follow(running, found, len(requests))
+                self._follow(running)
             except BaseException:
                 self._give_up(running)
                 raise
@@ -183,20 +183,13 @@ class ServerTracer:
             else:
                 worker.close()
 
-    def _follow(self, running: Sequence[Future[None]], found: Mapping[int, Traced], count: int) -> None:
+    def _follow(self, running: Sequence[Future[None]]) -> None:
         """Wait until all is traced, or for the first error, and report progress to the listener."""
-        started, reported, left = time.monotonic(), -1, set(running)
-        while True:
-            done = len(found)
-            if done != reported:
-                remaining = (time.monotonic() - started) * (count - done) / done if done else None
-                self._listener(Tracing(done, count, remaining))
-                reported = done
-            if not left:
-                return
-            ended, left = wait(left, _INTERVAL_SECONDS)
-            for job in ended:
-                job.result()
+        started, count = time.monotonic(), len(running)
+        self._listener(Tracing(0, count))
+        for done, ended in enumerate(as_completed(running), start=1):
+            ended.result()
+            self._listener(Tracing(done, count, (time.monotonic() - started) * (count - done) / done))
 
     def _give_up(self, running: Sequence[Future[None]]) -> None:
         """End all traces that run: threads wait for them, and an interrupted command has to end now."""
