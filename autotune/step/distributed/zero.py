@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -37,7 +38,8 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     # The package has attributes of the same names as these modules.
     backend, cpu_adam = (sys.modules[name] for name in ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam"))
     with (
-        mock.patch.object(real_accelerator, "ds_accelerator", accelerator(device)),
+        accelerator(device) as virtual,
+        mock.patch.object(real_accelerator, "ds_accelerator", virtual),
         # Compiled on the spot, for communication over the host's shared memory, which a GPU does not use.
         mock.patch.object(backend, "build_shm_op", return_value=None),
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
@@ -133,54 +135,33 @@ _TYPES = {
 }  # fmt: skip
 
 
-def accelerator(device: torch.device) -> Any:
-    """Return an accelerator of DeepSpeed for a device: its own one for the CPU, else one like that for CUDA.
+@contextmanager
+def accelerator(device: torch.device) -> Iterator[Any]:
+    """Yield an accelerator of DeepSpeed for a device: its own one for the CPU, else its one for CUDA.
 
-    What differs between the two is in ``deepspeed/accelerator/cuda_accelerator.py`` and ``cpu_accelerator.py``.
+    Within the context, what that takes for ``torch.cuda`` is the module of the device.
     """
+    from deepspeed.accelerator import cuda_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     name = device.type
     if name == "cpu":
-        return CPU_Accelerator()
-    module = getattr(torch, name)
-
-    def typed(dtype: torch.dtype) -> property:
-        def make(*given: Any) -> torch.Tensor:
-            sizes = not given or isinstance(given[0], int)
-            return (torch.empty if sizes else torch.tensor)(*given, dtype=dtype, device=name)
-
-        return property(lambda _: make)
-
+        yield CPU_Accelerator()
+        return
     answers: dict[str, Any] = {
-        "is_synchronized_device": lambda *_, **__: False,
         "device_name": lambda _, index=None: name if index is None else f"{name}:{index}",
-        "device": lambda _, index=None: module.device(index),
-        "current_device": lambda *_, **__: 0,
-        "current_device_name": lambda *_, **__: f"{name}:0",
-        "device_count": lambda *_, **__: 1,
-        "get_rng_state": lambda *_, **__: module.get_rng_state(),
-        **dict.fromkeys(("set_rng_state", "manual_seed", "manual_seed_all"), lambda *_, **__: None),
-        "Stream": property(lambda *_, **__: module.Stream),
-        "Event": property(lambda *_, **__: module.Event),
-        "stream": lambda _, stream: module.stream(stream),
-        "current_stream": lambda *_, **__: module.current_stream(),
-        "default_stream": lambda *_, **__: module.default_stream(),
-        "memory_stats": lambda *_, **__: {},
-        "total_memory": lambda *_, **__: _MEMORY_BYTES,
-        "available_memory": lambda *_, **__: _MEMORY_BYTES,
-        "is_fp16_supported": lambda *_, **__: True,
-        "pin_memory": lambda _, tensor, *__, **___: tensor,
+        "device": lambda *_, **__: nullcontext(),
+        "current_device_name": lambda _: f"{name}:0",
+        "is_fp16_supported": lambda _: True,
         "on_accelerator": lambda _, tensor: tensor.device.type == name,
         **dict.fromkeys(_MEMORY_FIGURES, lambda *_, **__: 0),
-        **{word: typed(dtype) for word, dtype in _TYPES.items()},
+        **dict.fromkeys(("total_memory", "available_memory"), lambda *_, **__: _MEMORY_BYTES),
+        **{word: partial(torch.tensor, dtype=dtype, device=name) for word, dtype in _TYPES.items()},
     }
-    found = type("VirtualAccelerator", (CPU_Accelerator,), answers)()
-    found._name, found._communication_backend_name = name, "nccl"
-    return found
+    with mock.patch.object(cuda_accelerator, "torch", SimpleNamespace(cuda=getattr(torch, name))):
+        found = type("VirtualAccelerator", (cuda_accelerator.CUDA_Accelerator,), answers)()
+        found._name = name
+        yield found
 
 
-_MEMORY_FIGURES = (
-    "memory_allocated", "max_memory_allocated", "memory_cached", "max_memory_cached", "memory_reserved",
-    "max_memory_reserved",
-)  # fmt: skip
+_MEMORY_FIGURES = ("memory_cached", "max_memory_cached", "max_memory_reserved")
