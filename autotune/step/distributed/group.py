@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
 from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
@@ -61,19 +59,6 @@ def join(plan: TrainingPlan, device: DeviceKind) -> None:
     backend: Any = importlib.import_module("deepspeed.comm.torch")
     backend.build_shm_op = lambda: None
     engine.init_distributed("gloo")
-
-
-def as_on_gpu(arguments: Any, plan: TrainingPlan, device: DeviceKind) -> Any:
-    """Return the trainer's arguments such that accelerate makes FSDP on CPUs, as it does on GPUs.
-
-    It does so for ``DistributedType.MULTI_GPU`` only (``Accelerator.__init__``), and silently falls back to DDP.
-    """
-    if device == "cpu" and plan.args.get("fsdp"):
-        cpu = arguments.device
-        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        PartialState._shared_state["device"] = cpu
-        arguments.__dict__["_setup_devices"] = cpu
-    return arguments
 
 
 class EngineCheck(TrainerCallback):

@@ -27,7 +27,8 @@ def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], 
     arguments._setup_devices  # noqa: B018 (creates the state)
     PartialState._shared_state["device"] = device
     engine = engine_of(plan)
-    # accelerate shards by FSDP only on accelerators (state.py, AcceleratorState), and would take this for a CPU.
+    # accelerate shards by FSDP only on accelerators (state.py, AcceleratorState), and would take this for a CPU, on
+    # which it silently falls back to DDP.
     if engine is Engine.FSDP2 or (engine is Engine.DDP and device.type != "cpu"):
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     arguments.__dict__["_setup_devices"] = device

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset, load_from_disk
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
-from autotune.step.distributed.group import EngineCheck, as_on_gpu, join
+from autotune.step.distributed.group import EngineCheck, join
+from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, pretrained_model, random_model
 from autotune.step.objects import config, model_maker, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
@@ -82,7 +84,8 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     overrides = {**run_arguments(1, folder), **known.derived(plan), "gradient_accumulation_steps": in_step}
     # Before any model: the trainer's arguments set accelerate's device, and the engine that shares weights out.
     join(plan, request.device)
-    arguments = as_on_gpu(config(plan, **overrides), plan, request.device)
+    configure = partial(config, plan, **overrides)
+    arguments = on_device(torch.device("cpu"), plan, configure) if request.device == "cpu" else configure()
     if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
