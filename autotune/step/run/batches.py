@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -142,65 +144,65 @@ def plan_batches(
     """
     if not len(sizes.tokens):
         raise ValueError("the trainer drops every row of the dataset")
-    whole, drawn_at_once = schedule.whole_steps, step.drawn.rows
+    whole, at_once, population = schedule.whole_steps, step.drawn.rows, len(sizes.tokens)
     micro_batches, uses = step.run(whole=whole), step.run_uses(whole=whole)
-    schedule = _of_draws(schedule, uses)
-    population, in_step = len(sizes.tokens), max(1, micro_batches // uses)
-    worst = worst_order(sizes, drawn_at_once, collation)
-    room = _after_others(in_step)
-    again = () if schedule.timing_only else worst
-    ends = [again[start : start + room] for start in range(0, len(again), room)]
-    begins = [worst[0], *(recompiled(sizes, drawn_at_once, collation) if compiled else ())]
-    begun = -(-len(begins) // in_step)
-    worst_steps = begun + len(ends)
-    beside_worst = worst_steps * in_step - len(begins) - len(again)
+    schedule, in_step = _of_draws(schedule, uses), max(1, micro_batches // uses)
+    draw = partial(_drawn_batches, population, at_once, seed=seed, blocks=collation.blocks)
+    worst = worst_order(sizes, at_once, collation)
+    begins = [worst[0], *(recompiled(sizes, at_once, collation) if compiled else ())]
+    opening = _opening(begins, () if schedule.timing_only else worst, in_step)
+    begun = -(-len(begins) // in_step) * in_step
+    beside_worst = sum(rows is None for rows in opening)
     warmup = max(0, -(-(schedule.warmup_micro_batches - beside_worst) // in_step)) * in_step
     following = max(-(-schedule.max_micro_batches // in_step), 2) * in_step + schedule.worst_last * in_step
-    many_plain = beside_worst + warmup + following
-    plain = _drawn_batches(population, drawn_at_once, many_plain, seed, blocks=collation.blocks)
+    rest: Iterator[Counts] = iter(draw(beside_worst + warmup + following))
     if not whole:
-        sample = _stratified(sizes, drawn_at_once, following, schedule.min_micro_batches, collation, seed)
-        plain = np.concatenate([plain[: beside_worst + warmup], sample])
-    typical = iter(plain)
-    order = [*begins, *islice(typical, begun * in_step - len(begins))]
-    for end in ends:
-        order += [*islice(typical, in_step - len(end)), *end]
-    places = [
-        index * in_step - back for index, end in enumerate(ends, start=begun + 1) for back in range(len(end), 0, -1)
-    ]
-    chosen = np.stack([*order, *typical])
+        sample = _stratified(sizes, at_once, following, schedule.min_micro_batches, collation, seed)
+        rest = chain(islice(rest, beside_worst + warmup), sample)
+    chosen = np.stack([*(next(rest) if rows is None else rows for rows in opening), *rest])
+    places = [place for place, rows in enumerate(opening) if rows is not None and place >= begun]
     is_worst = np.zeros(len(chosen), dtype=bool)
     is_worst[[0, *places]] = True
-    timed_from = begun * in_step if whole else worst_steps * in_step + warmup
+    timed_from = begun if whole else len(opening) + warmup
     warm = (np.cumsum(~is_worst) > schedule.warmup_micro_batches) & (np.arange(len(chosen)) >= timed_from)
-    in_epoch = max(1, population // drawn_at_once) if collation.blocks else -(-population // drawn_at_once)
-    epoch = _drawn_batches(population, drawn_at_once, in_epoch, seed, blocks=collation.blocks)
     # What is drawn at once is more or less than one micro-batch.
-    share = step.rows / drawn_at_once
+    share = step.rows / at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
     tokens = sizes.tokens[chosen].sum(axis=1) * share
     run, timed = np.arange(len(chosen)), ~is_worst & warm
     # All ranks have to run as many steps, so the rows of this one's do not decide.
     if rehearsed and np.ptp(collation.rounded(sizes.widest)):
-        run, rehearsal = _twice(len(chosen), in_step, worst_steps * in_step + (0 if whole else warmup))
+        run, rehearsal = _twice(len(chosen), in_step, len(opening) + (0 if whole else warmup))
         timed = timed[run] & ~rehearsal
-    chosen, is_worst, collated, tokens = chosen[run], is_worst[run], collated[run], tokens[run]
+    epoch = draw(max(1, population // at_once) if collation.blocks else -(-population // at_once))
     return Batches(
-        population=population * step.drawn.uses * step.rows // drawn_at_once,
+        population=population * step.drawn.uses * step.rows // at_once,
         rows=step.rows,
         step_micro_batches=micro_batches,
-        order=np.repeat(np.repeat(chosen, step.drawn.copies, axis=1), uses, axis=0),
+        order=np.repeat(np.repeat(chosen[run], step.drawn.copies, axis=1), uses, axis=0),
         worst=tuple((place + 1) * uses - 1 for place in places),
-        worst_steps=worst_steps * in_step * uses // micro_batches,
+        worst_steps=len(opening) * uses // micro_batches,
         uses=min(uses, micro_batches),
-        is_worst=np.repeat(is_worst, uses),
+        is_worst=np.repeat(is_worst[run], uses),
         timed=np.repeat(timed, uses),
-        tokens=np.repeat(tokens.astype(np.int64), uses),
-        collated=np.repeat(collated.astype(np.int64), uses),
+        tokens=np.repeat(tokens[run].astype(np.int64), uses),
+        collated=np.repeat(collated[run].astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
         mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
     )
+
+
+def _opening(begins: Sequence[Counts], ends: Sequence[Counts], in_step: int) -> list[Counts | None]:
+    """Return the micro-batches of the first steps: those that begin one, those that end one, and None between them.
+
+    A step ends with as many as follow another one of it. None stands for a typical one.
+    """
+    opening: list[Counts | None] = [*begins, *[None] * (-len(begins) % in_step)]
+    for start in range(0, len(ends), _after_others(in_step)):
+        end = ends[start : start + _after_others(in_step)]
+        opening += [*[None] * (in_step - len(end)), *end]
+    return opening
 
 
 def drawn(population: int, count: int, seed: int) -> Counts:
