@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -129,10 +130,11 @@ def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[in
     while batch * heads * queries * keys > _LOOKED_AT * step**2 and step < min(size):
         step *= 2
     with _disable_current_modes():
-        places = [torch.arange(0, length, stride) for length, stride in zip(shape, (1, 1, step, step), strict=True)]
+        strides = (1, 1, step, step)
+        places = np.ix_(*(np.arange(0, length, stride) for length, stride in zip(shape, strides, strict=True)))
         with _OnKnownValues():
-            mask = mask_mod(*_broadcast(places))
-        mask = mask.expand(batch, heads, len(places[2]), len(places[3]))
+            mask = mask_mod(*map(torch.from_numpy, places))
+        mask = mask.expand(*(place.size for place in places))
         height, width = (-(-side // step) for side in size)
         padding = (0, -mask.size(3) % width, 0, -mask.size(2) % height)
         mask = torch.nn.functional.pad(mask, padding)
@@ -140,13 +142,6 @@ def count_blocks(mask_mod: Any, shape: tuple[int, int, int, int], size: tuple[in
         full = sums == height * width
         some = (sums > 0) & ~full
         return some.sum(-1, dtype=torch.int32), full.sum(-1, dtype=torch.int32)
-
-
-def _broadcast(places: list[Tensor]) -> list[Tensor]:
-    return [
-        place.view([-1 if dimension == position else 1 for dimension in range(4)])
-        for position, place in enumerate(places)
-    ]
 
 
 class _OnKnownValues(TorchDispatchMode):

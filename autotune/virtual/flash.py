@@ -87,12 +87,9 @@ def _fixed(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    deterministic: bool = False,
+    **_: Any,
 ) -> Tensor:
     """``flash_attn_func``: rows of one length; tensors are [batch, tokens, heads, head]."""
     pairs = q.size(0) * _pairs(q.size(1), k.size(1), window_size)
@@ -115,7 +112,10 @@ def _varlen(
     softcap: float = 0.0,
     deterministic: bool = False,
 ) -> Tensor:
-    """``flash_attn_varlen_func``: concatenated documents; tensors are [tokens, heads, head]."""
+    """``flash_attn_varlen_func``: concatenated documents; tensors are [tokens, heads, head].
+
+    transformers looks at the names of its parameters (``_lazy_define_process_function``), and passes only such.
+    """
     bounds = known(cu_seqlens_q)
     if bounds is None:
         lengths = [q.size(0) // (cu_seqlens_q.numel() - 1)] * (cu_seqlens_q.numel() - 1)

@@ -59,14 +59,10 @@ class OnTokenizedPrompts(_Trl):
         self._wanted: list[int] = []
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
-        if self.args.train_sampling_strategy != "sequential":
-            return super()._get_train_sampler(dataset)
+        # TRL's repeats rows; here they are in the order in which they are yielded.
         return SequentialSampler(self.train_dataset if dataset is None else dataset)
 
-    def _get_eval_sampler(self, dataset: Dataset) -> Any:
-        if self.args.train_sampling_strategy != "sequential":
-            return super()._get_eval_sampler(dataset)
-        return SequentialSampler(dataset)
+    _get_eval_sampler = _get_train_sampler
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch, and count those that are left out after the last of a step."""
