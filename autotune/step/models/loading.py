@@ -230,7 +230,7 @@ def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None =
     is smaller by what the allocator has reserved and no tensor uses. It is left out where weights are loaded to the
     host, as TRL does with several processes.
     """
-    total = get_total_byte_count(model, dict.fromkeys(model.state_dict(), device), quantizer)[device]
+    total = get_total_byte_count(model, dict.fromkeys(model.state_dict(keep_vars=True), device), quantizer)[device]
     unused = unused_bytes()
     if total - unused > unused:
         total -= unused

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
@@ -22,13 +23,11 @@ class _Loaded:
     Attributes:
         backend: the Rust tokenizer in it, or None; copying that takes as long as loading it.
         state: of the backend: a trainer may add words, or truncate.
-        vocabulary: the backend's words, read when they are first asked for.
     """
 
     processor: Any
     backend: Any
     state: tuple[object, ...]
-    vocabulary: dict[str, int] = field(default_factory=dict)
 
 
 _loaded: dict[tuple[ModelSource, type[Any]], _Loaded] = {}
@@ -51,19 +50,19 @@ def processor_for(source: ModelSource, auto_class: type[Any]) -> Any:
 @contextmanager
 def vocabularies_read_once() -> Iterator[None]:
     """Return the same dictionary whenever a tokenizer is asked for its words: trainers look special tokens up in it."""
-    read = PreTrainedTokenizerFast.get_vocab
 
     def get_vocab(tokenizer: Any) -> dict[str, int]:
-        for loaded in _loaded.values():
-            if loaded.backend is tokenizer._tokenizer and _state(loaded.backend) == loaded.state:
-                if not loaded.vocabulary:
-                    loaded.vocabulary.update(read(tokenizer))
-                return loaded.vocabulary
-        words: dict[str, int] = read(tokenizer)
-        return words
+        return _vocabulary(tokenizer._tokenizer, tokenizer._tokenizer.get_vocab_size())
 
     with mock.patch.object(PreTrainedTokenizerFast, "get_vocab", get_vocab):
         yield
+
+
+@lru_cache(4)
+def _vocabulary(backend: Any, _size: int) -> dict[str, int]:
+    """Return the words of a Rust tokenizer, which may have been given more of them since it was last asked."""
+    words: dict[str, int] = backend.get_vocab(with_added_tokens=True)
+    return words
 
 
 def _state(backend: Any) -> tuple[object, ...]:
