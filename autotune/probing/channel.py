@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,11 +38,12 @@ class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exceptio
     """The process at the other end has ended."""
 
 
-class Channel(ABC):
+class Channel:
     """One server process. It reads commands from its input and writes events to its output, one JSON per line.
 
     Args:
-        commands, events: file descriptors, to be written and to be read.
+        commands, events: file descriptors, to be written and to be read. A subclass that closes them sets them to -1:
+            their numbers may soon be those of other files.
 
     Attributes:
         ready: whether the server has sent the event that it accepts commands.
@@ -59,10 +59,6 @@ class Channel(ABC):
         self._readable.register(events, selectors.EVENT_READ)
         self.ready = False
         self.pid: int | None = None
-
-    @abstractmethod
-    def close(self) -> str:
-        """End the server and return the end of its standard error."""
 
     def send(self, **command: object) -> None:
         """Send a command.
@@ -82,8 +78,10 @@ class Channel(ABC):
         A scheduler that suspends a job stops all of its processes: that time does not count.
 
         Raises:
-            ChannelClosed: the server has ended.
+            ChannelClosed: the server has ended, or the channel is closed.
         """
+        if self._events < 0:
+            raise ChannelClosed
         left = timeout_seconds
         while b"\n" not in self._unread:
             wait_seconds = None if left is None else min(left, _WAIT_SECONDS)
@@ -166,7 +164,6 @@ class Started(Channel):
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
-        # Their numbers may soon be those of other files.
         self._commands = self._events = -1
         for stream in self._streams:
             with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
 from autotune.probing.channel import Channel, ChannelClosed
@@ -104,22 +103,11 @@ class _Pipes(Channel):
         commands = os.open(folder / COMMANDS_FIFO, os.O_RDWR | os.O_CLOEXEC)
         events = os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         super().__init__(commands, events)
-        self._open = True
 
-    def receive(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the next event, or None when none came in time.
-
-        Raises:
-            ChannelClosed: the process has ended.
-        """
-        if not self._open:
-            raise ChannelClosed
-        return super().receive(timeout_seconds)
-
-    def close(self) -> str:
+    def close(self) -> None:
         """Close the pipes, at whose end the process ends if it is not ready yet."""
-        if self._open:
-            self._open, self.pid = False, None
-            os.close(self._commands)
-            os.close(self._events)
-        return ""
+        if self._events >= 0:
+            for pipe in (self._commands, self._events):
+                os.close(pipe)
+            self._commands = self._events = -1
+            self.pid = None

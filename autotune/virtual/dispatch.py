@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -19,15 +19,13 @@ from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.known import SAMPLED, Knowledge, Later, known, listed, set_known
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.ranks.collectives import WRAPPERS, received, sent
 from autotune.virtual.records import Category, OperatorRecord, Place
 from autotune.virtual.stand_ins import STAND_INS, composite, kept_outliers
 from autotune.virtual.streams import current_stream
 from autotune.virtual.tensors import argument, operator_name, tensors_of, type_of_device
 from autotune.virtual.unsupported import refuse_unsupported
 from autotune.virtual.work import operator_work
-
-if TYPE_CHECKING:
-    from autotune.virtual.ranks.collectives import Collectives
 
 _aten = torch.ops.aten
 
@@ -57,19 +55,13 @@ class UnknownShapeError(RuntimeError):
 class VirtualMode(TorchDispatchMode):
     """Runs operators under the fake tensor mode below it on the stack, and updates the ledger.
 
-    Args:
-        collectives: the operators that only a training with several processes has, or None for a single one.
-
     Attributes:
         knowledge: the known values.
     """
 
-    def __init__(
-        self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, collectives: Collectives | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
         super().__init__()
         self.knowledge = Knowledge()
-        self._collectives = collectives
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
@@ -85,8 +77,7 @@ class VirtualMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator."""
         kwargs = kwargs or {}
-        collectives = self._collectives
-        if collectives is not None and not collectives.wrappers.isdisjoint(types):
+        if not WRAPPERS.isdisjoint(types):
             return NotImplemented
         if func is _DEVICE and isinstance(args[0], FakeTensor) and not self._fake.in_kernel_invocation:
             return args[0].fake_device
@@ -105,7 +96,7 @@ class VirtualMode(TorchDispatchMode):
         refuse_unsupported(func, args, kwargs)
         self._follow_autograd()
         inputs = tensors_of((args, tuple(kwargs.values())))
-        received = collectives.received(func, args) if collectives is not None else ()
+        given = received(func, args)
         if func in _SHAPED_BY_VALUES or (func in _INDEXES and _has_mask(args[1])):
             values = self.knowledge.compute(func, args, kwargs, inputs, None)
             result, notes = self._shaped(func, args, values), None
@@ -113,7 +104,7 @@ class VirtualMode(TorchDispatchMode):
             func, result, notes = self._plain(func, args, kwargs)
             values = self.knowledge.compute(func, args, kwargs, inputs, result)
         self._keep(func, args, result, values)
-        for tensor, value in received:
+        for tensor, value in given:
             set_known(tensor, value)
         self._record(func, args, kwargs, inputs, result, notes, caller_of(func, in_backward=self._in_backward))
         return result
@@ -235,8 +226,8 @@ class VirtualMode(TorchDispatchMode):
         if record is None:
             every = inputs + outputs
             work = (
-                self._collectives.sent(func, args, kwargs, result, on_side_stream=current_stream().stream_id > 0)
-                if self._collectives is not None and func.namespace in _COLLECTIVES
+                sent(func, args, kwargs, result, on_side_stream=current_stream().stream_id > 0)
+                if func.namespace in _COLLECTIVES
                 else operator_work(func, args, kwargs, result, device_type=ledger.device_type)
             )
             record = notes[key] = OperatorRecord(

@@ -88,8 +88,9 @@ def trace(
         stack.enter_context(_tagging(ledger))
         stack.enter_context(_sizes_followed(ledger))
         stack.enter_context(_addressed(ledger))
-        collectives = stack.enter_context(as_one_rank(world, ledger)) if world is not None else None
-        mode = VirtualMode(ledger, fake, scratch, collectives)
+        if world is not None:
+            stack.enter_context(as_one_rank(world, ledger))
+        mode = VirtualMode(ledger, fake, scratch)
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)

@@ -6,14 +6,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
 
-if TYPE_CHECKING:
-    from autotune.virtual.ledger import Ledger
-    from autotune.virtual.ranks.collectives import Collectives
+from autotune.virtual.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -30,17 +28,16 @@ class World:
 
 
 @contextmanager
-def as_one_rank(world: World, ledger: Ledger) -> Iterator[Collectives]:
-    """Make the running trace that of one rank, and yield its collective operators; to be entered before its modes.
+def as_one_rank(world: World, ledger: Ledger) -> Iterator[None]:
+    """Make the running trace that of one rank; to be entered before its modes.
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.
     """
-    from autotune.virtual.ranks.collectives import Collectives
     from autotune.virtual.ranks.replicas import replicas_by_hooks
     from autotune.virtual.ranks.shards import shards_of_fake_tensors
 
     with process_group(world), shards_of_fake_tensors(ledger), replicas_by_hooks(ledger):
-        yield Collectives()
+        yield
 
 
 @contextmanager

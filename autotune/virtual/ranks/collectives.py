@@ -41,49 +41,45 @@ _SAME = frozenset({_C10D.allreduce_, _C10D.broadcast_})
 _RECEIVED = _SAME | {_C10D.allgather_, _C10D._allgather_base_}
 
 
-class Collectives:
-    """The collective operators of PyTorch, which only a training with several processes has.
+WRAPPERS: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
+"""Kinds of tensors that consist of others; they first dispatch an operator on those themselves."""
 
-    Attributes:
-        wrappers: kinds of tensors that consist of others; they first dispatch an operator on those themselves.
+
+def sent(func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
+    """Return the work of a collective operator: the bytes that each rank sends, and which ranks these are.
+
+    Args:
+        func, args, kwargs, result: the operator, its arguments, and what it returned.
+        on_side_stream: whether it runs on another than the default stream of the device.
     """
+    ranks = _ranks(args)
+    # One argument or the result is whole, and another one the part of it that a rank has.
+    whole = max(map(_bytes, (*args, result)))
+    size = round(whole * _share_sent(func.overloadpacket, args, len(ranks)))
+    if not size or len(ranks) == 1:
+        return Work(Kind.NOTHING)
+    waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
+    collective = Collective(ranks, all_reduce=func.overloadpacket in _TWICE)
+    return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits, collective=collective)
 
-    wrappers: frozenset[type] = frozenset({DTensor, AsyncCollectiveTensor})
 
-    def sent(self, func: Any, args: Any, kwargs: Any, result: Any, *, on_side_stream: bool) -> Work:
-        """Return the work of a collective operator: the bytes that each rank sends, and which ranks these are.
+def received(func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the known tensors that an operator is about to change, each with its new values.
 
-        Args:
-            func, args, kwargs, result: the operator, its arguments, and what it returned.
-            on_side_stream: whether it runs on another than the default stream of the device.
-        """
-        ranks = _ranks(args)
-        # One argument or the result is whole, and another one the part of it that a rank has.
-        whole = max(map(_bytes, (*args, result)))
-        size = round(whole * _share_sent(func.overloadpacket, args, len(ranks)))
-        if not size or len(ranks) == 1:
-            return Work(Kind.NOTHING)
-        waits = not on_side_stream and not _is_asynchronous(func, args, kwargs)
-        collective = Collective(ranks, all_reduce=func.overloadpacket in _TWICE)
-        return Work(Kind.COMMUNICATION, bytes_read=size, bytes_written=size, waits=waits, collective=collective)
-
-    def received(self, func: Any, args: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the known tensors that an operator is about to change, each with its new values.
-
-        Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
-        """
-        packet = func.overloadpacket
-        # Leaving the modes takes longer than many an operator.
-        if packet not in _RECEIVED:
-            return []
-        with _disable_current_modes():
-            if packet in _SAME:
-                return [(tensor, value.clone()) for tensor in args[0] if (value := known(tensor)) is not None]
-            if packet is _C10D.allgather_ and (value := known(args[1][0])) is not None:
-                return [(output, value.clone()) for output in args[0][0]]
-            if packet is _C10D._allgather_base_ and (value := known(args[1])) is not None:
-                return [(args[0], value.flatten().repeat(len(_ranks(args))).view(args[0].shape))]
+    Every rank is taken to have what this one has: the lengths of its micro-batches, for instance.
+    """
+    packet = func.overloadpacket
+    # Leaving the modes takes longer than many an operator.
+    if packet not in _RECEIVED:
         return []
+    with _disable_current_modes():
+        if packet in _SAME:
+            return [(tensor, value.clone()) for tensor in args[0] if (value := known(tensor)) is not None]
+        if packet is _C10D.allgather_ and (value := known(args[1][0])) is not None:
+            return [(output, value.clone()) for output in args[0][0]]
+        if packet is _C10D._allgather_base_ and (value := known(args[1])) is not None:
+            return [(args[0], value.flatten().repeat(len(_ranks(args))).view(args[0].shape))]
+    return []
 
 
 def _share_sent(packet: Any, args: Any, ranks: int) -> float:
