@@ -29,3 +29,7 @@ __all__ = [
     "trace",
     "unused_bytes",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
