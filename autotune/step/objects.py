@@ -90,7 +90,7 @@ def model_maker(
         own = teacher_init_kwargs(plan)
         revision, quantization = own.pop("revision"), own.pop("quantization_config", None)
         found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
-        return load(ModelSource(str(plan.args[TEACHER]), revision=revision or "main"), own, found)
+        return load(ModelSource(str(plan.args[TEACHER]), source.init, revision or "main"), own, found)
 
     return make_model
 

@@ -100,7 +100,7 @@ def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
     from transformers import TrainerCallback
 
     from autotune.step.models.heads import LANGUAGE_MODEL
-    from autotune.step.models.loading import load_processor, random_model
+    from autotune.step.models.loading import load_processor, loaded_model
     from autotune.step.objects import config, peft_config, quantization_config
     from autotune.step.run.meters import METERS
     from autotune.step.trainers import adapter
@@ -120,7 +120,7 @@ def _plain(request: ProbeRequest, steps: int, folder: Path) -> float:
     kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
     known = adapter(request.plan.trainer)
     trainer = known.trainer(
-        model=random_model(request.model, kwargs, quantization_config(request.plan), request.device, LANGUAGE_MODEL),
+        model=loaded_model(request.model, kwargs, quantization_config(request.plan), request.device, LANGUAGE_MODEL),
         args=arguments,
         train_dataset=known.cut(load_from_disk(request.tokenized_directory), request.plan),
         processing_class=load_processor(request.model),

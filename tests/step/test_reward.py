@@ -19,7 +19,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError
 from autotune.step.job import JobContext
 from autotune.step.jobs.check_packing import check_packing
-from autotune.step.models.loading import load_config, load_processor, random_model
+from autotune.step.models.loading import load_config, load_processor, loaded_model
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer
@@ -80,12 +80,12 @@ def test_rows_are_dropped_as_trl_drops_them_and_none_is_cut(
     assert progress.worst_tokens == 2 * geometry.worst.rows * geometry.worst.tokens
 
 
-def test_a_random_model_has_the_weights_of_the_one_that_trl_loads(small_model_directory: Path, tmp_path: Path) -> None:
+def test_a_loaded_model_has_the_weights_of_the_one_that_trl_loads(small_model_directory: Path, tmp_path: Path) -> None:
     kept = Dataset.from_list(pair_rows()[:2])
     args = RewardConfig(str(tmp_path), use_cpu=True, bf16=False, report_to="none")
     loaded = RewardTrainer(str(small_model_directory), args=args, train_dataset=kept).model
     kwargs = {"dtype": "float32", "attn_implementation": "sdpa"}
-    drawn = random_model(ModelSource(str(small_model_directory)), kwargs, None, "cpu", HEAD)
+    drawn = loaded_model(ModelSource(str(small_model_directory)), kwargs, None, "cpu", HEAD)
     assert type(drawn) is type(loaded)
     assert {name: tensor.shape for name, tensor in drawn.named_parameters()} == {
         name: tensor.shape for name, tensor in loaded.named_parameters()
@@ -100,7 +100,7 @@ def test_its_profile_is_of_the_model_that_is_trained(pairs: Prepared) -> None:
     # One output of 64 numbers; the head that predicts tokens shares the embeddings' weights.
     assert pairs.reply.model.parameters == 64 + sum(
         parameter.numel()
-        for parameter in random_model(
+        for parameter in loaded_model(
             pairs.asked.model,
             {"dtype": "float32", "attn_implementation": "sdpa"},
             None,

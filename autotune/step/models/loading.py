@@ -128,18 +128,20 @@ def meta_model(architecture: type[Any], config: Any) -> Any:
         return architecture(config)
 
 
-def random_model(
+def loaded_model(
     source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind, head: Head
 ) -> Any:
-    """Return a model with random weights on ``device``, loaded by the same code with which TRL loads weights.
+    """Return a model on ``device``, with its own weights or random ones, loaded by the code with which TRL loads it.
 
-    transformers gets a checkpoint in which every weight is missing, and initialises them in place. Weights that are
-    quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so the whole
-    unquantised model is never in memory.
+    For random weights, transformers gets a checkpoint in which every weight is missing, and initialises them in place.
+    Weights that are quantised on loading have to exist in the checkpoint: each is drawn when the loader reads it, so
+    the whole unquantised model is never in memory.
     """
     config = load_config(source, head)
     architecture = model_class(config)
     kwargs = _loading(init_kwargs, quantization_config, device)
+    if source.init == "pretrained":
+        return create_model_from_path(source.name, architecture=architecture, revision=source.revision, **kwargs)
     weights: dict[str, _RandomTensor] = {}
     if quantization_config is not None:
         weights = _drawn_on_loading(meta_model(architecture, config), device)
@@ -151,15 +153,6 @@ def random_model(
         logging.set_verbosity(verbosity)
     model.config._name_or_path = source.name
     return model
-
-
-def pretrained_model(
-    source: ModelSource, init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind, head: Head
-) -> Any:
-    """Return a model with its own weights on ``device``, as TRL loads it."""
-    architecture = model_class(load_config(source, head))
-    kwargs = _loading(init_kwargs, quantization_config, device)
-    return create_model_from_path(source.name, architecture=architecture, revision=source.revision, **kwargs)
 
 
 def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, device: DeviceKind) -> dict[str, Any]:

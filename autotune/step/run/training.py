@@ -13,7 +13,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import ProbeRequest
 from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
-from autotune.step.models.loading import load_processor, pretrained_model, random_model
+from autotune.step.models.loading import load_processor, loaded_model
 from autotune.step.objects import config, model_maker, peft_config, quantization_config
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.evaluation import evaluate
@@ -91,9 +91,8 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
         model: Any = source.name
         loading: dict[str, Any] = {"quantization_config": quantization_config(plan), **known.arguments_by_name(plan)}
     else:
-        load = pretrained_model if source.init == "pretrained" else random_model
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-        make_model = model_maker(plan, source, kwargs, partial(load, device=request.device, head=known.head))
+        make_model = model_maker(plan, source, kwargs, partial(loaded_model, device=request.device, head=known.head))
         model = make_model()
         loading = {
             "processing_class": load_processor(source, known.processor),
