@@ -32,6 +32,7 @@ _PRELOADED = (
 )
 # accelerate imports it in every training, where it is installed: half a second in each job.
 _ENGINE = "deepspeed"
+_VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual.tracing")
 
 
 class _Deferring(importlib.abc.MetaPathFinder):
@@ -79,7 +80,7 @@ def see_one_gpu() -> None:
 def preload(device: str) -> None:
     """Prepare this process for forking jobs: import all that they use, without initialising CUDA.
 
-    On a CPU that is also what every trace uses: TRL's trainers, the catalogue, and DeepSpeed.
+    On a CPU that is also what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed.
     """
     with _frozen():
         if device == "cuda":
@@ -87,6 +88,7 @@ def preload(device: str) -> None:
             _import(_PRELOADED)
         else:
             import_libraries()
+            _import(_VIRTUAL)
             # If it is broken, so is every training: the job that needs it reports the reason.
             with suppress(Exception):
                 importlib.import_module(_ENGINE)

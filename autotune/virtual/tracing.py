@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from autotune.core.batch_geometry import Recompiled
-from autotune.virtual import apart, cpu
-from autotune.virtual.device import NAME, standing_in_for_cuda
+from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
@@ -72,10 +71,15 @@ def trace(
         )
     with ExitStack() as stack:
         if target == "cuda":
+            # It defines operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
+            from autotune.virtual.device import NAME, standing_in_for_cuda
+
             ledger = Ledger(NAME)
             device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
         else:
-            device, ledger, scratch = torch.device("cpu"), Ledger("cpu"), cpu.scratch
+            from autotune.virtual.cpu import scratch
+
+            device, ledger = torch.device("cpu"), Ledger("cpu")
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
         stack.enter_context(fake_tensors_accepted())
