@@ -190,6 +190,26 @@ def test_each_weight_is_allocated_once_though_two_modules_have_it(found: tuple[i
     assert all(size > 0 for size in events[2:])
 
 
+_QUANTIZED = """
+import json
+from transformers import BitsAndBytesConfig
+from autotune.step.models.loading import virtual_model
+from autotune.virtual import trace
+from tests.small import small_config
+
+kept, config = [], small_config("gpt2", num_hidden_layers=2, hidden_size=64, num_attention_heads=4)
+loading, quantization = {"dtype": "float32", "attn_implementation": "sdpa"}, BitsAndBytesConfig(load_in_8bit=True)
+trace(lambda device: kept.append(virtual_model(config, loading, quantization, device)))
+print(json.dumps({name: str(weight.dtype) for name, weight in kept[0].named_parameters() if ".c_" in name}))
+"""
+
+
+def test_the_convolutions_of_gpt_2_are_quantised_as_linear_modules_are() -> None:
+    types = found_by(_QUANTIZED)
+    assert {type_ for name, type_ in types.items() if name.endswith(".weight")} == {"torch.int8"}
+    assert {type_ for name, type_ in types.items() if name.endswith(".bias")} == {"torch.float32"}
+
+
 @pytest.mark.parametrize("unused", [0, MIB, 5 * MIB, 2 * GIB, 4 * GIB, 7 * GIB, 100 * GIB])
 @pytest.mark.parametrize("intermediate_size", [10_000, 10_000_000])
 def test_memory_that_is_unused_makes_the_block_smaller_as_transformers_does(

@@ -188,6 +188,7 @@ def virtual_model(
     quantizer = None
     if quantization_config is not None:
         quantizer = AutoHfQuantizer.from_config(quantization_config, pre_quantized=False)
+        # bitsandbytes makes its parameters of tensors that are not fake.
         with for_real():
             quantizer.preprocess_model(model, dtype=dtype, device_map=None)
     if warms_up:
