@@ -17,11 +17,11 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import BY_ACCELERATE
-from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.figures import measured
 from autotune.emit.files import write_text
 from autotune.emit.rows import TrainingRows, training_rows
+from autotune.emit.training import config_text
 from autotune.errors import AutotuneError
 from autotune.inspection.paths import user_path
 from autotune.trainers import find_trainer

@@ -37,9 +37,9 @@ from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
-from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
+from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.explained import explained

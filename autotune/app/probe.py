@@ -25,9 +25,9 @@ from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
 from autotune.errors import AutotuneError, InputError
-from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source
 from autotune.inspection.machine import divided
+from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing import JobServer

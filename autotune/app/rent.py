@@ -32,10 +32,10 @@ from autotune.core.machine import Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.inspection.budget import memory_budget as checked_budget
 from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
+from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.inspection.prices import checked_prices, read_prices
 from autotune.planning.evaluator import Evaluator

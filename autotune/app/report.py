@@ -9,11 +9,12 @@ from typing import Literal
 
 from autotune.app.argument_types import check_type
 from autotune.confidential import hidden_values
+from autotune.core.bundle import Basis
 from autotune.core.codec import DecodeError, decode
 from autotune.core.estimate import Plan
 from autotune.core.json_text import read_json
 from autotune.core.result import SCHEMA, Result, Timelines
-from autotune.emit.bundle import RESULT, TIMELINE, write_bundle
+from autotune.emit.bundle import PLAN, RESULT, TIMELINE, write_bundle
 from autotune.emit.files import write_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.inspection.paths import user_path
@@ -88,10 +89,12 @@ def write_page(document: Document, file: Path, form: str = "html") -> None:
 
 
 def result_file(place: str | Path) -> Path:
-    """Return the file of a result, which is named itself or by the output directory of its search."""
+    """Return the file of a result, named itself or by the output directory; in the directory of a plan, the plan's."""
     file = user_path(place)
     with suppress(OSError):  # `read_result` says why
-        return file / RESULT if file.is_dir() else file
+        if file.is_dir():
+            planned = (file / PLAN).exists() and not (file / RESULT).exists()
+            return file / (PLAN if planned else RESULT)
     return file
 
 
@@ -113,7 +116,7 @@ def read_result(file: Path) -> Result:
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema is None:
         raise InputError(f"{file} is no result of `autotune probe`.", hint="Give the directory that it wrote.")
-    if "estimates" in document:
+    if "estimates" in document or document.get("basis") == Basis.PLANNED:
         raise InputError(
             f"{file} is a plan, and `autotune report` reads the results of probes.",
             hint="`autotune plan --html FILE` writes the page of a plan.",

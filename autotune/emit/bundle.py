@@ -9,15 +9,14 @@ from autotune.core.bundle import Basis, PlannedBundle
 from autotune.core.result import Result, Timelines
 from autotune.core.status import RunStatus
 from autotune.emit.arguments import PEFT_CONFIG
-from autotune.emit.config import config_text
 from autotune.emit.document import json_text
 from autotune.emit.figures import measured
 from autotune.emit.files import remove, write_text
 from autotune.emit.handover import Handover
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
 from autotune.emit.rows import remove_rows, write_rows
-from autotune.emit.script import script_text
 from autotune.emit.serving import SERVE, TRAIN, shell_script, training_gpus, visible
+from autotune.emit.training import config_text, script_text
 from autotune.trainers import find_trainer
 
 CONFIG = "config.yaml"

@@ -1,4 +1,4 @@
-"""Inspects the machine that training runs on: its device, free memory, and installed software."""
+"""Inspects the machine that training runs on: its device, the memory budget, and installed software."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from autotune.errors import InputError
 from autotune.inspection.cpu import core_numbers, cpu
 from autotune.inspection.cuda import NoGpuError, visible_gpus, visible_words
 from autotune.inspection.software import check_required, installed_packages, torch_cuda_version
+from autotune.units import MIB, counted, format_bytes, parse_size
 
 Workers = int | Literal["auto"]
 """How many workers probe at the same time; ``auto``: as many as the GPUs are enough for, or one on a CPU."""
@@ -123,12 +124,11 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
 
 
 def _visible_text(gpus: Sequence[Hardware]) -> str:
-    return "1 GPU is visible" if len(gpus) == 1 else f"{len(gpus)} GPUs are visible"
+    return f"{counted(len(gpus), 'GPU')} {'is' if len(gpus) == 1 else 'are'} visible"
 
 
 def _workers_text(count: int, processes: int) -> str:
-    workers = "1 worker" if count == 1 else f"{count} workers"
-    return workers if processes == 1 else f"{workers} of {processes} processes"
+    return counted(count, "worker") + (f" of {processes} processes" if processes > 1 else "")
 
 
 def _joined(gpus: Sequence[Hardware], processes: int | None) -> Hardware:
@@ -152,3 +152,35 @@ def environment(machine: Machine) -> dict[str, str]:
     if machine.hardware.driver is not None:
         versions["driver"] = machine.hardware.driver
     return versions
+
+
+def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
+    """Return the memory budget in bytes: as requested, or all device memory that other processes do not use.
+
+    Args:
+        asked: a size such as ``24GiB``, a number of bytes, or None.
+        hardware: the device.
+
+    Raises:
+        InputError: it is not a size or is larger than the device, or no device memory is left.
+    """
+    if asked is None:
+        if hardware.available_bytes == 0:
+            raise InputError(
+                f"Others use all {format_bytes(hardware.memory_bytes)} of {hardware.name}.",
+                hint="End what uses it, or take another device.",
+            )
+        return hardware.available_bytes
+    budget_bytes = parse_size(asked) if isinstance(asked, str) else asked
+    # Somebody who writes 24 means GiB.
+    if budget_bytes < MIB:
+        raise InputError(f"A memory budget of {budget_bytes} bytes holds nothing.", hint="Write for instance 24GiB.")
+    if budget_bytes > hardware.memory_bytes:
+        shared = hardware.kind == "cpu" and hardware.processes > 1
+        each = f" for each of {hardware.processes} processes" if shared else ""
+        raise InputError(
+            f"A memory budget of {format_bytes(budget_bytes)} is larger than {hardware.name},"
+            f" which has {format_bytes(hardware.memory_bytes)}{each}.",
+            hint="Give a smaller one, or none for all that is free.",
+        )
+    return budget_bytes

@@ -83,7 +83,7 @@ def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
             return _check_lines(file, stream, limit_bytes)
     if compressed or file.stat().st_size > limit_bytes:
         return None
-    document = _document(file)
+    document = _parsed(file.read_bytes(), str(file), "line {0.lineno}, column {0.colno}")
     if not isinstance(document, list):  # datasets takes a lone object for a single row
         nested = nested_rows_hint(document) if isinstance(document, dict) else ""
         raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
@@ -115,49 +115,41 @@ def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> int | N
     rows = read = 0
     for number, line in enumerate(lines, start=1):
         read += len(line)
-        text = _decoded(file, number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
-        if text.strip():
-            _check_line(file, number, text)
+        content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if content.strip():
+            _check_line(content, f"Line {number} of {file}")
             rows += 1
         if read > limit_bytes:
             return None
     return rows
 
 
-def _document(file: Path) -> object:
-    try:
-        return read_json(file.read_bytes())
-    except json.JSONDecodeError as error:
-        raise InputError(f"{file} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8: {error.reason} at byte {error.start + 1}.") from error
-    except ValueError as error:
-        raise InputError(f"{file} cannot be read: {error}.") from error
-
-
-def _decoded(file: Path, number: int, line: bytes) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"Line {number} of {file} is not UTF-8: {error.reason} at byte {error.start + 1} of the line.",
-            hint="Save the file as UTF-8.",
-        ) from error
-
-
-def _check_line(file: Path, number: int, text: str) -> None:
-    shown = text.strip()
-    shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
-    try:
-        row = read_json(text.rstrip("\r\n"))
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"Line {number} of {file} is not JSON: {error.msg} at column {error.colno}.", hint=f"It reads: {shown}"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"Line {number} of {file} cannot be read: {error}.", hint=f"It reads: {shown}") from error
+def _check_line(content: bytes, name: str) -> None:
+    text = content.decode("utf-8", "replace").strip()
+    hint = f"It reads: {text if len(text) <= _SHOWN_CHARACTERS else f'{text[:_SHOWN_CHARACTERS]}…'}"
+    row = _parsed(content.rstrip(b"\r\n"), name, "column {0.colno}", hint)
     if not isinstance(row, dict):
-        raise InputError(f"Line {number} of {file} is {_kind(row)}, not an object.", hint=f"It reads: {shown}")
+        raise InputError(f"{name} is {_kind(row)}, not an object.", hint=hint)
+
+
+def _parsed(content: bytes, name: str, place: str, hint: str = "") -> object:
+    """Return what the JSON of a file, or of a line of it, holds.
+
+    Args:
+        place: names where it is broken, by the attributes of ``json.JSONDecodeError``.
+
+    Raises:
+        InputError: it is no JSON in UTF-8.
+    """
+    try:
+        return read_json(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise InputError(f"{name} is not JSON: {error.msg} at {place.format(error)}.", hint=hint) from error
+    except UnicodeDecodeError as error:
+        message = f"{name} is not UTF-8: {error.reason} at byte {error.start + 1}."
+        raise InputError(message, hint="Save the file as UTF-8.") from error
+    except ValueError as error:
+        raise InputError(f"{name} cannot be read: {error}.", hint=hint) from error
 
 
 def _is_object(line: bytes) -> bool:

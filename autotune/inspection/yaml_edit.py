@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from autotune.core.nested import put
+from autotune.core.nested import Key, put
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed, place, shown
 from autotune.inspection.yaml_text import BlockText, CannotEditError, Change, Entry, FlowText
@@ -28,7 +28,7 @@ class Edit:
         write: keys and values that stand there afterwards; None or empty to drop the key.
     """
 
-    path: tuple[str, ...]
+    path: Key
     write: Mapping[str, object] | None = None
 
 
@@ -58,10 +58,21 @@ def edited(file: YamlFile, edits: Sequence[Edit]) -> str:
     except InputError as error:
         why = f"the result would not be valid: {error.message}"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}", hint=_BY_HAND) from error
-    if not _alike(values, _wanted(file.values, edits)):
+    if not _alike(values, edited_values(file.values, edits)):
         why = "an anchor, a merge or a text of several lines would change other values"
         raise InputError(f"{place(file.path)} cannot be edited automatically: {why}.", hint=_BY_HAND)
     return text
+
+
+def edited_values(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
+    """Return the values of a configuration after edits."""
+    result = dict(values)
+    for edit in edits:
+        if edit.path[-1] not in (edit.write or {}):
+            put(result, edit.path, None)
+    for edit in edits:
+        _write(result, edit.path, edit.write or {})
+    return result
 
 
 def unified_diff(before: str, after: str, name: str) -> str:
@@ -88,7 +99,7 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
         entry = mapping.own(rest[0]) if len(rest) == 1 else None
         here = touched.setdefault(id(mapping), _Touched(mapping))
         if entry is None and edit.write:
-            _update(here.added, _nested(rest[:-1], edit.write))
+            _write(here.added, rest, edit.write)
         elif entry is not None and edit.write:
             here.replaced.append((entry, edit.write))
         elif entry is not None:
@@ -103,7 +114,7 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
             yield text.added(here.added, alone=nothing_left)
 
 
-def _mapping_of(file: YamlFile, path: tuple[str, ...]) -> tuple[Node, tuple[str, ...]]:
+def _mapping_of(file: YamlFile, path: Key) -> tuple[Node, Key]:
     """Return the innermost mapping on a path, and the part of the path that is inside it."""
     mapping = file.root
     for depth, name in enumerate(path):
@@ -137,32 +148,13 @@ def _check_new(here: _Touched) -> None:
             raise CannotEditError(f"{name!r} would be written twice", here.mapping.line)
 
 
-def _wanted(values: Mapping[str, Any], edits: Sequence[Edit]) -> dict[str, Any]:
-    """Return the expected values of a mapping after edits."""
-    result = dict(values)
-    for edit in edits:
-        put(result, edit.path, None)
-    for edit in edits:
-        if edit.write:
-            _update(result, _nested(edit.path[:-1], edit.write))
-    return result
-
-
-def _nested(names: Sequence[str], write: Mapping[str, object]) -> Mapping[str, object]:
-    for name in reversed(names):
-        write = {name: write}
-    return write
-
-
-def _update(target: dict[str, Any], new: Mapping[str, Any]) -> None:
-    """Put values into a mapping; where both have a mapping, those of the new one into the old one."""
-    for key, value in new.items():
-        old = target.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            target[key] = dict(old)
-            _update(target[key], value)
-        else:
-            target[key] = value
+def _write(values: dict[str, Any], path: Key, write: Mapping[str, object]) -> None:
+    """Put keys beside the one that a path leads to, in copies of the mappings around it, or in new ones."""
+    for name in path[:-1] if write else ():
+        inside = values.get(name)
+        values[name] = dict(inside) if isinstance(inside, Mapping) else {}
+        values = values[name]
+    values.update(write)
 
 
 def _alike(one: Any, other: Any) -> bool:

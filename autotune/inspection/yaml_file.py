@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from autotune.core.text import printable
 from autotune.errors import InputError
 from autotune.inspection.yaml_tree import Node, TreeError, tree
@@ -89,19 +87,12 @@ def loaded(text: str, path: Path) -> tuple[Node | None, object]:
     """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise _too_large(path, len(text))
-    # TRL opens its file as text, so that every line end is a newline; the tree keeps the places in the real text.
-    seen = text.replace("\r\n", "\n").replace("\r", "\n")
     try:
-        root = tree(text)
-        values = yaml.safe_load(seen)
+        return tree(text)
     except TreeError as error:
         raise InputError(f"{place(path, error.line)}: {shown(str(error))}.", hint=error.hint) from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark is not None else None
-        raise InputError(f"{place(path, line)}: {shown(str(error.problem))}.") from error
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{place(path)} cannot be loaded: {shown(str(error))}.") from error
-    return root, values
 
 
 def place(path: Path, line: int | None = None) -> str:

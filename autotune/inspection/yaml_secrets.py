@@ -11,14 +11,13 @@ from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values
 from autotune.core.yaml_text import yaml_line
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import YamlFile, parsed
-from autotune.inspection.yaml_text import Change
+from autotune.inspection.yaml_text import Change, comments_outside, header_comment
 from autotune.inspection.yaml_tree import Node
 
 # An anchor has to stay, since aliases name it; a tag would not fit the new value.
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")
 _ANCHOR = re.compile(r"&\S+\s+")
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_COMMENT = re.compile(r"#[^\r\n]*")
 
 
 def withheld(file: YamlFile) -> YamlFile:
@@ -37,17 +36,17 @@ def withheld(file: YamlFile) -> YamlFile:
 
 
 def _changes(file: YamlFile, known: Collection[str]) -> Iterator[Change]:
+    comments = [found.span() for found in comments_outside(file.text, file.root.scalars(), 0, len(file.text))]
     for node, secret in _scalars(file.root, secret=False):
         if secret and is_value(node.key):
             yield _replaced(file.text, node, PLACEHOLDER)
         elif isinstance(node.key, str) and (shown := hidden_url(node.key)) != node.key:
             yield _replaced(file.text, node, shown)
-    place = 0
-    for leaf in sorted(file.root.scalars(), key=lambda leaf: leaf.start):
-        yield from _comments(file.text, place, leaf.start, known)
-        # The line of a block scalar's mark may have a comment, which goes with a secret value.
-        place = leaf.end
-    yield from _comments(file.text, place, len(file.text), known)
+        elif (header := header_comment(file.text, node)) is not None:
+            comments.append(header.span(1))
+    for start, end in comments:
+        if (shown := hidden(file.text[start:end], known)) != file.text[start:end]:
+            yield Change(start, end, shown)
 
 
 def _scalars(node: Node, *, secret: bool) -> Iterator[tuple[Node, bool]]:
@@ -69,10 +68,3 @@ def _replaced(text: str, node: Node, value: str) -> Change:
     kept = "".join(_ANCHOR.findall(properties[0])) if properties is not None else ""
     # What stood on several lines does, so that every line keeps its number.
     return Change(node.start, node.end, kept + yaml_line(value) + "".join(_LINE_END.findall(before)))
-
-
-def _comments(text: str, start: int, end: int, known: Collection[str]) -> Iterator[Change]:
-    for found in _COMMENT.finditer(text, start, end):
-        shown = hidden(found[0], known)
-        if shown != found[0]:
-            yield Change(found.start(), found.end(), shown)

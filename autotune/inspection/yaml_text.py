@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.core.yaml_text import yaml_line
@@ -167,13 +167,18 @@ def _lines(write: Mapping[str, object]) -> list[str]:
 def _comments(text: str, entry: Entry, start: int, end: int) -> list[str]:
     """Return the comments in a piece of the text around an entry, outside its scalars."""
     leaves = [leaf for node in entry for leaf in node.scalars()]
-    found: list[tuple[int, str]] = []
-    for leaf in leaves:
-        if leaf.style and leaf.style in "|>":
-            header = _HEADER_COMMENT.match(text, leaf.start, leaf.end)
-            found += [(leaf.start, header[1])] if header else []
-    place = start
+    headers = [match.span(1) for leaf in leaves if (match := header_comment(text, leaf)) is not None]
+    spans = [match.span() for match in comments_outside(text, leaves, start, end)]
+    return [text[slice(*span)] for span in sorted(headers + spans)]
+
+
+def header_comment(text: str, leaf: Node) -> re.Match[str] | None:
+    """Return the comment, as the first group, on the line of a block scalar's mark; None without one."""
+    return _HEADER_COMMENT.match(text, leaf.start, leaf.end) if leaf.style and leaf.style in "|>" else None
+
+
+def comments_outside(text: str, leaves: Iterable[Node], start: int, end: int) -> Iterator[re.Match[str]]:
+    """Yield the comments in a piece of a text that are outside the scalars in it, in their order."""
     for stop, behind in [*((leaf.start, leaf.end) for leaf in leaves), (end, end)]:
-        found += [(match.start(), match[0]) for match in _COMMENT.finditer(text, place, max(stop, place))]
-        place = behind
-    return [comment for _, comment in sorted(found)]
+        yield from _COMMENT.finditer(text, start, max(stop, start))
+        start = behind

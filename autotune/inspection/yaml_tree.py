@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import yaml
-from yaml.constructor import SafeConstructor
+from yaml.constructor import ConstructorError, SafeConstructor
 
 MAX_NODES = 10_000
 """Keys and values of a document, those behind aliases counted wherever they are referred to."""
@@ -52,6 +52,7 @@ class Node:
         entries: keys and values of a mapping, as written, merge keys included.
         items: values of a sequence.
         target: the target of an alias.
+        size: nodes in it, itself and the targets of aliases included.
     """
 
     kind: Literal["scalar", "mapping", "sequence", "alias"]
@@ -65,6 +66,7 @@ class Node:
     entries: list[tuple[Node, Node]] = field(default_factory=list)
     items: list[Node] = field(default_factory=list)
     target: Node | None = None
+    size: int = 1
 
     def resolved(self) -> Node:
         """Return the target of an alias, or else the node itself."""
@@ -98,8 +100,8 @@ class Node:
             yield from child.scalars()
 
 
-def tree(text: str) -> Node | None:
-    """Return the root of a text's only document, or None when it has none.
+def tree(text: str) -> tuple[Node | None, object]:
+    """Return the root of a text's only document, and its values as PyYAML loads them; None for both without one.
 
     Raises:
         TreeError: it is no YAML, breaks a limit, has a key twice, a tag that PyYAML's safe loader does not know, or an
@@ -115,73 +117,92 @@ def tree(text: str) -> Node | None:
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        message = ": ".join(part for part in (error.context, error.problem) if part)
+        # What cannot be constructed is named by its problem alone; its context is the kind of the value around it.
+        context = None if isinstance(error, ConstructorError) else error.context
+        message = ": ".join(part for part in (context, error.problem) if part)
         raise TreeError(message, mark.line + 1 if mark is not None else None) from error
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes a document as the safe loader does; stops at the first node that breaks a limit."""
+    """Composes a document as the safe loader does; stops at the first node that breaks a limit.
+
+    Its own nodes are made in the order of the text, each after those inside it, which it takes from the list.
+    """
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._count = 0
         self._depth = 0
-        self._nodes: dict[int, Node] = {}
-        self._sizes: dict[int, int] = {}
+        self._made: list[Node] = []
+        self._anchored: dict[str, Node] = {}
 
-    def tree(self) -> Node | None:
-        """Return the root of the only document."""
-        root = self.get_single_node()
-        return self._nodes[id(root)] if root is not None else None
+    def tree(self) -> tuple[Node | None, object]:
+        """Return the root of the only document, and its values."""
+        found = self.get_single_node()
+        return (self._made[0], self.construct_object(found, deep=True)) if found is not None else (None, None)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         found: Any
-        before, place, line = self._count, (event.start_mark, event.end_mark), event.start_mark.line + 1
-        if isinstance(event, yaml.AliasEvent):
-            target: Any = super().compose_node(parent, index)
-            if id(target) not in self._nodes:
+        before, made, line = self._count, len(self._made), event.start_mark.line + 1
+        is_alias, is_collection = (isinstance(event, kind) for kind in (yaml.AliasEvent, yaml.CollectionStartEvent))
+        if is_alias:
+            found = super().compose_node(parent, index)
+            target = self._anchored.get(event.anchor)
+            if target is None:
                 raise TreeError(f"the anchor {event.anchor!r} holds itself", line)
-            known = self._nodes[id(target)]
-            self._count += self._sizes[id(target)]
-            # A node of its own, which has the alias' place.
-            found = yaml.ScalarNode(target.tag, "", *place)
-            node = Node("alias", *_place(found), key=known.key, target=known)
+            self._count += target.size
+            place = (event.start_mark.index, event.end_mark.index, line)
+            node = Node("alias", *place, key=target.key, target=target)
         else:
             if event.tag is not None and event.tag not in _KNOWN_TAGS:
                 hint = "Write a plain value: TRL loads no objects from YAML."
                 raise TreeError(f"the tag {event.tag!r} is not loaded", line, hint)
-            collection = not isinstance(event, yaml.ScalarEvent)
-            self._depth += collection
+            self._depth += is_collection
             if self._depth > MAX_DEPTH:
                 raise TreeError(f"more than {MAX_DEPTH} collections are inside one another", line)
             self._count += 1
             found = super().compose_node(parent, index)
-            self._depth -= collection
-            node = self._node(found)
+            self._depth -= is_collection
+            node = self._node(found, self._made[made:])
+            del self._made[made:]
+            if event.anchor is not None:
+                self._anchored[event.anchor] = node
         if self._count > MAX_NODES:
-            raise TreeError(f"there are more than {MAX_NODES:,} keys and values, aliases expanded", node.line)
-        self._nodes[id(found)], self._sizes[id(found)] = node, self._count - before
+            raise TreeError(f"there are more than {MAX_NODES:,} keys and values, aliases expanded", line)
+        node.size = self._count - before
+        self._made.append(node)
         return found
 
-    def _node(self, found: Any) -> Node:
-        """Return a node that is no alias; those inside it are known."""
-        start, end, line = _place(found)
+    def _node(self, found: Any, inside: list[Node]) -> Node:
+        """Return a node that is no alias, with the nodes inside it."""
+        place = (found.start_mark.index, found.end_mark.index, found.start_mark.line + 1)
         if isinstance(found, yaml.ScalarNode):
             merge = found.tag == _MERGE
-            key = found.value if merge else _meaning(found, line)
-            return Node("scalar", start, end, line, key=key, merge=merge, style=found.style or "")
+            key = found.value if merge else self._meaning(found)
+            return Node("scalar", *place, key=key, merge=merge, style=found.style or "")
         if isinstance(found, yaml.SequenceNode):
-            items = [self._nodes[id(each)] for each in found.value]
-            node = Node("sequence", start, end, line, flow=found.flow_style, items=items)
+            node = Node("sequence", *place, flow=found.flow_style, items=inside)
         else:
-            entries = [(self._nodes[id(key)], self._nodes[id(value)]) for key, value in found.value]
+            entries = list(zip(inside[::2], inside[1::2], strict=True))
             _check_keys(entries)
-            node = Node("mapping", start, end, line, flow=found.flow_style, entries=entries)
+            node = Node("mapping", *place, flow=found.flow_style, entries=entries)
         if node.children and not node.flow:
             # PyYAML's mark stands behind the empty lines that follow.
             node.end = node.children[-1].end
         return node
+
+    def _meaning(self, found: yaml.ScalarNode) -> Hashable:
+        """Return the safe loader's value of a scalar, if that can be a key."""
+        try:
+            if found.tag in _NUMBERS and len(found.value) > _MAX_NUMBER:
+                raise ValueError("too long")
+            made = self.construct_object(found, deep=True)
+        except (ValueError, OverflowError, KeyError, IndexError, AttributeError) as error:
+            name, line = found.tag.rpartition(":")[2], found.start_mark.line + 1
+            message = f"{_cut(found.value)!r} cannot be read as {name}"
+            raise TreeError(message, line, "Quote it if it is text.") from error
+        return made if isinstance(made, Hashable) else None
 
 
 def _check_keys(entries: list[tuple[Node, Node]]) -> None:
@@ -189,34 +210,10 @@ def _check_keys(entries: list[tuple[Node, Node]]) -> None:
     for key, _ in entries:
         if key.resolved().kind != "scalar":
             raise TreeError("a key is a collection", key.line, "Keys are words.")
-        same = (type(key.key), key.key)
-        if same in seen:
-            first = seen[same].line
-            raise TreeError(
-                f"{_cut(str(key.key))!r} is there twice; line {first} has it too",
-                key.line,
-                "Keep one; the last one counts.",
-            )
-        seen[same] = key
-
-
-def _meaning(found: yaml.ScalarNode, line: int) -> Hashable:
-    """Return the safe loader's value of a scalar, if that can be a key."""
-    try:
-        if found.tag in _NUMBERS and len(found.value) > _MAX_NUMBER:
-            raise ValueError("too long")
-        made = SafeConstructor().construct_object(found, deep=True)
-    except yaml.MarkedYAMLError as error:
-        raise TreeError(error.problem or "it cannot be loaded", line) from error
-    except (ValueError, OverflowError, KeyError, IndexError, AttributeError) as error:
-        name = found.tag.rpartition(":")[2]
-        raise TreeError(f"{_cut(found.value)!r} cannot be read as {name}", line, "Quote it if it is text.") from error
-    return made if isinstance(made, Hashable) else None
-
-
-def _place(found: Any) -> tuple[int, int, int]:
-    """Return where a node of a text starts and ends, and its line."""
-    return found.start_mark.index, found.end_mark.index, found.start_mark.line + 1
+        first = seen.setdefault((type(key.key), key.key), key)
+        if first is not key:
+            message = f"{_cut(str(key.key))!r} is there twice; line {first.line} has it too"
+            raise TreeError(message, key.line, "Keep one; the last one counts.")
 
 
 def _cut(value: str) -> str:

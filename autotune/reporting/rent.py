@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
@@ -38,9 +38,10 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     """Yield the figures of what fits, and each configuration once, with the GPUs on which it is the fastest."""
     if not fitting:
         return
-    shown = columns(found)
-    rows = tuple(tuple(figure(offer) for figure in shown.values()) for offer in fitting)
-    yield Section("GPUs", (Table(tuple(shown), rows),))
+    unit = "epoch" if found.unit == "epoch" else "1e9 tokens"
+    costs = (f"cost per {unit}",) if found.priced else ()
+    columns = ("GPUs", "needs of each", "to spare", "host", "tok/s", "per GPU", f"time per {unit}", *costs)
+    yield Section("GPUs", (Table(columns, tuple(_cells(offer, priced=found.priced) for offer in fitting)),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(written(offer.differences) or BASELINE_NAME, []).append(gpus_text(offer))
@@ -95,19 +96,15 @@ def cost_text(offer: Offer) -> str:
     return f"{offer.cost:,.{max(2, first_digit + 1)}f}"
 
 
-def columns(found: Rent) -> dict[str, Callable[[Offer], str]]:
-    """Return the columns of the table with their figures of an offer that fits; no costs without prices."""
-    unit = "epoch" if found.unit == "epoch" else "1e9 tokens"
-    return {
-        "GPUs": gpus_text,
-        "needs of each": lambda offer: memory_cells(offer.estimate)[0],
-        "to spare": lambda offer: memory_cells(offer.estimate)[1],
-        "host": lambda offer: memory_cells(offer.estimate)[2],
-        "tok/s": lambda offer: number_or_dash(offer.tokens_per_second),
-        "per GPU": lambda offer: number_or_dash(offer.rate_of_each),
-        f"time per {unit}": lambda offer: duration_or_dash(offer.seconds),
-        **({f"cost per {unit}": cost_text} if found.priced else {}),
-    }
+def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
+    return (
+        gpus_text(offer),
+        *memory_cells(offer.estimate),
+        number_or_dash(offer.tokens_per_second),
+        number_or_dash(offer.rate_of_each),
+        duration_or_dash(offer.seconds),
+        *((cost_text(offer),) if priced else ()),
+    )
 
 
 def unfit_lines(found: Rent) -> tuple[str, ...]:

@@ -1,28 +1,66 @@
-"""Chooses the progress output: live in a terminal, plain lines elsewhere."""
+"""Shows the progress of a run: live in a terminal, where finished probes keep a line, and in plain lines elsewhere."""
 
 from __future__ import annotations
 
 import os
 import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
-from autotune.core.events import Listener
-from autotune.reporting.live import live_progress
-from autotune.reporting.progress import PlainListener
+from autotune.core.events import (
+    Event,
+    Listener,
+    Noted,
+    ProbeFinished,
+    Ranked,
+    StageStarted,
+    StudyResumed,
+    WorkloadReady,
+)
+from autotune.core.status import ProbeStatus
+from autotune.reporting.progress import PlainListener, Progress, reason_text, tracing_text
+from autotune.reporting.words import (
+    BASELINE_NAME,
+    bytes_or_dash,
+    differences,
+    memory_cells,
+    number_or_dash,
+    printable,
+    status_text,
+)
+from autotune.units import format_duration
 
 _LOCAL_MODES = 3
 """Place of the local modes in what ``termios.tcgetattr`` returns."""
+_STYLES = {
+    ProbeStatus.OK: "green",
+    ProbeStatus.OUT_OF_MEMORY: "yellow",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
+    ProbeStatus.UNSUPPORTED: "dim",
+}
+_LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", WorkloadReady: "", StudyResumed: "", Noted: "italic"}
+"""The events whose lines stay, with their styles."""
+# Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
+_FRAMES_PER_SECOND = 4
+_MARGIN = 4
+_TITLE = "Best candidates traced so far (provisional)"
+_WIDTHS = (10, 10, 9)
 
 
 @contextmanager
 def watching(console: Console) -> Iterator[Listener]:
     """Yield a listener that shows the progress of a run on ``console`` during the context."""
     if console.is_terminal and not console.is_dumb_terminal:
-        with unflushed(console.file), live_progress(console) as listener:
+        with unflushed(console.file), _live(console) as listener:
             yield listener
     else:
         yield plain_lines(console)
@@ -31,6 +69,134 @@ def watching(console: Console) -> Iterator[Listener]:
 def plain_lines(console: Console) -> Listener:
     """Return a listener that prints each event as a line, however long."""
     return PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True))
+
+
+@contextmanager
+def _live(console: Console) -> Iterator[Listener]:
+    """Yield a listener that redraws the display during the context; the lines of finished probes stay."""
+    display = Display()
+    progress, headed = display.progress, False
+
+    def listener(event: Event) -> None:
+        """Handle an event, and print the lines that stay."""
+        nonlocal headed
+        progress.follow(event)
+        if type(event) in _LINE_STYLES:
+            console.print(Text(progress.line(event), style=_LINE_STYLES[type(event)]))
+        if isinstance(event, ProbeFinished):
+            if not headed:
+                console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
+                headed = True
+            console.print(finished_row(event, progress))
+
+    with Live(display, console=console, refresh_per_second=_FRAMES_PER_SECOND, transient=True, redirect_stdout=False):
+        yield listener
+
+
+class Display:
+    """The part that is redrawn: what is running, bars, the best so far, and a provisional ranking."""
+
+    def __init__(self) -> None:
+        self.progress = Progress()
+        self._started = time.monotonic()
+        self._spinner = Spinner("dots")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Render the current state."""
+        progress = self.progress
+        parts: list[Table | Text] = []
+        if progress.tracing is None:
+            parts.append(self._running(progress))
+        else:
+            parts.append(_bar(progress.tracing.done, progress.tracing.expected, tracing_text(progress.tracing)))
+        if progress.limit is not None:
+            parts.append(self._of_probes(progress, progress.limit))
+        if progress.best_text:
+            parts.append(Text(progress.best_text, style="bold green", overflow="ellipsis", no_wrap=True))
+        if progress.ranked is not None:
+            parts += _provisional(progress.ranked)
+        # The terminal echoes ^C behind the last line; if that made it wrap, one line would not be erased.
+        yield from console.render(Group(*parts), options.update_width(max(1, options.max_width - _MARGIN)))
+
+    def _running(self, progress: Progress) -> Table:
+        running = Table.grid(padding=(0, 1))
+        running.add_column(min_width=1, no_wrap=True)
+        running.add_column(no_wrap=True, overflow="ellipsis")
+        # The line of a stage stays above, so that it is not repeated here.
+        for words in progress.running_lines or [self._elapsed_text()]:
+            running.add_row(self._spinner, Text(words))
+        return running
+
+    def _elapsed_text(self) -> str:
+        return format_duration(time.monotonic() - self._started)
+
+    def _of_probes(self, progress: Progress, limit: int) -> Table:
+        elapsed = self._elapsed_text()
+        remaining = progress.remaining_seconds
+        left = "" if remaining is None else f", at most {format_duration(remaining)} left"
+        vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
+        return _bar(progress.done, limit, f"{progress.done} of at most {limit} probes{vetoed}, {elapsed}{left}")
+
+
+def _bar(done: int, total: int, words: str) -> Table:
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(ratio=1)
+    grid.add_column(no_wrap=True)
+    grid.add_row(ProgressBar(total=total, completed=min(done, total)), words)
+    return grid
+
+
+def finished_row(event: ProbeFinished, progress: Progress) -> Table:
+    """Return the line of a finished probe."""
+    measurement = event.measurement
+    what = Text()
+    if event.best:
+        # In front, where it does not wrap.
+        what.append("best so far  ", style="bold green")
+    what.append(progress.finished_text(event))
+    reason = reason_text(measurement)
+    if reason:
+        what.append(f"\n{printable(reason)}", style="dim")
+    return probe_row(
+        str(event.number),
+        status_text(measurement.status),
+        bytes_or_dash(measurement.peak_bytes),
+        number_or_dash(measurement.tokens_per_second),
+        what,
+        _STYLES.get(measurement.status, "red"),
+    )
+
+
+def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style: str) -> Table:
+    """Return one line of the list of probes; long texts wrap within their column."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(width=4, justify="right")
+    grid.add_column(width=13, style=style)
+    grid.add_column(width=10, justify="right", no_wrap=True)
+    grid.add_column(width=10, justify="right", no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(number, status, peak, rate, what)
+    return grid
+
+
+def _provisional(ranked: Ranked) -> Iterator[Text]:
+    """Yield the lines of a provisional ranking; what is too long for its line ends in an ellipsis."""
+    yield _one_line(_TITLE, "bold")
+    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {BASELINE_NAME}"), "bold")
+    for estimate in ranked.best:
+        needs, spare, _ = memory_cells(estimate)
+        choices = differences(estimate.candidate, ranked.baseline)
+        row = _ranked_row(needs, spare, number_or_dash(estimate.tokens_per_second), choices)
+        yield _one_line(row, "" if estimate.fits else "red")
+
+
+def _ranked_row(*cells: str) -> str:
+    *figures, choices = cells
+    return "".join(f"{cell:>{width}}  " for cell, width in zip(figures, _WIDTHS, strict=True)) + choices
+
+
+def _one_line(text: str, style: str) -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager

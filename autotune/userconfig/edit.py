@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from autotune.emit.files import write_text
 from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys
 from autotune.emit.rows import ROWS, TrainingRows
 from autotune.errors import InputError
-from autotune.inspection.yaml_edit import Edit, edited, unified_diff
+from autotune.inspection.yaml_edit import Edit, edited, edited_values, unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
 from autotune.techniques.sharding import ENGINE_FIELDS
@@ -66,19 +65,16 @@ def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
         InputError: the file cannot be edited; the message has the reason.
     """
     secret = (path for path in secret_keys(base.file.values) if not any(path[: len(edit)] == edit for edit in edits))
-    written = [Edit(path, {path[-1]: value}) for path, value in edits.items()]
-    return edited(base.file, [*written, *(Edit(path) for path in secret)])
+    return edited(base.file, [*_of_values(edits), *(Edit(path) for path in secret)])
 
 
 def values_after(base: UserBase, edits: Mapping[Key, object]) -> dict[str, Any]:
     """Return the keys and values of the file as they should be, without those that are secret."""
-    values: dict[str, Any] = copy.deepcopy(without_secrets(dict(base.file.values)))
-    for path, value in edits.items():
-        inner = values
-        for name in path[:-1]:
-            inner = inner.setdefault(name, {})
-        inner[path[-1]] = value
-    return values
+    return edited_values(without_secrets(dict(base.file.values)), _of_values(edits))
+
+
+def _of_values(edits: Mapping[Key, object]) -> list[Edit]:
+    return [Edit(path, {path[-1]: value}) for path, value in edits.items()]
 
 
 def edits_of(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> dict[Key, object]:

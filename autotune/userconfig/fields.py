@@ -200,10 +200,11 @@ def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[
         if name in understood or name.startswith(beginnings):
             continue
         if value != config.defaults[name] and value not in (None, {}, []):
-            raise InputError(
-                f"What {config.kind}({name}={value!r}) does to memory is not known to autotune.",
-                hint="Leave it out, or let autotune probe measure it.",
-            )
+            raise _not_known(f"{config.kind}({name}={value!r})", "Leave it out, or let autotune probe measure it.")
+
+
+def _not_known(what: str, hint: str = "") -> InputError:
+    return InputError(f"What {what} does to memory is not known to autotune.", hint=hint)
 
 
 def _json(name: str, value: object) -> object:
@@ -251,7 +252,7 @@ def _check_each(
     keys = dict(given) if isinstance(given, Mapping) else {}
     for name, value in keys.items():
         if name not in understood and value is not None:
-            raise InputError(f"What {field}' {name}={value!r} does to memory is not known to autotune.", hint=hint)
+            raise _not_known(f"{field}' {name}={value!r}", hint)
     return keys
 
 
@@ -269,9 +270,7 @@ def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[s
         raise InputError(f"Quantisation by {method} is not understood.", hint="transformers' BitsAndBytesConfig is.")
     for name in ("llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload", "llm_int8_has_fp16_weight"):
         if facts.get(name):
-            raise InputError(
-                f"What BitsAndBytesConfig({name}={facts[name]!r}) does to memory is not known to autotune."
-            )
+            raise _not_known(f"BitsAndBytesConfig({name}={facts[name]!r})")
     if facts.get("load_in_8bit"):
         return {**words, "load_in_8bit": True}, ()
     if not facts.get("load_in_4bit"):

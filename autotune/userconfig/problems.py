@@ -76,17 +76,12 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
         message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, message)
     launcher = written.command.launcher
-    if not started.counted and started.processes > 1:
-        message = (
-            f"Nothing sets the number of processes, so {launcher} starts one on each of {started.processes} GPUs. Write"
-            f" {NAMED_BY[launcher].format(started.processes)}."
-        )
-        yield Finding(Severity.NOTE, message)
-    if started.is_guessed:
-        message = (
-            f"Nothing sets the number of processes, so {launcher} starts one on each GPU; one was checked. Write"
-            f" {NAMED_BY[launcher].format(8)} for eight."
-        )
+    several = not started.counted and started.processes > 1
+    if several or started.is_guessed:
+        gpus, number = f"of {started.processes} GPUs", NAMED_BY[launcher].format(started.processes)
+        if not several:
+            gpus, number = "GPU; one was checked", f"{NAMED_BY[launcher].format(8)} for eight"
+        message = f"Nothing sets the number of processes, so {launcher} starts one on each {gpus}. Write {number}."
         yield Finding(Severity.NOTE, message)
     if started.ignored_processes:
         message = (

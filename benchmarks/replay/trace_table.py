@@ -22,9 +22,8 @@ from autotune.app.planned import planned_machine, planned_workload
 from autotune.app.problem import global_batch_of
 from autotune.app.requests import traces_of
 from autotune.core.events import ignore
-from autotune.inspection.budget import memory_budget
 from autotune.inspection.dataset import dataset_source
-from autotune.inspection.machine import environment
+from autotune.inspection.machine import environment, memory_budget
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache

@@ -16,7 +16,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
 from autotune.userconfig.base import UserBase
-from autotune.userconfig.edit import Wanted, edits_of, rewritten
+from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
 from tests.app.bases import ROWS, Started, a_base, disagreements, started
 from tests.settings import CPU, TWO, workload
 
@@ -206,3 +206,9 @@ def test_the_micro_batches_of_a_generation_follow_the_rows_and_stay_with_them(st
     smaller = search.problem.normal(search.problem.baseline.but(per_device_train_batch_size=2))
     read = yaml.safe_load(after(search, smaller))
     assert (read["gradient_accumulation_steps"], read["steps_per_generation"]) == (12, 2 * steps)
+
+
+def test_a_mapping_without_a_value_gets_the_keys_that_are_written_into_it(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "gradient_checkpointing_kwargs:\n")
+    after = values_after(base, {("gradient_checkpointing_kwargs", "every_n_layers"): 2})
+    assert after["gradient_checkpointing_kwargs"] == {"every_n_layers": 2}

@@ -18,7 +18,7 @@ from autotune.app.arguments import (
 from autotune.app.options import Options, probe_options
 from autotune.core.effort import EFFORTS, EffortName
 from autotune.errors import InputError
-from autotune.inspection.budget import memory_budget
+from autotune.inspection.machine import memory_budget
 from autotune.units import GIB
 from tests.settings import GPU
 

@@ -100,6 +100,7 @@ def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "is no result of `autotune probe`"),
         ('{"schema": 1, "estimates": []}', "is a plan, and `autotune report` reads the results of probes"),
+        ('{"schema": 1, "basis": "planned"}', "is a plan, and `autotune report` reads the results of probes"),
         ('{"schema": 7}', "is no result of schema 1, but of 7"),
         ('{"schema": 1}', "was written by another version: Object missing required field"),
     ],
@@ -108,6 +109,14 @@ def test_what_is_no_result_is_told_apart(text: str, message: str, tmp_path: Path
     (tmp_path / "result.json").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         report(tmp_path)
+
+
+def test_the_folder_of_a_plan_is_told_apart_from_one_without_a_result(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"schema": 1, "basis": "planned"}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"plan.json is a plan, .*`autotune plan --html FILE` writes"):
+        report(tmp_path)
+    (tmp_path / "result.json").write_text(json_text(a_result()), encoding="utf-8")
+    assert report(tmp_path).exists()
 
 
 def test_a_result_of_a_later_version_with_more_in_it_is_read(written: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.machine import Hardware
 from autotune.errors import InputError
-from autotune.inspection.budget import memory_budget
+from autotune.inspection.machine import memory_budget
 from autotune.units import GIB
 
 CARD = Hardware(kind="cuda", name="Test GPU", memory_bytes=24 * GIB, used_by_others_bytes=4 * GIB)

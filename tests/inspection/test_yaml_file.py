@@ -215,6 +215,8 @@ def without(text: str) -> YamlFile:
         (f"data: https://h/r?a=1&token={SECRET}\n", {"data": "https://h/r?a=1&token=***"}),
         (f"kwargs: '{{\"token\": \"{SECRET}\"}}'\n", {"kwargs": '{"token": "***"}'}),
         (f"# hub_token: {SECRET}\nseed: 1  # token={SECRET}\n", {"seed": 1}),
+        (f"notes: |  # token={SECRET}\n  text\nseed: 1\n", {"notes": "text\n", "seed": 1}),
+        (f"notes: &n >-  # token={SECRET}\n  text\nmore: *n\n", {"notes": "text", "more": "text"}),
         (f"hub_token: {SECRET}\nseed: 1\n# as {SECRET} is old", {"hub_token": SHOWN, "seed": 1}),
         (f"a: &e\n  HF_TOKEN: {SECRET}\nb:\n  <<: *e\n", {"a": {"HF_TOKEN": SHOWN}, "b": {"HF_TOKEN": SHOWN}}),
     ],

@@ -7,9 +7,9 @@ import pytest
 from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.length_report import length_report
 from autotune.core.result import Result
+from autotune.reporting.catalogues import techniques_report
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.probe import probe_report
-from autotune.reporting.techniques import techniques_report
 from tests.reporting.as_text import as_text
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
 

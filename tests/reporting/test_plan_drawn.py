@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.estimate import Plan
 from autotune.inspection.gpus import gpus
-from autotune.reporting.gpus import gpus_report
+from autotune.reporting.catalogues import gpus_report
 from autotune.reporting.plan import plan_report
 from autotune.units import GIB, MIB
 from tests.reporting.as_text import as_text

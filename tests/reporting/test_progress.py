@@ -25,9 +25,8 @@ from autotune.core.events import (
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
-from autotune.reporting.live import Display
 from autotune.reporting.progress import PlainListener, Progress
-from autotune.reporting.watch import watching
+from autotune.reporting.watch import Display, watching
 from autotune.reporting.words import differences
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, WINNER, a_workload

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.rent import Offer, Rent
-from autotune.reporting.rent import best_text, columns, rent_report, unfit_lines
+from autotune.reporting.document import Table
+from autotune.reporting.rent import best_text, rent_report, unfit_lines
 from autotune.reporting.words import bytes_or_dash
 from autotune.units import GIB
 from tests.reporting.as_text import as_text
@@ -18,9 +19,15 @@ def drawn(width: int, **changes: object) -> str:
     return as_text(rent_report(a_rent(**changes)), width)
 
 
+def table(found: Rent) -> Table:
+    """Return the table of what fits."""
+    [drawn] = rent_report(found).blocks(Table)
+    return drawn
+
+
 def cells(offer: Offer, found: Rent) -> list[str]:
     """Return the figures of an offer in the table."""
-    return [figure(offer) for figure in columns(found).values()]
+    return [str(cell) for cell in table(replace(found, offers=(offer,))).rows[0]]
 
 
 def test_the_cheapest_and_the_fastest_are_each_a_sentence() -> None:
@@ -46,7 +53,7 @@ def test_what_has_less_to_spare_than_the_estimate_may_be_off_by_is_not_named_wit
 def test_without_prices_there_is_no_cost() -> None:
     free = a_rent(priced=False, offers=(replace(FASTEST, cost=None, price=None), TOO_SMALL))
     assert best_text(free) == "The fastest: 4 x H200, 120,000 tok/s, 8 h 20 min per epoch."
-    assert not any("cost" in title for title in columns(free))
+    assert not any("cost" in title for title in table(free).columns)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, 
 from autotune.core.result import Choosable, Result
 from autotune.emit.arguments import launch_arguments
 from autotune.emit.bundle import write_bundle
-from autotune.emit.config import config_text
 from autotune.emit.figures import measured
 from autotune.emit.launch import launch_keys
 from autotune.emit.rows import training_rows
-from autotune.emit.script import script_text
+from autotune.emit.training import config_text, script_text
 from autotune.errors import InputError
 from autotune.inspection.space_file import default_file, load
 from autotune.step.trainers import adapters

@@ -19,9 +19,9 @@ from autotune.core.machine import Machine
 from autotune.core.plan import Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.budget import memory_budget
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
+from autotune.inspection.machine import memory_budget
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine

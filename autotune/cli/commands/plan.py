@@ -82,7 +82,7 @@ def _list(*, as_json: bool) -> int:
     """Show the known GPUs, and return the exit code."""
     from autotune.cli.console import answer, stdout_console
     from autotune.inspection.gpus import gpus
-    from autotune.reporting.gpus import gpus_report
+    from autotune.reporting.catalogues import gpus_report
 
     width = stdout_console().width
     answer(gpus(), lambda known: gpus_report(known, width), as_json=as_json)

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from autotune.app.catalogue import catalogue
     from autotune.cli.console import answer
-    from autotune.reporting.techniques import techniques_report
+    from autotune.reporting.catalogues import techniques_report
 
     rows = catalogue(**options)
     answer(rows, techniques_report, as_json=as_json)

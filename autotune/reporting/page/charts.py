@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from autotune.reporting.document import Charts, Document, Plane, Point, Predicted
 from autotune.reporting.page.drawing import Chart, Figure, escaped_for_plotly, scale, vertical_line
@@ -34,10 +33,13 @@ def _charts(shown: Charts) -> Iterator[Chart]:
     if plane.points:
         yield Chart("front", "Memory and speed", _front_caption(plane), _front(plane))
     yield from step_charts(shown.steps, plane.budget_bytes)
-    for name, pairs, unit in (("memory", shown.memory, scale), ("speed", shown.speed, _rates)):
-        if pairs:
-            title = f"{name.capitalize()}: predicted and measured"
-            yield Chart(name, title, _pairs_caption(pairs), _pairs(pairs, unit))
+    if shown.memory:
+        unit, name = scale([item.measured for item in shown.memory])
+        title = "Memory: predicted and measured"
+        yield Chart("memory", title, _pairs_caption(shown.memory), _pairs(shown.memory, unit, name))
+    if shown.speed:
+        title = "Speed: predicted and measured"
+        yield Chart("speed", title, _pairs_caption(shown.speed), _pairs(shown.speed, 1, "tokens per second"))
 
 
 def _front(shown: Plane) -> Figure:
@@ -86,8 +88,7 @@ def _hovered(point: Point) -> str:
     return "<br>".join(map(escaped_for_plotly, lines))
 
 
-def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
-    unit, name = scale([item.measured for item in pairs])
+def _pairs(pairs: Sequence[Predicted], unit: int, name: str) -> Figure:
     most = max(max(item.predicted, item.measured) for item in pairs) / unit
     return {
         "data": [
@@ -108,10 +109,6 @@ def _pairs(pairs: Sequence[Predicted], scale: Any) -> Figure:
             "yaxis": {"title": {"text": f"measured ({name})"}, "rangemode": "tozero"},
         },
     }  # fmt: skip
-
-
-def _rates(_: Sequence[float]) -> tuple[int, str]:
-    return 1, "tokens per second"
 
 
 def _front_caption(shown: Plane) -> str:

@@ -1,11 +1,12 @@
-"""The report of ``autotune plan --gpu list``: the catalogue of GPUs and the sources of its figures."""
+"""The reports of ``autotune plan --gpu list``, the GPUs, and of ``autotune techniques``, the knobs and choices."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.gpu import Gpu
-from autotune.reporting.document import Document, Paragraph, Section, Table
+from autotune.reporting.document import Block, Document, Facts, Listing, Paragraph, Section, Table
 from autotune.reporting.words import MISSING
 from autotune.units import GIB
 
@@ -22,6 +23,7 @@ _KINDS = {
 }
 _UNVERIFIED = "whether autotune's rules hold for it is not known"
 _SOURCES = "The source of every figure: autotune plan --gpu list --json"
+_CHANGES = "changes-training"
 
 
 def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
@@ -48,3 +50,26 @@ def _columns(gpu: Gpu) -> Mapping[str, str]:
             shown |= {name: f"{value / unit:.0f}" for name, value in figures.items() if value is not None}
     memory, context = f"{gpu.memory_bytes / GIB:.1f}", f"{gpu.context_bytes / GIB:.2f}"
     return {"GPU": gpu.name, "GiB": memory, **shown, "context": context}
+
+
+def techniques_report(rows: Iterable[CatalogueRow]) -> Document:
+    """Return the catalogue of techniques."""
+    return Document(None, tuple(Section(row.knob, tuple(_blocks(row))) for row in rows))
+
+
+def _blocks(row: CatalogueRow) -> Iterator[Block]:
+    facts = (
+        f"default: {row.default}",
+        f"needs: {row.needs}" if row.needs else "",
+        f"--allow {row.knob}: {row.changes}" if row.changes else "",
+        "" if row.in_default_space else "not in the default search space",
+    )
+    yield Listing(tuple(filter(None, facts)), f"{row.knob}  {row.summary}")
+    unavailable = frozenset(str(option.choice) for option in row.options if not option.available)
+    yield Facts(tuple((str(option.choice), _summary(option)) for option in row.options), unavailable)
+
+
+def _summary(option: CatalogueOption) -> str:
+    changes = " (changes training)" if option.effect == _CHANGES else ""
+    missing = "" if option.available else f" (not here: {option.reason})"
+    return f"{option.summary}{changes}{missing}"
