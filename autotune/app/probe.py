@@ -107,7 +107,7 @@ def probe(asked: ProbeArguments) -> Result:
         limit = options.timeout_seconds
         in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
         timelines = predictions.timelines(compared, traces=in_time)
-        offered = _offers(problem, predictions, outcome) if in_time else ()
+        offered = _offers(predictions, outcome) if in_time else ()
         untried = notes_on_untried(problem, outcome, options.file)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
@@ -230,12 +230,11 @@ def _handed_over(
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 
-def _offers(problem: TrainerProblem, predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]:
-    if predictions.evaluator is None or outcome.winner is None:
+def _offers(predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]:
+    evaluator = predictions.evaluator
+    if evaluator is None or outcome.winner is None:
         return ()
-    evaluator, winner = predictions.evaluator, outcome.winner.candidate
     with suppress(AutotuneError):
-        (found,) = evaluator.run([winner])
-        if found.memory is not None:
-            return offers(problem, evaluator, found)
+        (found,) = evaluator.run([outcome.winner.candidate])
+        return offers(evaluator, found) if found.memory is not None else ()
     return ()

@@ -78,8 +78,7 @@ def rent(asked: RentArguments) -> Rent:
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
-    if asked.network is not None:
-        check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
+    check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].hardware.cores, without(listener, StageStarted)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)

@@ -19,8 +19,8 @@ from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
-from autotune.app.workers.exchange import packed, unpacked
 from autotune.app.workers.together import EventForwarder, search_together
+from autotune.app.workers.worker import packed, unpacked
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,

@@ -35,17 +35,26 @@ from autotune.userconfig.written import Written, written
 _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
 
-def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
-    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`.
-
-    Args:
-        tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
-    """
+def check(asked: CheckArguments) -> Verdict:
+    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`."""
     if not isinstance(asked.config, Path | Sequence):
         return check_object(asked)
-    if tracer is None:
-        with ServerTracer(inspect_cpu().cores, asked.listener) as own:
-            return check(asked, own)
+    (found,) = check_each([asked])
+    return found
+
+
+def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
+    """Yield the verdicts on several files or commands, whose jobs share processes."""
+    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
+        yield from (check_written(each, tracer) for each in asked)
+
+
+def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
+    """Return the verdict on a file or a command.
+
+    Args:
+        tracer: runs its jobs.
+    """
     started = time.monotonic()
     _check_options(asked)
     try:
@@ -75,12 +84,6 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, encode(verdict))
     return verdict
-
-
-def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
-    """Yield the verdicts on several configurations, whose jobs share processes."""
-    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
-        yield from (check(each, tracer) for each in asked)
 
 
 def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:
