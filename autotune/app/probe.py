@@ -17,7 +17,7 @@ from autotune.app.output import Output, default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.search import Run, study_of
+from autotune.app.search import Run, study_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore, without
@@ -31,7 +31,6 @@ from autotune.inspection.machine import divided
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing import JobServer
-from autotune.probing.tracing import ServerTracer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
@@ -59,16 +58,8 @@ def probe(asked: ProbeArguments) -> Result:
     out = open_output(name if asked.output is None else asked.output)
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
-    with (
-        out.held(),
-        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
-        ServerTracer(
-            hardware.cores,
-            without(listener, StageStarted),
-            server if hardware.kind == "cpu" else None,
-            early=asked.plan,
-        ) as tracer,
-    ):
+    running = worker_servers(hardware, own, without(listener, StageStarted), early=asked.plan)
+    with out.held(), running as (server, tracer):
         out.remember_budget(budget_bytes)
         _check_study(asked, out)
         base = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from autotune.app.arguments import ProbeArguments
@@ -14,11 +16,13 @@ from autotune.app.requests import probe_request
 from autotune.core.codec import encode
 from autotune.core.effort import Effort
 from autotune.core.events import Listener, StageStarted
+from autotune.core.machine import Hardware, Share
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
+from autotune.probing.tracing import ServerTracer
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -49,6 +53,24 @@ class Run:
     output: Output
     limit_bytes: int
     predictor: Predictor | None = None
+
+
+@contextmanager
+def worker_servers(
+    hardware: Hardware, share: Share, listener: Listener, *, early: bool = False
+) -> Iterator[tuple[JobServer, ServerTracer]]:
+    """Yield a worker's server for probes, and what traces for it: by the same server on a CPU, else by another one.
+
+    Args:
+        hardware: the device as each worker has it.
+        share: of the machine, for this worker.
+        early: whether the other server is started at once.
+    """
+    with (
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server,
+        ServerTracer(hardware.cores, listener, server if hardware.kind == "cpu" else None, early=early) as tracer,
+    ):
+        yield server, tracer
 
 
 def run_search(run: Run, listener: Listener) -> SearchOutcome:

@@ -218,3 +218,9 @@ def test_a_generator_of_names_is_read_once() -> None:
 def test_what_cannot_be_used_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         options(**changes)
+
+
+def test_the_settings_of_a_check_are_what_differs_from_the_defaults_and_what_is_checked() -> None:
+    assert CheckArguments("mine.yaml").settings == {"config": "mine.yaml"}
+    given = CheckArguments(("trl", "sft", "--config", "mine.yaml"), fits=False, gpu="T4").settings
+    assert given == {"command": ("trl", "sft", "--config", "mine.yaml"), "fits": False, "gpu": "T4"}

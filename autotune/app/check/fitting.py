@@ -25,7 +25,7 @@ from autotune.core.protocol import BuildRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
@@ -245,15 +245,15 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            _, unknown, listed = _short(error).partition(_UNKNOWN_LOSS)
+            _, unknown, listed = one_line(error).partition(_UNKNOWN_LOSS)
             if unknown:
                 raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 length = optional_int_argument(sized.plan, "max_length")
-                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
+                cut = f"TRL fails on rows that max_length={length} cuts: {one_line(error)}"
                 return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
-            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
+            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
@@ -275,7 +275,3 @@ class Fitting:
             key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, key=key, line=line, file=self.task.written.place)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -17,7 +17,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from autotune.app.search import Run, run_search
+from autotune.app.search import Run, run_search, worker_servers
 from autotune.core.events import ignore
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer
@@ -80,12 +80,10 @@ def main(connection: Connection) -> None:
 
 def _search(connection: Connection) -> None:
     share, hardware = connection.recv()
-    with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server:
-        lent = server if hardware.kind == "cpu" else None
-        with ServerTracer(hardware.cores, ignore, lent) as tracer:
-            run = unpacked(connection.recv_bytes(), server, tracer)
-            threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
-            run_search(run, connection.send)
+    with worker_servers(hardware, share, ignore) as (server, tracer):
+        run = unpacked(connection.recv_bytes(), server, tracer)
+        threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
+        run_search(run, connection.send)
 
 
 def _end_with_the_first(connection: Connection) -> None:
