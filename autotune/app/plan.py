@@ -87,7 +87,7 @@ def plan(asked: PlanArguments) -> Plan:
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         tracking.search(evaluator)
-        evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
+        evaluator = with_last_resorts_if_nothing_fits(evaluator)
         problem = evaluator.problem
         evaluator.confirm_best_at_full_depth()
         estimates = tuple(each.shown for each in evaluator.ranked())

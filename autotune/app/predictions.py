@@ -31,7 +31,6 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
-from autotune.space import SpaceFile
 from autotune.study import MOST_TRACED, search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
@@ -75,9 +74,7 @@ def predictions_of(
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
     times = times_of(machine, limit_bytes, server, tracer, cache)
-    return trace_before_search(
-        problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times
-    )
+    return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, listener, times=times)
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,6 @@ def trace_before_search(
     speeds: Speeds,
     seconds: float,
     listener: Listener,
-    file: SpaceFile | None = None,
     *,
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -142,7 +138,6 @@ def trace_before_search(
     It takes longer if nothing fits but what offloads may.
 
     Args:
-        file: the space, whose last resorts are traced if nothing else fits; None: they are not.
         speeds: measures the speeds of a CPU, since there is no catalogue of CPUs, or of a GPU's host.
         times: measures operators on the device; None: times are predicted from its speeds.
         clock: returns the time in seconds.
@@ -159,9 +154,8 @@ def trace_before_search(
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
-        if file is not None:
-            decided = ended.finished or ended.traced >= MOST_TRACED
-            evaluator = with_last_resorts_if_nothing_fits(evaluator, file, decided=decided)
+        decided = ended.finished or ended.traced >= MOST_TRACED
+        evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))

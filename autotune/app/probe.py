@@ -93,13 +93,13 @@ def probe(asked: ProbeArguments) -> Result:
         quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
         run = Run(quiet, left, problem, server, out, limit_bytes, predictions.predictor)
         outcome = search_together(run, further, listener)
-        problem = as_searched(problem, outcome, options.file)
+        problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         limit = options.timeout_seconds
         in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
         timelines = predictions.timelines(compared, traces=in_time)
         offered = _offers(predictions, outcome) if in_time else ()
-        untried = notes_on_untried(problem, outcome, options.file)
+        untried = notes_on_untried(problem, outcome)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,

@@ -182,7 +182,7 @@ class _Survey:
 
     def offloading(self, single: Offer, own: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
-        evaluator = with_last_resorts_if_nothing_fits(own, self.options.file)
+        evaluator = with_last_resorts_if_nothing_fits(own)
         if evaluator is own:
             return single
         offer = self._best(Offer(single.gpu, 1), evaluator)
