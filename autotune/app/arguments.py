@@ -45,6 +45,11 @@ def time_limit(timeout: str | float | None) -> float | None:
     return seconds
 
 
+def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
+    """Return what is left of a time limit, 0 at least; None: no limit."""
+    return None if limit_seconds is None else max(0.0, limit_seconds - spent_seconds)
+
+
 def command_words(command: str | Sequence[str]) -> tuple[str, ...]:
     """Return the words of a command, which may be one text.
 

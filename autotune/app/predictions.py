@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from autotune.app.arguments import ProbeArguments, time_limit
 from autotune.app.notes import notes_on_speed, notes_on_traces
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
-from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
+from autotune.core.effort import EFFORTS
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -48,12 +49,7 @@ _UNTIL_ONE_MAY_FIT = 3.0
 
 
 def predictions_of(
-    problem: TrainerProblem,
-    limit_bytes: int,
-    options: Options,
-    server: JobServer,
-    tracer: ServerTracer,
-    listener: Listener,
+    asked: ProbeArguments, problem: TrainerProblem, limit_bytes: int, server: JobServer, tracer: ServerTracer
 ) -> Predictions:
     """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
 
@@ -62,10 +58,10 @@ def predictions_of(
     Args:
         server: the probes' server, with whose threads the speeds of a CPU are measured.
     """
-    listener(StageStarted("Tracing training steps without running them, to spare probes"))
-    seconds = options.effort.planning_seconds
-    if options.timeout_seconds is not None:
-        seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
+    asked.listener(StageStarted("Tracing training steps without running them, to spare probes"))
+    seconds, limit_seconds = EFFORTS[asked.effort].planning_seconds, time_limit(asked.timeout)
+    if limit_seconds is not None:
+        seconds = min(seconds, limit_seconds * _LARGEST_SHARE)
     machine, cache = problem.setting.machine, user_cache()
 
     def measured(gpu: GpuSpeeds | None) -> GpuSpeeds:
@@ -74,7 +70,7 @@ def predictions_of(
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
     times = times_of(machine, limit_bytes, server, tracer, cache)
-    return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, listener, times=times)
+    return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
 
 
 @dataclass(frozen=True)

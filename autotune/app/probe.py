@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from autotune.app.arguments import ProbeArguments
+from autotune.app.arguments import ProbeArguments, time_left, time_limit
 from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
@@ -85,18 +85,16 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        predictions = (
-            predictions_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Predictions()
-        )
+        predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         # A further worker is sent the run, and a listener is of this process.
-        quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
-        run = Run(quiet, left, problem, server, out, limit_bytes, predictions.predictor)
+        quiet, limit = replace(asked, listener=ignore), time_limit(asked.timeout)
+        left = time_left(limit, time.monotonic() - started)
+        run = Run(quiet, problem, server, out, limit_bytes, left, predictions.predictor)
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
-        limit = options.timeout_seconds
-        in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
+        in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
         timelines = predictions.timelines(compared, traces=in_time)
         offered = _offers(predictions, outcome) if in_time else ()
         untried = notes_on_untried(problem, outcome)

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from autotune.app.arguments import ProbeArguments
-from autotune.app.options import Options
 from autotune.app.output import Output
 from autotune.app.problem import with_last_resorts
 from autotune.app.requests import probe_request
 from autotune.core.codec import encode
-from autotune.core.effort import Effort
+from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Hardware, Share
 from autotune.core.measurement import Measurement
@@ -43,15 +42,16 @@ class Run:
 
     Attributes:
         limit_bytes: memory that a probe may use; allocations beyond it fail.
+        timeout_seconds: time limit of the search, or None.
         predictor: predictions before any probe, or None.
     """
 
     asked: ProbeArguments
-    options: Options
     problem: TrainerProblem
     server: JobServer
     output: Output
     limit_bytes: int
+    timeout_seconds: float | None = None
     predictor: Predictor | None = None
 
 
@@ -82,10 +82,10 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         AutotuneError: probes cannot be started, or the storage failed.
     """
     listener(StageStarted("Searching"))
-    asked, options, problem = run.asked, run.options, run.problem
+    asked, effort, problem = run.asked, EFFORTS[run.asked.effort], run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, options.effort, seconds_left)
+        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, effort, seconds_left)
         schedule = replace(one.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
         request = probe_request(problem, one.candidate, schedule, run.limit_bytes, seed)
         return run_probe(run.server, request, run.output.probe(one), limit_seconds)
@@ -93,11 +93,11 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     return search(
         problem,
         probe_candidate,
-        effort=options.effort,
+        effort=effort,
         memory_limit_bytes=run.limit_bytes,
         seed=asked.seed,
         trials=asked.trials,
-        timeout_seconds=options.timeout_seconds,
+        timeout_seconds=run.timeout_seconds,
         storage=storage_of(run),
         listener=listener,
         predictor=run.predictor,

@@ -12,7 +12,6 @@ import pytest
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.predictions import Predictions, trace_before_search
 from autotune.app.problem import with_last_resorts
@@ -53,7 +52,7 @@ def widened() -> TrainerProblem:
 def searched(of: TrainerProblem) -> Run:
     """Return a search of a problem that another run or another worker has begun."""
     asked = ProbeArguments(trainer="sft", device="cpu", resume=True)
-    return Run(asked, probe_options(asked), of, no_server(), Output(Path("out")), TIGHT)
+    return Run(asked, of, no_server(), Output(Path("out")), TIGHT)
 
 
 def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(

@@ -15,7 +15,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
-from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
@@ -58,7 +57,7 @@ RAN = Measurement(ProbeStatus.OK)
 def a_run(folder: Path, storage: str | None = None) -> Run:
     """Return a search whose probes are replayed."""
     asked = ProbeArguments(trainer="sft", device="cpu", trials=TRIALS, effort="quick", storage=storage)
-    return Run(asked, probe_options(asked), problem(setting()), no_server(), Output(folder), 1 << 30)
+    return Run(asked, problem(setting()), no_server(), Output(folder), 1 << 30)
 
 
 def probed(folder: Path) -> list[list[str]]:
