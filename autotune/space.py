@@ -35,12 +35,14 @@ class Space:
         recipes: complete candidates to try first.
         left_out: choices of the space file that this machine cannot do, or that the user did not want.
         unlockable: choices that ``--allow`` would add.
+        file: the space file that these choices are of.
     """
 
     choices: Mapping[str, tuple[Choice, ...]]
     recipes: tuple[Candidate, ...]
     left_out: tuple[LeftOut, ...]
     unlockable: tuple[Unlockable, ...]
+    file: SpaceFile
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def resolve(
     )
     recipes = (baseline.but(**recipe) for recipe in free)
     usable = (recipe for recipe in recipes if all(choice in choices[knob] for knob, choice in recipe.items()))
-    return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable))
+    return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable), file)
 
 
 def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wishes) -> Candidate:

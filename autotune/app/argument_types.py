@@ -43,7 +43,7 @@ def check_type(name: str, value: object, annotation: object) -> None:
     Raises:
         InputError: it is not.
     """
-    kind = next((kind for kind in _kinds(annotation) if _is_of(value, kind)), None)
+    kind = next((kind for kind in kinds_of(annotation) if _is_of(value, kind)), None)
     if kind is None:
         raise _refused(name, value, annotation)
     # A generator can be read only once.
@@ -52,18 +52,14 @@ def check_type(name: str, value: object, annotation: object) -> None:
             check_type(f"An item of {name}", item, get_args(kind)[0])
 
 
-def kinds_of(annotation: object) -> frozenset[object]:
+def kinds_of(annotation: object) -> tuple[object, ...]:
     """Return the types of a union, or the only one."""
-    return frozenset(_kinds(annotation))
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
 
 
 def words_of(annotation: object) -> tuple[str, ...]:
     """Return the words of a type that has a ``Literal``; none for another."""
-    return next((get_args(kind) for kind in _kinds(annotation) if get_origin(kind) is Literal), ())
-
-
-def _kinds(annotation: object) -> tuple[object, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((get_args(kind) for kind in kinds_of(annotation) if get_origin(kind) is Literal), ())
 
 
 def _is_of(value: object, kind: object) -> bool:
@@ -85,7 +81,7 @@ def _refused(name: str, value: object, annotation: object) -> InputError:
         named = f"the class {value.__name__}"
     shown = repr(value) if isinstance(value, _PRINTED) else named
     words: list[str] = []
-    for kind in _kinds(annotation):
+    for kind in kinds_of(annotation):
         if get_origin(kind) is Literal:
             words += get_args(kind)
         elif kind is not NoneType:

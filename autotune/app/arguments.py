@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.app.public import Arguments, Checked, as_json
+from autotune.app.public import Arguments, Checked
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.effort import EffortName
@@ -43,6 +43,11 @@ def time_limit(timeout: str | float | None) -> float | None:
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
     return seconds
+
+
+def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
+    """Return what is left of a time limit, 0 at least; None: no limit."""
+    return None if limit_seconds is None else max(0.0, limit_seconds - spent_seconds)
 
 
 def command_words(command: str | Sequence[str]) -> tuple[str, ...]:
@@ -271,10 +276,6 @@ def _is_command(text: str) -> bool:
     return not is_file(text) and any(map(launches, re.split(r"[\s'\"]", text)))
 
 
-OBJECTS = frozenset({"listener", "config", "peft_config"})
-"""Arguments that only Python can give: no options, and not in settings as they are."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CheckArguments(Arguments):
     """Arguments of :func:`autotune.check`.
@@ -332,10 +333,9 @@ class CheckArguments(Arguments):
 
     @property
     def settings(self) -> dict[str, object]:
-        """The given options by name, without secrets."""
-        kept = {name: as_json(value) for name, value in vars(self).items() if name not in OBJECTS}
-        shown = {**hidden_values({**kept, "config": self.file}), "command": hidden_words(self.command)}
-        return {name: value for name, value in shown.items() if value not in (None, (), False)}
+        """The arguments that differ from their defaults, by name, without secrets; a configuration is named."""
+        named = {**hidden_values({"config": self.file}), "command": hidden_words(self.command)}
+        return {**super().settings, **{name: value for name, value in named.items() if value}}
 
 
 @dataclass(frozen=True, kw_only=True)

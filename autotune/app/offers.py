@@ -22,13 +22,10 @@ _SAVED = 0.05
 """Smallest share of the memory that has to be saved by that: predictions of memory are off by 3 % at most."""
 
 
-def offers(problem: TrainerProblem, evaluator: Evaluator, best: Estimate, *, fits: bool = True) -> tuple[str, ...]:
-    """Return all offers in addition to the recommended candidate.
-
-    Args:
-        fits: whether it does, so that a faster one is of use.
-    """
-    packing = packing_offer(problem, evaluator.run, best) if fits else ()
+def offers(evaluator: Evaluator, best: Estimate) -> tuple[str, ...]:
+    """Return all offers in addition to the recommended candidate; a faster one is of use only if that fits."""
+    problem = evaluator.problem
+    packing = packing_offer(problem, evaluator.run, best) if best.fits else ()
     return (*packing, *dropping_offer(problem, evaluator.estimate_in_setting, best.candidate))
 
 

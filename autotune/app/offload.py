@@ -11,7 +11,6 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, rank
 from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.evaluator import Evaluator
-from autotune.space import SpaceFile
 from autotune.study import SearchOutcome
 from autotune.techniques import find
 from autotune.techniques.offload import BOTH, OPTIMIZER, PARAMETERS
@@ -29,7 +28,7 @@ _EACH = 2
 """Most candidates that each combination of further choices is tried with: the next one if the former does not fit."""
 
 
-def with_last_resorts_if_nothing_fits(evaluator: Evaluator, file: SpaceFile, *, decided: bool = True) -> Evaluator:
+def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = True) -> Evaluator:
     """Return the evaluator, of a problem with last resorts if nothing of its own is predicted to fit.
 
     Those that are predicted to fit become recipes, so that a search tries them first.
@@ -46,7 +45,7 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, file: SpaceFile, *, 
         return evaluator
     if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
         return evaluator
-    wide = with_last_resorts(problem, file)
+    wide = with_last_resorts(problem)
     if wide is None:
         return evaluator
     further = _last_resorts(ranked, problem, wide)
@@ -117,13 +116,13 @@ def _with(candidate: Candidate, further: Mapping[str, Choice], wide: TrainerProb
     return found if wide.illegal(found) is None else None
 
 
-def as_searched(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> TrainerProblem:
+def as_searched(problem: TrainerProblem, outcome: SearchOutcome) -> TrainerProblem:
     """Return the problem of a study's candidates, with last resorts if another worker or an earlier run had them.
 
     Whether a run adds them depends on how much it could trace. A run without them repeats such candidates, compares and
     confirms them as its own, since their plans are the same, and does not propose further ones.
     """
-    wide = with_last_resorts(problem, file)
+    wide = with_last_resorts(problem)
     if wide is None:
         return problem
     added = {
@@ -136,7 +135,7 @@ def as_searched(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile
     return wide if known else problem
 
 
-def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome, file: SpaceFile) -> Iterator[str]:
+def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterator[str]:
     """Yield a note if all probes of a search ran out of memory and no offloading candidate was tried.
 
     It is not tried within the search: after the first probe, the choices of a search stay as they are.
@@ -148,7 +147,7 @@ def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome, file: Spac
     failed = [record for record in outcome.records if record.probed and record.measurement.status in OUT_OF_MEMORY]
     if outcome.winner is not None or not failed or setting.last_resorts or setting.machine.hardware.kind == "cpu":
         return
-    wide = with_last_resorts(problem, file)
+    wide = with_last_resorts(problem)
     if wide is None:
         return
     absent = [item.reason for item in wide.space.left_out if _USUAL.get(item.knob) == item.choice]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments, time_limit
 from autotune.core.candidate import Choice
-from autotune.core.effort import EFFORTS, Effort
 from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
@@ -35,7 +34,6 @@ class Options:
         rollouts: prompts, generated completions and their rewards.
         teacher: the model to imitate, for trainers that have a teacher, once it is known.
         coverage_asked: whether the user gave the token coverage.
-        timeout_seconds: time limit of the whole command, or None.
     """
 
     trainer: Trainer
@@ -47,13 +45,6 @@ class Options:
     rollouts: Rollouts
     coverage_asked: bool
     teacher: ModelSource | None = None
-    effort: Effort = EFFORTS["normal"]
-    timeout_seconds: float | None = None
-
-    def after(self, seconds: float) -> Options:
-        """Return the options with that much of their time limit used up."""
-        limit = self.timeout_seconds
-        return self if limit is None else replace(self, timeout_seconds=max(0.0, limit - seconds))
 
     @property
     def ranks_per_row(self) -> int:
@@ -122,13 +113,10 @@ def probe_options(asked: ProbeArguments) -> Options:
             f"--study {asked.study} names a study in a storage, and none is given.",
             hint="Name one with --storage, or leave out --study: an output directory has one study.",
         )
+    time_limit(asked.timeout)
     options = checked_options(asked, asked.init)
     # A base may name the teacher.
-    return replace(
-        options if asked.base is not None else _with_teacher(options),
-        effort=EFFORTS[asked.effort],
-        timeout_seconds=time_limit(asked.timeout),
-    )
+    return options if asked.base is not None else _with_teacher(options)
 
 
 def plan_options(asked: PlannedArguments) -> Options:

@@ -21,17 +21,16 @@ from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
 from autotune.app.planned import check_network, planned_machine, planned_workload, rows_of_length
-from autotune.app.planned_bundle import PlanWriter, bundle_folder
+from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
 from autotune.app.requests import traces_of
 from autotune.app.servers import check_server, set_aside, split_of
 from autotune.app.tracking import Tracking
-from autotune.app.workload import WorkloadReader
-from autotune.core.bundle import ServerSplit
+from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.epoch import Epoch
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
-from autotune.core.explanation import Subject
+from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
 from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Machine
@@ -71,8 +70,7 @@ def plan(asked: PlanArguments) -> Plan:
     evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
-    if asked.network is not None:
-        check_network(asked.network, [planned])
+    check_network(asked.network, [planned])
     planned, options = set_aside(planned, options, asked.server_gpus)
     hardware = planned.hardware
     budget_bytes = checked_budget(asked.memory_budget, hardware)
@@ -80,29 +78,31 @@ def plan(asked: PlanArguments) -> Plan:
     cache = user_cache()
     tracking = Tracking(listener)
     with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer:
-        workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
+        # A bundle may need a copy of the rows, and a workload in the cache has none.
+        kept = cache if folder is None else None
+        workload = planned_workload(options, source, rows, tracer, kept, listener, evaluation)
         workload = rows_of_length(workload, asked.seq_len, batch)
         problem = problem_of(options, workload, planned, batch)
         check_server(problem, asked.server_gpus)
         traces = traces_of(workload, planned, tracer, cache)
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, traces)
         tracking.search(evaluator)
-        evaluator = with_last_resorts_if_nothing_fits(evaluator, options.file)
+        evaluator = with_last_resorts_if_nothing_fits(evaluator)
         problem = evaluator.problem
         evaluator.confirm_best_at_full_depth()
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown
-        subject = Subject.FASTEST if best and best[0].fits else Subject.BASELINE
-        chosen = best[0].candidate if subject is Subject.FASTEST else problem.baseline
-        explanation = explained(evaluator, chosen, subject) if asked.explain else None
-        offered = offers(problem, evaluator, best[0], fits=best[0].fits) if best else ()
+        explanation = _explanation(evaluator, best) if asked.explain else None
+        offered = offers(evaluator, best[0]) if best else ()
         split = _server_split(evaluator, best, asked.server_gpus)
-        bundle, unwritten, failure = None, "", None
+        written: PlannedBundle | str = ""
+        failure: InputError | None = None
         if folder is not None:
-            reader = WorkloadReader(tracer.server, tracer.new_folder(), listener)
-            writer = PlanWriter(folder, evaluator, asked.settings, reader, options.peft)
-            bundle, unwritten, failure = writer.write(best, split)
+            try:
+                written = write_plan(folder, evaluator, best, split, asked.settings)
+            except InputError as error:
+                written, failure = error.message.rstrip("."), error
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]
         epochs = [_epoch(problem, one, asked) for one in (*best, baseline)]
     found = Plan(
@@ -129,8 +129,8 @@ def plan(asked: PlanArguments) -> Plan:
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         explanation=explanation,
-        bundle=bundle,
-        unwritten=unwritten,
+        bundle=written if isinstance(written, PlannedBundle) else None,
+        unwritten=written if isinstance(written, str) else "",
         trainer=problem.trainer.name,
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
@@ -151,6 +151,13 @@ def _epoch(problem: TrainerProblem, one: Estimate, asked: PlanArguments) -> Epoc
     """Return the epoch of an estimate; of rows that are no dataset there is none, and only its batches are known."""
     epoch = epoch_of(one.candidate, problem, one.tokens_per_second)
     return epoch if asked.dataset is not None else replace(epoch, steps_per_epoch=None, seconds_per_epoch=None)
+
+
+def _explanation(evaluator: Evaluator, best: Sequence[Estimate]) -> Explanation:
+    """Return the stages of the best estimate if that fits, and else of the baseline's."""
+    if best and best[0].fits:
+        return explained(evaluator, best[0].candidate, Subject.FASTEST)
+    return explained(evaluator, evaluator.problem.baseline, Subject.BASELINE)
 
 
 def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:

@@ -57,16 +57,18 @@ def machines_of(processes: int, asked: int | None) -> int:
     return asked
 
 
-def check_network(network: float, planned: Sequence[Machine]) -> None:
+def check_network(network: float | None, planned: Sequence[Machine]) -> None:
     """Check that the rate of a network is valid, and that predicted times depend on it.
 
     Args:
-        network: Gbit/s of each machine's network.
+        network: Gbit/s of each machine's network; None: not known.
         planned: all that is planned for.
 
     Raises:
         InputError: it is not.
     """
+    if network is None:
+        return
     if not 0 < network < math.inf:
         raise InputError(
             f"A network of {network:g} Gbit/s is not possible.",

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.app.servers import longest_sequence
-from autotune.app.workload import WorkloadReader
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
-from autotune.core.candidate import Choice
-from autotune.core.estimate import Estimate, MemoryEstimate
-from autotune.core.workload import DatasetSource, Workload
+from autotune.core.estimate import Estimate
+from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.figures import planned as handover_of
 from autotune.emit.files import check_writable
-from autotune.emit.rows import copies_rows
 from autotune.emit.serving import with_server_address
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
@@ -51,98 +47,64 @@ def bundle_folder(output: str | Path, rows: DatasetSource | None, evaluation: Da
     return folder
 
 
-@dataclass(frozen=True)
-class PlanWriter:
-    """Writes the bundle of one plan.
+def write_plan(
+    folder: Path,
+    evaluator: Evaluator,
+    best: Sequence[Estimate],
+    split: ServerSplit | str | None,
+    settings: Mapping[str, object],
+) -> PlannedBundle | str:
+    """Write the bundle of the fastest training that is predicted to fit.
 
-    Attributes:
+    Return what was written, or the reason where nothing fits or could be predicted; an earlier plan's files are then
+    removed.
+
+    Args:
         folder: as :func:`bundle_folder` returns it.
         evaluator: of the training, without the GPUs of a server.
+        best: the best estimate, if there is one.
+        split: the vLLM server, or why vLLM does not start; None without a server.
         settings: of the plan.
-        reader: reads the rows again where a bundle needs a copy of them, which are not kept.
-        peft: the PEFT configuration of the training.
+
+    Raises:
+        InputError: the folder cannot be written.
     """
+    fastest = next((each for each in best if each.fits), None)
+    if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
+        remove_planned_bundle(folder)
+        return split if isinstance(split, str) else _why_nothing(evaluator, best)
+    problem = evaluator.problem
+    workload, planned = problem.setting.workload, problem.setting.machine
+    plan = problem.trainer.plan(fastest.candidate, problem.setting)
+    document = PlannedBundle(
+        schema=SCHEMA,
+        basis=Basis.PLANNED,
+        directory=str(folder),
+        trainer=problem.trainer.name,
+        model=workload.model.name,
+        dataset=workload.dataset.name,
+        device=planned.device.name,
+        processes=planned.hardware.processes,
+        budget_bytes=evaluator.budget_bytes,
+        global_batch_size=problem.setting.global_batch_size,
+        candidate=fastest.candidate,
+        plan=with_server_address(plan) if split is not None else plan,
+        needed_bytes=fastest.memory.device_bytes,
+        error=fastest.memory.error,
+        spare_bytes=fastest.spare_bytes,
+        tokens_per_second=fastest.tokens_per_second,
+        server=split,
+        environment=environment(planned),
+        settings=settings,
+    )
+    here = planned.gpu is None or planned.host_bytes is not None
+    tokens, threads = longest_sequence(fastest.candidate, problem), planned.hardware.threads if here else None
+    handover = handover_of(document, workload, planned.hardware, max_tokens=tokens, threads=threads)
+    write_planned_bundle(document, handover, folder)
+    return document
 
-    folder: Path
-    evaluator: Evaluator
-    settings: Mapping[str, object]
-    reader: WorkloadReader
-    peft: Choice
 
-    def write(
-        self, best: Sequence[Estimate], split: ServerSplit | str | None
-    ) -> tuple[PlannedBundle | None, str, InputError | None]:
-        """Write the bundle of the fastest training that is predicted to fit.
-
-        Return what was written. Where nothing was, that is None, with the reason, and the failure if the folder cannot
-        be written; where nothing fits or could be predicted, an earlier plan's files are removed.
-
-        Args:
-            best: the best estimate, if there is one.
-            split: the vLLM server, or why vLLM does not start; None without a server.
-        """
-        fastest = next((each for each in best if each.fits), None)
-        try:
-            if fastest is None or fastest.memory is None or fastest.spare_bytes is None or isinstance(split, str):
-                remove_planned_bundle(self.folder)
-                return None, split if isinstance(split, str) else self._why_nothing(best), None
-            return self._written(fastest, fastest.memory, fastest.spare_bytes, split), "", None
-        except InputError as error:
-            return None, error.message.rstrip("."), error
-
-    def _why_nothing(self, best: Sequence[Estimate]) -> str:
-        if any(each.memory is not None for each in best):
-            return "nothing is predicted to fit"
-        return f"nothing could be predicted: {self.evaluator.why_unknown.rstrip('.')}"
-
-    def _written(
-        self, fastest: Estimate, memory: MemoryEstimate, spare_bytes: int, split: ServerSplit | None
-    ) -> PlannedBundle:
-        problem = self.evaluator.problem
-        workload, planned = problem.setting.workload, problem.setting.machine
-        plan = problem.trainer.plan(fastest.candidate, problem.setting)
-        document = PlannedBundle(
-            schema=SCHEMA,
-            basis=Basis.PLANNED,
-            directory=str(self.folder),
-            trainer=problem.trainer.name,
-            model=workload.model.name,
-            dataset=workload.dataset.name,
-            device=planned.device.name,
-            processes=planned.hardware.processes,
-            budget_bytes=self.evaluator.budget_bytes,
-            global_batch_size=problem.setting.global_batch_size,
-            candidate=fastest.candidate,
-            plan=with_server_address(plan) if split is not None else plan,
-            needed_bytes=memory.device_bytes,
-            error=memory.error,
-            spare_bytes=spare_bytes,
-            tokens_per_second=fastest.tokens_per_second,
-            server=split,
-            environment=environment(planned),
-            settings=self.settings,
-        )
-        here = planned.gpu is None or planned.host_bytes is not None
-        given = handover_of(
-            document,
-            self._with_rows(workload) if copies_rows(workload, plan) else workload,
-            planned.hardware,
-            max_tokens=longest_sequence(fastest.candidate, problem),
-            threads=planned.hardware.threads if here else None,
-        )
-        write_planned_bundle(document, given, self.folder)
-        return document
-
-    def _with_rows(self, workload: Workload) -> Workload:
-        """Return the workload with its tokenised rows; one that was kept from an earlier plan has none."""
-        if Path(workload.dataset.tokenized_directory).is_dir():
-            return workload
-        again = self.reader.read(
-            workload.trainer,
-            workload.model_source,
-            workload.dataset_source,
-            workload.evaluation_source,
-            workload.rollouts,
-            self.peft,
-        )
-        return replace(workload, dataset=again.dataset, evaluation=again.evaluation)
+def _why_nothing(evaluator: Evaluator, best: Sequence[Estimate]) -> str:
+    if any(each.memory is not None for each in best):
+        return "nothing is predicted to fit"
+    return f"nothing could be predicted: {evaluator.why_unknown.rstrip('.')}"

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from autotune.app.arguments import ProbeArguments, time_limit
 from autotune.app.notes import notes_on_speed, notes_on_traces
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
-from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
+from autotune.core.effort import EFFORTS
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -31,7 +32,6 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
-from autotune.space import SpaceFile
 from autotune.study import MOST_TRACED, search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
@@ -49,12 +49,7 @@ _UNTIL_ONE_MAY_FIT = 3.0
 
 
 def predictions_of(
-    problem: TrainerProblem,
-    limit_bytes: int,
-    options: Options,
-    server: JobServer,
-    tracer: ServerTracer,
-    listener: Listener,
+    asked: ProbeArguments, problem: TrainerProblem, limit_bytes: int, server: JobServer, tracer: ServerTracer
 ) -> Predictions:
     """Return the predictions from the traces that fit into the time, and trace others while the tracer is open.
 
@@ -63,10 +58,10 @@ def predictions_of(
     Args:
         server: the probes' server, with whose threads the speeds of a CPU are measured.
     """
-    listener(StageStarted("Tracing training steps without running them, to spare probes"))
-    seconds = options.effort.planning_seconds
-    if options.timeout_seconds is not None:
-        seconds = min(seconds, options.timeout_seconds * _LARGEST_SHARE)
+    asked.listener(StageStarted("Tracing training steps without running them, to spare probes"))
+    seconds, limit_seconds = EFFORTS[asked.effort].planning_seconds, time_limit(asked.timeout)
+    if limit_seconds is not None:
+        seconds = min(seconds, limit_seconds * _LARGEST_SHARE)
     machine, cache = problem.setting.machine, user_cache()
 
     def measured(gpu: GpuSpeeds | None) -> GpuSpeeds:
@@ -75,9 +70,7 @@ def predictions_of(
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
     times = times_of(machine, limit_bytes, server, tracer, cache)
-    return trace_before_search(
-        problem, limit_bytes, tracer, cache, measured, seconds, listener, options.file, times=times
-    )
+    return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
 
 
 @dataclass(frozen=True)
@@ -132,7 +125,6 @@ def trace_before_search(
     speeds: Speeds,
     seconds: float,
     listener: Listener,
-    file: SpaceFile | None = None,
     *,
     times: OperatorTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -142,7 +134,6 @@ def trace_before_search(
     It takes longer if nothing fits but what offloads may.
 
     Args:
-        file: the space, whose last resorts are traced if nothing else fits; None: they are not.
         speeds: measures the speeds of a CPU, since there is no catalogue of CPUs, or of a GPU's host.
         times: measures operators on the device; None: times are predicted from its speeds.
         clock: returns the time in seconds.
@@ -159,9 +150,8 @@ def trace_before_search(
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
         ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
-        if file is not None:
-            decided = ended.finished or ended.traced >= MOST_TRACED
-            evaluator = with_last_resorts_if_nothing_fits(evaluator, file, decided=decided)
+        decided = ended.finished or ended.traced >= MOST_TRACED
+        evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
-from autotune.app.arguments import ProbeArguments
+from autotune.app.arguments import ProbeArguments, time_left, time_limit
 from autotune.app.base import Start, start_of
 from autotune.app.notes import notes_on, notes_on_workers
 from autotune.app.offers import offers
@@ -17,7 +17,7 @@ from autotune.app.output import Output, default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.search import Run, study_of
+from autotune.app.search import Run, study_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore, without
@@ -31,7 +31,6 @@ from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing import JobServer
-from autotune.probing.tracing import ServerTracer
 from autotune.study import SearchOutcome, check_storage
 from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
@@ -59,16 +58,8 @@ def probe(asked: ProbeArguments) -> Result:
     out = open_output(name if asked.output is None else asked.output)
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
-    with (
-        out.held(),
-        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=own) as server,
-        ServerTracer(
-            hardware.cores,
-            without(listener, StageStarted),
-            server if hardware.kind == "cpu" else None,
-            early=asked.plan,
-        ) as tracer,
-    ):
+    running = worker_servers(hardware, own, without(listener, StageStarted), early=asked.plan)
+    with out.held(), running as (server, tracer):
         out.remember_budget(budget_bytes)
         _check_study(asked, out)
         base = None
@@ -94,21 +85,19 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
-        predictions = (
-            predictions_of(problem, limit_bytes, options, server, tracer, listener) if asked.plan else Predictions()
-        )
+        predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
         # A further worker is sent the run, and a listener is of this process.
-        quiet, left = replace(asked, listener=ignore), options.after(time.monotonic() - started)
-        run = Run(quiet, left, problem, server, out, limit_bytes, predictions.predictor)
+        quiet, limit = replace(asked, listener=ignore), time_limit(asked.timeout)
+        left = time_left(limit, time.monotonic() - started)
+        run = Run(quiet, problem, server, out, limit_bytes, left, predictions.predictor)
         outcome = search_together(run, further, listener)
-        problem = as_searched(problem, outcome, options.file)
+        problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
-        limit = options.timeout_seconds
-        in_time = not outcome.interrupted and (limit is None or time.monotonic() - started < limit)
+        in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
         timelines = predictions.timelines(compared, traces=in_time)
-        offered = _offers(problem, predictions, outcome) if in_time else ()
-        untried = notes_on_untried(problem, outcome, options.file)
+        offered = _offers(predictions, outcome) if in_time else ()
+        untried = notes_on_untried(problem, outcome)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
     facts = RunFacts(
         budget_bytes=budget_bytes,
@@ -230,12 +219,11 @@ def _handed_over(
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 
-def _offers(problem: TrainerProblem, predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]:
-    if predictions.evaluator is None or outcome.winner is None:
+def _offers(predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]:
+    evaluator = predictions.evaluator
+    if evaluator is None or outcome.winner is None:
         return ()
-    evaluator, winner = predictions.evaluator, outcome.winner.candidate
     with suppress(AutotuneError):
-        (found,) = evaluator.run([winner])
-        if found.memory is not None:
-            return offers(problem, evaluator, found)
+        (found,) = evaluator.run([outcome.winner.candidate])
+        return offers(evaluator, found) if found.memory is not None else ()
     return ()

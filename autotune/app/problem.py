@@ -10,7 +10,7 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.space import SpaceFile, resolve
+from autotune.space import resolve
 from autotune.techniques import find
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers.problem import TrainerProblem, require_legal
@@ -89,10 +89,10 @@ def problem_of(
     return problem
 
 
-def with_last_resorts(problem: TrainerProblem, file: SpaceFile) -> TrainerProblem | None:
+def with_last_resorts(problem: TrainerProblem) -> TrainerProblem | None:
     """Return a problem with the choices that are for where nothing else fits; None where none is added."""
     setting = replace(problem.setting, last_resorts=True)
-    space = resolve(file, problem.trainer.techniques, setting, problem.wishes)
+    space = resolve(problem.space.file, problem.trainer.techniques, setting, problem.wishes)
     if space.choices == problem.choices and space.left_out == problem.space.left_out:
         return None
     return TrainerProblem(problem.trainer, space, setting, problem.wishes)

@@ -22,6 +22,10 @@ _Result = TypeVar("_Result")
 _DESCRIPTION = re.compile(r"^    (\w+)(?: \((\S+)\))?: (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 
+OBJECTS = frozenset({"listener", "config", "peft_config"})
+"""Arguments that only Python can give: no options, and not in settings as they are."""
+
+
 def logged() -> Listener:
     """Return a listener that writes the progress of a run to the log of ``autotune``, at level INFO."""
     # The help of a command does without the words of reports.
@@ -65,7 +69,7 @@ class Arguments(Checked):
         ``settings`` in ``result.json`` and in a plan's document have it, and the command that repeats a run is made of
         it.
         """
-        values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name != "listener"}
+        values = {each.name: as_json(getattr(self, each.name)) for each in fields(self) if each.name not in OBJECTS}
         if isinstance(storage := values.get("storage"), str):
             values["storage"] = hidden_url(storage)
         defaults = {each.name: each.default for each in fields(self)}

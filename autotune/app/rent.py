@@ -78,8 +78,7 @@ def rent(asked: RentArguments) -> Rent:
     batch = global_batch_of(options, first)
     numbers = divisible_counts(batch, options, asked.num_machines) if auto else [first.hardware.processes]
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
-    if asked.network is not None:
-        check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
+    check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
     cache = user_cache()
     with ServerTracer(planned[0].hardware.cores, without(listener, StageStarted)) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
@@ -183,7 +182,7 @@ class _Survey:
 
     def offloading(self, single: Offer, own: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
-        evaluator = with_last_resorts_if_nothing_fits(own, self.options.file)
+        evaluator = with_last_resorts_if_nothing_fits(own)
         if evaluator is own:
             return single
         offer = self._best(Offer(single.gpu, 1), evaluator)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from autotune.app.arguments import ProbeArguments
-from autotune.app.options import Options
 from autotune.app.output import Output
 from autotune.app.problem import with_last_resorts
 from autotune.app.requests import probe_request
 from autotune.core.codec import encode
-from autotune.core.effort import Effort
+from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Listener, StageStarted
+from autotune.core.machine import Hardware, Share
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.inspection.machine import environment
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
+from autotune.probing.tracing import ServerTracer
 from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
@@ -39,16 +42,35 @@ class Run:
 
     Attributes:
         limit_bytes: memory that a probe may use; allocations beyond it fail.
+        timeout_seconds: time limit of the search, or None.
         predictor: predictions before any probe, or None.
     """
 
     asked: ProbeArguments
-    options: Options
     problem: TrainerProblem
     server: JobServer
     output: Output
     limit_bytes: int
+    timeout_seconds: float | None = None
     predictor: Predictor | None = None
+
+
+@contextmanager
+def worker_servers(
+    hardware: Hardware, share: Share, listener: Listener, *, early: bool = False
+) -> Iterator[tuple[JobServer, ServerTracer]]:
+    """Yield a worker's server for probes, and what traces for it: by the same server on a CPU, else by another one.
+
+    Args:
+        hardware: the device as each worker has it.
+        share: of the machine, for this worker.
+        early: whether the other server is started at once.
+    """
+    with (
+        JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server,
+        ServerTracer(hardware.cores, listener, server if hardware.kind == "cpu" else None, early=early) as tracer,
+    ):
+        yield server, tracer
 
 
 def run_search(run: Run, listener: Listener) -> SearchOutcome:
@@ -60,10 +82,10 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
         AutotuneError: probes cannot be started, or the storage failed.
     """
     listener(StageStarted("Searching"))
-    asked, options, problem = run.asked, run.options, run.problem
+    asked, effort, problem = run.asked, EFFORTS[run.asked.effort], run.problem
 
     def probe_candidate(one: ProbeRun, seconds_left: float | None) -> Measurement:
-        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, options.effort, seconds_left)
+        seed, limit_seconds = seed_of(one, asked.seed), timeout_of(one, effort, seconds_left)
         schedule = replace(one.schedule, latest_seconds=_TIMED_UNTIL * limit_seconds)
         request = probe_request(problem, one.candidate, schedule, run.limit_bytes, seed)
         return run_probe(run.server, request, run.output.probe(one), limit_seconds)
@@ -71,11 +93,11 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
     return search(
         problem,
         probe_candidate,
-        effort=options.effort,
+        effort=effort,
         memory_limit_bytes=run.limit_bytes,
         seed=asked.seed,
         trials=asked.trials,
-        timeout_seconds=options.timeout_seconds,
+        timeout_seconds=run.timeout_seconds,
         storage=storage_of(run),
         listener=listener,
         predictor=run.predictor,
@@ -86,7 +108,7 @@ def storage_of(run: Run) -> StudyStorage:
     """Return the study of a search, and where it lies."""
     # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
     # from run to run: the choices that are compared include them in any case.
-    compared = with_last_resorts(run.problem, run.options.file) or run.problem
+    compared = with_last_resorts(run.problem) or run.problem
     url, name = study_of(run.asked, run.output)
     return StudyStorage(
         url=url,

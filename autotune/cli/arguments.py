@@ -10,8 +10,8 @@ from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
 from autotune.app.argument_types import kinds_of, words_of
-from autotune.app.arguments import AUTO, OBJECTS, names
-from autotune.app.public import descriptions, placeholders
+from autotune.app.arguments import AUTO, names
+from autotune.app.public import OBJECTS, descriptions, placeholders
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 
@@ -60,7 +60,7 @@ def option(name: str, default: object = None) -> str:
 
 def _form(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
     """Return argparse's settings for an argument of a type."""
-    kinds, words = kinds_of(annotation), words_of(annotation)
+    kinds, words = set(kinds_of(annotation)), words_of(annotation)
     origins = {get_origin(kind) for kind in kinds}
     if bool in kinds:
         return {"action": "store_false" if default else "store_true"}

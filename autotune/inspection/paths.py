@@ -18,8 +18,13 @@ def user_path(text: str | Path) -> Path:
     """Return the path that a user names, with the home directory in the place of ``~``.
 
     Raises:
-        InputError: ``~NAME`` is the home of a user that there is not.
+        InputError: it is ``-``, or ``~NAME`` is the home of a user that there is not.
     """
+    if text == "-":
+        raise InputError(
+            "'-' is no name of a file or directory.",
+            hint="Give a name: files are not read from stdin or written to stdout.",
+        )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

@@ -66,7 +66,6 @@ class JobServer:
         spawn: start a new interpreter for each job instead of forking. The server also does so if it cannot keep CUDA
             uninitialised.
         jobs_module: name of a module whose ``JOBS`` the server runs too.
-        early: start the first job, which is one that reads a model and rows, before all is imported: it runs meanwhile.
     """
 
     def __init__(
@@ -78,13 +77,11 @@ class JobServer:
         share: Share = WHOLE,
         spawn: bool = False,
         jobs_module: str | None = None,
-        early: bool = False,
     ) -> None:
         self._arguments = ["--device", device, "--processes", str(processes)]
         self._arguments += ["--cores", ",".join(map(str, share.cores))] if share.cores else []
         self._arguments += ["--spawn"] if spawn else []
         self._arguments += ["--jobs", jobs_module] if jobs_module is not None else []
-        self._arguments += ["--early"] if early else []
         self._environment = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._environment |= cpu_variables() if device == "cpu" else {}
         self._environment |= {} if share.gpus is None else {"CUDA_VISIBLE_DEVICES": share.gpus}

@@ -98,7 +98,7 @@ class ServerTracer:
     def server(self) -> JobServer:
         """The server, for other jobs as well."""
         if self._server is None:
-            self._server = JobServer("cpu", threads=1, early=True)
+            self._server = JobServer("cpu", threads=1)
         return self._server
 
     def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:

@@ -30,11 +30,12 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def trial_counts_text(result: Result) -> str:
-    """Return the number of candidates by outcome, and the time taken."""
+    """Return the number of candidates by outcome, and the time taken; of a resumed study, that of the last run."""
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
     candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
-    return f"{candidates} in {format_duration(result.wall_seconds)}{': ' if parts else ''}{', '.join(parts)}."
+    taken = "in the study; this run took" if result.settings.get("resume") else "in"
+    return f"{candidates} {taken} {format_duration(result.wall_seconds)}{': ' if parts else ''}{', '.join(parts)}."
 
 
 def veto_lines(result: Result) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from autotune.reporting.words import (
     rate_or_dash,
     status_text,
 )
-from autotune.units import format_bytes, format_count, format_duration
+from autotune.units import counted, format_bytes, format_count, format_duration
 
 _PURPOSES = {
     "confirmation": "confirming ",
@@ -120,6 +120,13 @@ class Progress:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
         return min((self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
+
+    @property
+    def count_text(self) -> str:
+        """How many probes have ended, and their limit, which may be lower than a resumed study has probes."""
+        if self.limit is not None and self.done > self.limit:
+            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}"
+        return f"{self.done} of at most {self.limit} probes"
 
     @property
     def running_lines(self) -> list[str]:
@@ -227,7 +234,7 @@ def resumed_text(progress: Progress) -> str:
     """Return the contents of a resumed study in one line."""
     vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
     found = progress.best_text or "nothing fits so far"
-    return f"resumed with {progress.done} of at most {progress.limit} probes{vetoed}; {found}"
+    return f"resumed with {progress.count_text}{vetoed}; {found}"
 
 
 def reason_text(measurement: Measurement) -> str:

@@ -135,7 +135,7 @@ class Display:
         remaining = progress.remaining_seconds
         left = "" if remaining is None else f", at most {format_duration(remaining)} left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-        return _bar(progress.done, limit, f"{progress.done} of at most {limit} probes{vetoed}, {elapsed}{left}")
+        return _bar(progress.done, limit, f"{progress.count_text}{vetoed}, {elapsed}{left}")
 
 
 def _bar(done: int, total: int, words: str) -> Table:

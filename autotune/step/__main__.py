@@ -34,7 +34,6 @@ def main() -> int:
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
-    parser.add_argument("--early", action="store_true", help="start the first job before all is imported")
     parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
     arguments = parser.parse_args()
 
@@ -53,14 +52,8 @@ def main() -> int:
         return run_once(arguments.once, arguments.jobs, child_arguments(arguments))
     from autotune.step.server import Server
 
-    server = Server(
-        child_arguments(arguments),
-        device=arguments.device,
-        spawn=arguments.spawn,
-        jobs_module=arguments.jobs,
-        early=arguments.early,
-    )
-    return server.serve()
+    words = child_arguments(arguments)
+    return Server(words, device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
 
 
 def child_arguments(arguments: argparse.Namespace) -> list[str]:

@@ -107,16 +107,6 @@ def preload(device: str) -> None:
         gc.collect()
 
 
-def preload_early() -> None:
-    """Prepare this process for forking one job on a CPU that reads a model and rows; :func:`preload` imports the rest.
-
-    This is two thirds of all.
-    """
-    sys.meta_path.insert(0, _Deferring())
-    with _frozen():
-        _import(_PRELOADED)
-
-
 @contextmanager
 def _frozen() -> Iterator[None]:
     """Keep the garbage collector from looking at what is imported in this context, here and in jobs.

@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.core.protocol import COMMANDS_FIFO, EVENTS_FIFO
 from autotune.step.child import execute, offered_jobs, redirect_output
-from autotune.step.imports import accelerator_is_initialized, preload, preload_early
+from autotune.step.imports import accelerator_is_initialized, preload
 from autotune.step.job import JobType
 from autotune.step.process import forked, kill_group, words_of_one_job
 
@@ -31,20 +31,10 @@ class Server:
 
     Args:
         arguments: of ``python -m autotune.step``, for jobs that need an interpreter of their own.
-        early: whether the first job may start before all is imported.
     """
 
-    def __init__(
-        self,
-        arguments: list[str],
-        *,
-        device: str,
-        spawn: bool,
-        jobs_module: str | None,
-        early: bool = False,
-    ) -> None:
+    def __init__(self, arguments: list[str], *, device: str, spawn: bool, jobs_module: str | None) -> None:
         self._device = device
-        self._whole = not early
         self._spawn = spawn
         self._jobs_module = jobs_module
         self._arguments = arguments
@@ -57,10 +47,7 @@ class Server:
 
     def serve(self) -> int:
         """Serve until standard input ends or the parent is gone; return the exit status."""
-        if self._whole:
-            preload(self._device)
-        else:
-            preload_early()
+        preload(self._device)
         jobs = offered_jobs(self._jobs_module)
         # Jobs on a CPU use no CUDA: bitsandbytes, which peft imports, may have initialised it.
         self._spawn = self._spawn or (self._device == "cuda" and accelerator_is_initialized())
@@ -75,12 +62,6 @@ class Server:
                 kill_group(pid)
                 os.waitpid(pid, 0)
         return 0
-
-    def _complete(self) -> None:
-        """Import what is not imported yet."""
-        if not self._whole:
-            preload(self._device)
-            self._whole = True
 
     def _open_wakeup_pipe(self) -> None:
         """Make ``self._woken`` readable at the end of a child process."""
@@ -108,8 +89,6 @@ class Server:
                 *lines, unread = (unread + received).split(b"\n")
                 for line in lines:
                     self._handle(json.loads(line), jobs)
-            if self._running is not None or not readable:
-                self._complete()
 
     def _handle(self, command: dict[str, Any], jobs: Mapping[str, JobType]) -> None:
         if "start" in command:
@@ -119,7 +98,6 @@ class Server:
             for end in gate:
                 os.close(end)
         elif "fork" in command:
-            self._complete()
             self._copies.add(self._detached(partial(self._run_all, Path(command["fork"]), jobs)))
         elif self._running is not None:
             kill_group(self._running)

@@ -27,6 +27,7 @@ from autotune.app.problem import problem_of
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
 from autotune.core.candidate import Choice
+from autotune.core.effort import EFFORTS
 from autotune.core.events import ignore
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
@@ -67,7 +68,7 @@ class Prober:
         options = checked_options(SearchArguments(trainer=DEFAULT, token_coverage=0.0))
         problem = problem_of(options, self.workload, self.machine, global_batch)
         candidate = problem.normal(problem.baseline.but(**(choices or {})))
-        return probe_request(problem, candidate, options.effort.probe, None, _SEED)
+        return probe_request(problem, candidate, EFFORTS["normal"].probe, None, _SEED)
 
     def run(self, request: ProbeRequest, server: JobServer | None = None) -> Measurement:
         """Return what a probe showed.

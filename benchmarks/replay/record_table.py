@@ -23,6 +23,7 @@ from pathlib import Path
 from autotune.app.problem import attentions, global_batch_of
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
+from autotune.core.effort import EFFORTS
 from autotune.core.events import ignore
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import environment
@@ -37,6 +38,7 @@ from benchmarks.shapes import small_workload
 MARGIN = 0.05
 _PROBES_BETWEEN_WRITES = 10
 _SEED = 42
+_EFFORT = EFFORTS["quick"]
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,8 @@ def record(name: str, folder: Path, rounds: int) -> None:
         ]
         started = time.monotonic()
         for number, candidate in enumerate(missing):
-            request = probe_request(problem, candidate, wanted.effort.probe, table.limit_bytes, _SEED)
-            shown = probe(server, request, folder / f"probe-{number}", wanted.effort.probe_timeout_seconds)
+            request = probe_request(problem, candidate, _EFFORT.probe, table.limit_bytes, _SEED)
+            shown = probe(server, request, folder / f"probe-{number}", _EFFORT.probe_timeout_seconds)
             row = rows[candidate]
             rows[candidate] = replace(row, measurements=(*row.measurements, shown))
             if number % _PROBES_BETWEEN_WRITES == 0 or number == len(missing) - 1:

@@ -163,7 +163,7 @@ def options(space: str = SMALL_SPACE, trainer: str = "sft") -> Options:
     precisions = named.get("precision", ())
     fix = {"precision": precisions[0]} if len(precisions) == 1 else None
     wanted = ProbeArguments(trainer=trainer, device="cpu", margin=0.05, allow=named, fix=fix, space=file)
-    return probe_options(replace(wanted, effort="quick"))
+    return probe_options(wanted)
 
 
 def placeless(workload: Workload) -> Workload:

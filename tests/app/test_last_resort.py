@@ -14,7 +14,6 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
-from autotune.inspection.space_file import default_file, load
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
@@ -23,7 +22,6 @@ from autotune.space import Wishes
 from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
 from autotune.techniques import find
 from autotune.techniques.sharding import zero_of
-from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.app.test_outcome import outcome_of
@@ -32,7 +30,6 @@ from tests.planning.stand_in import AnalyticTracer
 from tests.settings import CPU, GPU, problem, setting, workload
 
 WITH_DEEPSPEED = replace(GPU, packages={**GPU.packages, "deepspeed": "0.19.8"})
-FILE = load(default_file("sft"), "sft", find_trainer("sft").techniques)
 LAYERS = ("full",) * 4
 # Weights and gradients of the stand-in's four layers are 800 MiB, and the optimizer's state as much again.
 ENOUGH, TIGHT = 20 * GIB, 1800 * MIB
@@ -97,7 +94,7 @@ def test_where_something_fits_without_nothing_is_traced_for_it(tmp_path: Path) -
     evaluator = searched(narrow, tracer, tmp_path, ENOUGH)
     before = len(tracer.requests)
     assert narrow.choices["sharding"] == ("ddp",)
-    assert with_last_resorts_if_nothing_fits(evaluator, FILE) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator) is evaluator
     assert len(tracer.requests) == before
 
 
@@ -106,7 +103,7 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
     evaluator = searched(narrow, tracer, tmp_path, TIGHT)
     assert not any(found.fits for found in evaluator.ranked())
     before = len(tracer.requests)
-    found = with_last_resorts_if_nothing_fits(evaluator, FILE)
+    found = with_last_resorts_if_nothing_fits(evaluator)
     wide = found.problem
     assert len(tracer.requests) == before + len(tracer.sharded)
     # At most two candidates with each of five combinations of choices, at two to four points.
@@ -125,7 +122,7 @@ def test_where_nothing_does_few_candidates_are_traced_and_one_of_them_fits(tmp_p
 
 
 def test_once_a_candidate_fits_no_other_is_traced_with_the_same_offloading(tmp_path: Path) -> None:
-    found = with_last_resorts_if_nothing_fits(searched(here(), OffloadingTracer(), tmp_path, TIGHT), FILE)
+    found = with_last_resorts_if_nothing_fits(searched(here(), OffloadingTracer(), tmp_path, TIGHT))
     fitting = [each for each in found.ranked() if each.candidate["sharding"] != "ddp" and each.fits]
     same = [(each.candidate["sharding"], each.candidate["offload"]) for each in fitting]
     assert len(set(same)) == len(same) > 1
@@ -137,7 +134,7 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
     parts = [each.memory.breakdown for each in evaluator.ranked() if each.memory is not None]
     # Half of the weights is too much already.
     assert min(each["parameter"] for each in parts) > 2 * 150 * MIB
-    with_last_resorts_if_nothing_fits(evaluator, FILE)
+    with_last_resorts_if_nothing_fits(evaluator)
     offloaded = [zero_of(request.plan) for request in tracer.sharded]
     assert offloaded
     assert all("offload_param" in zero for zero in offloaded)
@@ -145,9 +142,7 @@ def test_what_keeps_more_on_the_device_than_there_is_room_for_is_not_traced(tmp_
 
 def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
     tracer = OffloadingTracer()
-    predictions = trace_before_search(
-        here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None, FILE
-    )
+    predictions = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path), unknown_speeds, 600.0, lambda _: None)
     assert predictions.evaluator is not None
     assert set(predictions.evaluator.problem.choices["sharding"]) == {"ddp", "zero2", "zero3"}
     assert predictions.predictor is not None
@@ -163,11 +158,9 @@ def test_a_search_tries_what_should_fit_first(tmp_path: Path) -> None:
 
 def test_a_search_that_is_cut_short_does_not_show_that_nothing_fits(tmp_path: Path) -> None:
     evaluator = searched(here(), OffloadingTracer(), tmp_path, TIGHT)
-    assert with_last_resorts_if_nothing_fits(evaluator, FILE, decided=False) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator, decided=False) is evaluator
     tracer = PagingTracer()
-    predictions = trace_before_search(
-        here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None, FILE
-    )
+    predictions = trace_before_search(here(), TIGHT, tracer, Cache(tmp_path / "b"), unknown_speeds, 0.0, lambda _: None)
     assert not tracer.sharded
     assert predictions.evaluator is not None
     assert predictions.evaluator.problem.choices["sharding"] == ("ddp",)
@@ -186,13 +179,13 @@ def test_what_cannot_be_traced_does_not_keep_a_search_from_concluding(tmp_path: 
 
     evaluator = searched(here(), Partly(), tmp_path, TIGHT)
     assert evaluator.untraceable
-    assert with_last_resorts_if_nothing_fits(evaluator, FILE).ranked()[0].fits
+    assert with_last_resorts_if_nothing_fits(evaluator).ranked()[0].fits
 
 
 def test_without_deepspeed_it_is_said_how_to_install_it(tmp_path: Path) -> None:
     narrow = here(GPU)
     evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    found = with_last_resorts_if_nothing_fits(evaluator, FILE).problem
+    found = with_last_resorts_if_nothing_fits(evaluator).problem
     assert found.choices == narrow.choices
     said = {(item.knob, item.choice): item.reason for item in found.space.left_out}
     assert "pip install 'trl-autotune[deepspeed]'" in said["sharding", "zero2"]
@@ -204,7 +197,7 @@ def test_a_cpu_has_nothing_to_offload_to(tmp_path: Path) -> None:
     machine = replace(CPU, packages=WITH_DEEPSPEED.packages)
     narrow = here(machine)
     evaluator = searched(narrow, AnalyticTracer(), tmp_path, TIGHT)
-    assert with_last_resorts_if_nothing_fits(evaluator, FILE) is evaluator
+    assert with_last_resorts_if_nothing_fits(evaluator) is evaluator
     for knob, choice in (("sharding", "zero2"), ("offload", "optimizer")):
         reason = find(knob, narrow.trainer.techniques).unavailable(choice, machine)
         assert reason is not None
@@ -218,17 +211,17 @@ def ran_out(of: TrainerProblem, status: ProbeStatus = ProbeStatus.OUT_OF_MEMORY)
 
 def test_a_search_without_predictions_says_that_it_did_not_offload() -> None:
     narrow = here()
-    (said,) = notes_on_untried(narrow, ran_out(narrow), FILE)
+    (said,) = notes_on_untried(narrow, ran_out(narrow))
     assert said.endswith("Search with --fix sharding=zero2 --fix offload=optimizer.")
     fixed = problem(narrow.setting, Wishes({"sharding": "zero2", "offload": "optimizer"}))
     assert fixed.illegal(fixed.baseline) is None
-    (absent,) = notes_on_untried(here(GPU), ran_out(here(GPU)), FILE)
+    (absent,) = notes_on_untried(here(GPU), ran_out(here(GPU)))
     assert "pip install 'trl-autotune[deepspeed]'" in absent
 
 
 def test_it_says_so_only_where_memory_is_what_failed_and_there_is_another_to_offload_to() -> None:
     narrow, cpu = here(), here(replace(CPU, packages=WITH_DEEPSPEED.packages))
-    wide = with_last_resorts(narrow, FILE)
+    wide = with_last_resorts(narrow)
     assert wide is not None
     chosen = problem(narrow.setting, Wishes({"sharding": "ddp"}))
     for searched, outcome in (
@@ -238,4 +231,4 @@ def test_it_says_so_only_where_memory_is_what_failed_and_there_is_another_to_off
         (cpu, ran_out(cpu)),
         (chosen, ran_out(chosen)),
     ):
-        assert list(notes_on_untried(searched, outcome, FILE)) == []
+        assert list(notes_on_untried(searched, outcome)) == []

@@ -12,7 +12,6 @@ import pytest
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
 from autotune.app.offload import as_searched, notes_on_untried
-from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.predictions import Predictions, trace_before_search
 from autotune.app.problem import with_last_resorts
@@ -28,7 +27,7 @@ from autotune.probing.tracing import Traced
 from autotune.study import Purpose, Record, SearchOutcome
 from autotune.trainers.problem import TrainerProblem
 from tests.app.replaying import no_server, replay
-from tests.app.test_last_resort import ENOUGH, FILE, TIGHT, OffloadingTracer, PagingTracer, here, ran_out
+from tests.app.test_last_resort import ENOUGH, TIGHT, OffloadingTracer, PagingTracer, here, ran_out
 from tests.app.test_outcome import outcome_of
 from tests.app.test_predicted import unknown_speeds
 
@@ -45,7 +44,7 @@ class SlowTracer(PagingTracer):
 
 def widened() -> TrainerProblem:
     """Return the same space with last resorts."""
-    wide = with_last_resorts(here(), FILE)
+    wide = with_last_resorts(here())
     assert wide is not None
     return wide
 
@@ -53,7 +52,7 @@ def widened() -> TrainerProblem:
 def searched(of: TrainerProblem) -> Run:
     """Return a search of a problem that another run or another worker has begun."""
     asked = ProbeArguments(trainer="sft", device="cpu", resume=True)
-    return Run(asked, probe_options(asked), of, no_server(), Output(Path("out")), TIGHT)
+    return Run(asked, of, no_server(), Output(Path("out")), TIGHT)
 
 
 def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
@@ -61,7 +60,7 @@ def test_runs_that_trace_more_or_less_of_a_study_may_resume_and_join_it(
 ) -> None:
     def predictions(seconds: float, tracer: SlowTracer, folder: Path) -> Predictions:
         monkeypatch.setattr("autotune.app.predictions.time", SimpleNamespace(monotonic=lambda: tracer.now))
-        return trace_before_search(here(), TIGHT, tracer, Cache(folder), unknown_speeds, seconds, lambda _: None, FILE)
+        return trace_before_search(here(), TIGHT, tracer, Cache(folder), unknown_speeds, seconds, lambda _: None)
 
     cut_short, resumed = (predictions(seconds, SlowTracer(), tmp_path / "traces") for seconds in (15.0, 1e6))
     for found in (cut_short, resumed):
@@ -115,11 +114,11 @@ def test_runs_with_last_resorts_and_without_go_on_with_one_study(
 
 def test_what_a_study_offloaded_is_handed_over_by_a_run_that_did_not(tmp_path: Path) -> None:
     narrow, wide = here(), widened()
-    assert as_searched(narrow, ran_out(narrow), FILE) is narrow
+    assert as_searched(narrow, ran_out(narrow)) is narrow
     offloaded = Record(
         1, narrow.baseline.but(sharding="zero2", offload="optimizer"), Purpose.SEARCH, Measurement(ProbeStatus.TIMEOUT)
     )
     both = outcome_of(*ran_out(narrow).records, offloaded)
-    assert as_searched(narrow, both, FILE).setting == wide.setting
-    assert list(notes_on_untried(narrow, both, FILE))
-    assert list(notes_on_untried(as_searched(narrow, both, FILE), both, FILE)) == []
+    assert as_searched(narrow, both).setting == wide.setting
+    assert list(notes_on_untried(narrow, both))
+    assert list(notes_on_untried(as_searched(narrow, both), both)) == []

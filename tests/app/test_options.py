@@ -14,6 +14,8 @@ from autotune.app.arguments import (
     PlanArguments,
     ProbeArguments,
     RentArguments,
+    time_left,
+    time_limit,
 )
 from autotune.app.options import Options, probe_options
 from autotune.core.effort import EFFORTS, EffortName
@@ -47,8 +49,8 @@ def options(**changes: Any) -> Options:
 def test_nothing_has_to_be_said() -> None:
     found = options()
     assert found.token_coverage == 0.99
-    assert found.effort.name == "normal"
-    assert found.timeout_seconds is None
+    assert ProbeArguments().effort == "normal"
+    assert time_limit(ProbeArguments().timeout) is None
 
 
 def test_an_effort_is_one_of_those_that_there_are() -> None:
@@ -65,19 +67,19 @@ def test_max_length_is_short_for_fixing_it() -> None:
 
 
 def test_a_timeout_is_said_in_words_or_seconds() -> None:
-    assert options(timeout="1h30m").timeout_seconds == 5400
-    assert options(timeout=90.0).timeout_seconds == 90
+    assert time_limit("1h30m") == 5400
+    assert time_limit(90.0) == 90
 
 
 def test_reading_and_tracing_take_their_time_from_the_limit_of_the_search() -> None:
-    assert options(timeout=90.0).after(30).timeout_seconds == 60
-    assert options(timeout=90.0).after(100).timeout_seconds == 0
-    assert options().after(30).timeout_seconds is None
+    assert time_left(90.0, 30) == 60
+    assert time_left(90.0, 100) == 0
+    assert time_left(None, 30) is None
 
 
 def test_a_budget_and_a_timeout_may_be_plain_bytes_and_seconds() -> None:
     assert memory_budget("25769803776", GPU.hardware) == 24 * GIB
-    assert options(timeout="600").timeout_seconds == 600
+    assert time_limit("600") == 600
 
 
 def test_a_list_may_be_one_text_as_on_the_command_line() -> None:
@@ -218,3 +220,9 @@ def test_a_generator_of_names_is_read_once() -> None:
 def test_what_cannot_be_used_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         options(**changes)
+
+
+def test_the_settings_of_a_check_are_what_differs_from_the_defaults_and_what_is_checked() -> None:
+    assert CheckArguments("mine.yaml").settings == {"config": "mine.yaml"}
+    given = CheckArguments(("trl", "sft", "--config", "mine.yaml"), fits=False, gpu="T4").settings
+    assert given == {"command": ("trl", "sft", "--config", "mine.yaml"), "fits": False, "gpu": "T4"}

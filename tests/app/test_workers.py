@@ -15,12 +15,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.app import search
 from autotune.app.arguments import ProbeArguments
-from autotune.app.options import probe_options
 from autotune.app.output import Output
 from autotune.app.predictions import times_of, trace_before_search
 from autotune.app.search import Run, fingerprint
-from autotune.app.workers.exchange import packed, unpacked
 from autotune.app.workers.together import EventForwarder, search_together
+from autotune.app.workers.worker import packed, unpacked
 from autotune.core.candidate import Candidate
 from autotune.core.events import (
     ONCE_MORE,
@@ -58,7 +57,7 @@ RAN = Measurement(ProbeStatus.OK)
 def a_run(folder: Path, storage: str | None = None) -> Run:
     """Return a search whose probes are replayed."""
     asked = ProbeArguments(trainer="sft", device="cpu", trials=TRIALS, effort="quick", storage=storage)
-    return Run(asked, probe_options(asked), problem(setting()), no_server(), Output(folder), 1 << 30)
+    return Run(asked, problem(setting()), no_server(), Output(folder), 1 << 30)
 
 
 def probed(folder: Path) -> list[list[str]]:

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from autotune.core.result import Result
 from autotune.core.status import Ending, RunStatus
 from autotune.errors import InputError
 from tests.reporting.examples import a_result, a_workload, interrupted, nothing_fits
+from tests.small import write_rows, write_small_model
 
 PROBE = ("autotune", "probe", "M", "D")
 UNDECIDED = replace(interrupted(), status=RunStatus.UNDECIDED, ended=Ending.TIME)
@@ -261,6 +263,31 @@ def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(capsys: pytest
         f"autotune: There is no result: {'x' * 300} cannot be read (File name too long). "
         "Give the directory that `autotune probe` wrote.\n"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("probe", "MODEL", "DATA", "--output", "-"),
+        ("plan", "MODEL", "DATA", "--gpu", "T4", "--output", "-"),
+        ("plan", "MODEL", "DATA", "--gpu", "T4", "--html", "-"),
+        ("report", "runs", "--output", "-"),
+    ],
+)
+def test_a_hyphen_is_refused_as_the_name_of_a_file(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, rows = (
+        write_small_model(tmp_path / "model", weights=False),
+        write_rows(tmp_path / "rows.jsonl", [{"text": "a"}]),
+    )
+    named = {"MODEL": str(model), "DATA": str(rows)}
+    assert run(("autotune", *(named.get(word, word) for word in words))) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines()[-1].startswith("autotune: '-' is no name of a file or directory. Give a name")
+    assert not (tmp_path / "-").exists()
 
 
 def test_a_terminal_without_the_marks_of_a_picture_gets_others_that_differ() -> None:

@@ -37,7 +37,7 @@ for name in ("probe", "plan", "lengths"):
     module = sys.modules[("autotune.api." if name == "probe" else "autotune.app.") + name] = types.ModuleType(name)
     setattr(module, name, waiting)
 check = sys.modules["autotune.app.check.check"] = types.ModuleType("check")
-check.check = check.check_each = lambda *asked: waiting()
+check.check_each = lambda *asked: waiting()
 
 from autotune.cli.boundary import run
 sys.exit(run(["autotune", *{words!r}]))

@@ -81,8 +81,8 @@ def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
         assert probe(server, request("behave"), tmp_path / "2").ok
 
 
-def test_a_job_that_starts_early_runs_while_the_rest_is_imported(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE, early=True) as server:
+def test_a_server_with_all_libraries_runs_one_job_after_another(tmp_path: Path) -> None:
+    with JobServer("cpu", jobs_module=MODULE) as server:
         assert probe(server, request("behave"), tmp_path / "1").ok
         assert probe(server, request("behave"), tmp_path / "2").ok
 

@@ -26,7 +26,7 @@ def _offered(module: str | None) -> Mapping[str, JobType]:
 
 
 if __name__ == "__main__":
-    nothing = dict.fromkeys(("preload", "preload_early", "accelerator_is_initialized"), _nothing)
+    nothing = dict.fromkeys(("preload", "accelerator_is_initialized"), _nothing)
     for name, stand_in in {**nothing, "offered_jobs": _offered}.items():
         setattr(server, name, stand_in)
     status = main()

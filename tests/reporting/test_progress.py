@@ -207,6 +207,12 @@ def test_a_resumed_run_in_which_nothing_fits_so_far_says_so() -> None:
     assert plain(READY, StudyResumed(1, 0, 16, None))[1] == "resumed with 1 of at most 16 probes; nothing fits so far"
 
 
+def test_a_resumed_study_may_have_more_probes_than_a_lower_limit_allows() -> None:
+    resumed = StudyResumed(3, 0, 2, None)
+    assert plain(READY, resumed)[1] == "resumed with 3 probes, over the limit of 2; nothing fits so far"
+    assert "3 probes, over the limit of 2, " in live(READY, resumed)
+
+
 def test_a_confirmation_is_not_counted_against_the_limit() -> None:
     assert plain(ProbeStarted(3, PACKED, "confirmation", 16)) == ["probe 3 started: confirming " + full(PACKED)]
 

@@ -22,7 +22,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
-from autotune.planning.tracing.cache import Cache, user_cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
@@ -35,17 +35,26 @@ from autotune.userconfig.written import Written, written
 _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
 
-def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
-    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`.
-
-    Args:
-        tracer: runs the jobs of several checks; None: processes are started for this one, and ended with it.
-    """
+def check(asked: CheckArguments) -> Verdict:
+    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`."""
     if not isinstance(asked.config, Path | Sequence):
         return check_object(asked)
-    if tracer is None:
-        with ServerTracer(inspect_cpu().cores, asked.listener) as own:
-            return check(asked, own)
+    (found,) = check_each([asked])
+    return found
+
+
+def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
+    """Yield the verdicts on several files or commands, whose jobs share processes."""
+    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
+        yield from (check_written(each, tracer) for each in asked)
+
+
+def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
+    """Return the verdict on a file or a command.
+
+    Args:
+        tracer: runs its jobs.
+    """
     started = time.monotonic()
     _check_options(asked)
     try:
@@ -71,16 +80,10 @@ def check(asked: CheckArguments, tracer: ServerTracer | None = None) -> Verdict:
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
-    verdict = _checked(task, tracer, cache)
+    verdict = _checked(task, tracer)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, encode(verdict))
     return verdict
-
-
-def check_each(asked: Sequence[CheckArguments]) -> Iterator[Verdict]:
-    """Yield the verdicts on several configurations, whose jobs share processes."""
-    with ServerTracer(inspect_cpu().cores, asked[0].listener) as tracer:
-        yield from (check(each, tracer) for each in asked)
 
 
 def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]:
@@ -127,7 +130,7 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     return ""
 
 
-def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
+def _checked(task: Task, tracer: ServerTracer) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
@@ -163,7 +166,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
-    return Fitting(task, known, config, started, found, tracer, cache).verdict()
+    return Fitting(task, known, config, started, found, tracer).verdict()
 
 
 def _of_source(task: Task) -> Iterator[Finding]:
@@ -198,7 +201,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
-        return Fitting(task, known, found, launched, (), tracer, user_cache()).verdict()
+        return Fitting(task, known, found, launched, (), tracer).verdict()
 
 
 def _check_options(asked: CheckArguments) -> None:

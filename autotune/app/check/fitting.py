@@ -25,12 +25,12 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.traced import TraceRequest
 from autotune.core.verdict import Finding, Outcome, Remedy, Severity, Verdict, fatal
 from autotune.core.workload import Workload
-from autotune.errors import InputError, UnreadError
+from autotune.errors import InputError, UnreadError, one_line
 from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
-from autotune.planning.tracing.cache import Cache
+from autotune.planning.tracing.cache import user_cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
@@ -69,7 +69,6 @@ class Fitting:
     launching: Launching
     found: tuple[Finding, ...]
     tracer: ServerTracer
-    cache: Cache
 
     @cached_property
     def user(self) -> UserPlan:
@@ -131,7 +130,7 @@ class Fitting:
             found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
         answer, remedy = None, None
         if not fatal(found):
-            steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
+            steps = PlanTracer(traces_of(workload, planned, self.tracer, user_cache()), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
             found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
@@ -217,7 +216,7 @@ class Fitting:
             named.dataset,
             tracer,
             # A module of rewards may have changed since.
-            None if self.task.asked.probe or self.task.asked.imports else self.cache,
+            None if self.task.asked.probe or self.task.asked.imports else user_cache(),
             listener,
             named.evaluation,
             checked=wanted,
@@ -245,15 +244,15 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            _, unknown, listed = _short(error).partition(_UNKNOWN_LOSS)
+            _, unknown, listed = one_line(error).partition(_UNKNOWN_LOSS)
             if unknown:
                 raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
                 length = optional_int_argument(sized.plan, "max_length")
-                cut = f"TRL fails on rows that max_length={length} cuts: {_short(error)}"
+                cut = f"TRL fails on rows that max_length={length} cuts: {one_line(error)}"
                 return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
-            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {_short(error)}")
+            return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
 
@@ -275,7 +274,3 @@ class Fitting:
             key = item.key or (mentioned(self.task.written, item.message) if own else "")
             line = self.task.written.line(key) if key else None
             yield item if line is None else replace(item, key=key, line=line, file=self.task.written.place)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())

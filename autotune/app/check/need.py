@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
+from autotune.trainers.entries import put
 from autotune.units import MIB, format_duration
 from autotune.userconfig.bundle import decoded, trains_like
 
@@ -132,11 +133,9 @@ def probed(
 
 def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
     trainer = find_trainer(plan.trainer)
-    args = dict(plan.args)
+    args = deepcopy(dict(plan.args))
     for path, value in (trainer.cpu_args if on_cpu else trainer.cuda_args).items():
-        head, _, key = path.partition(".")
-        known = args.get(head)
-        args[head] = {**(known if isinstance(known, Mapping) else {}), key: value} if key else value
+        put(args, path, value)
     return replace(plan, args=args)
 
 

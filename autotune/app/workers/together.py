@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from autotune.app.search import Run, run_search, storage_of
-from autotune.app.workers.exchange import Assignment, packed
+from autotune.app.workers.worker import packed
 from autotune.confidential import hidden
 from autotune.core.events import (
     ONCE_MORE,
@@ -28,7 +28,7 @@ from autotune.core.events import (
     ProbeStarted,
     StageStarted,
 )
-from autotune.core.machine import Share
+from autotune.core.machine import Hardware, Share
 from autotune.probing.channel import environment_of
 from autotune.study import SearchOutcome, begin
 
@@ -64,11 +64,11 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
 
 @contextmanager
 def _started(run: Run, further: Sequence[Share], forwarder: EventForwarder, module: str) -> Iterator[None]:
-    data, hardware = packed(run), run.problem.setting.machine.hardware
+    data = packed(run)
     workers: list[_Worker] = []
     try:
         for number, share in enumerate(further, 1):
-            workers.append(_Worker(number, Assignment(share, hardware), data, forwarder, module))
+            workers.append(_Worker(number, (share, run.problem.setting.machine.hardware), data, forwarder, module))
         yield
     finally:
         # All are interrupted before one is waited for.
@@ -86,7 +86,7 @@ class _Worker:
     """A further worker's process, and the thread that passes its events on."""
 
     def __init__(
-        self, number: int, assignment: Assignment, data: bytes, forwarder: EventForwarder, module: str
+        self, number: int, devices: tuple[Share, Hardware], data: bytes, forwarder: EventForwarder, module: str
     ) -> None:
         self._number = number
         self._forwarder = forwarder
@@ -105,7 +105,7 @@ class _Worker:
                 start_new_session=True,
             )
         self._connection = Connection(own.detach())
-        self._thread = threading.Thread(target=self._follow, args=(assignment, data), name=f"worker {number}")
+        self._thread = threading.Thread(target=self._follow, args=(devices, data), name=f"worker {number}")
         self._thread.start()
 
     def interrupt(self) -> None:
@@ -126,10 +126,10 @@ class _Worker:
         self._connection.close()
         self._errors.close()
 
-    def _follow(self, assignment: Assignment, data: bytes) -> None:
+    def _follow(self, devices: tuple[Share, Hardware], data: bytes) -> None:
         failure: str | None = None
         with contextlib.suppress(EOFError, OSError):
-            self._connection.send(assignment)
+            self._connection.send(devices)
             self._connection.send_bytes(data)
             while failure is None:
                 received = self._connection.recv()

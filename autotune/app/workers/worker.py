@@ -1,19 +1,60 @@
-"""A further worker: ``python -m autotune.app.workers.worker FD`` searches the study that it receives at a socket."""
+"""A further worker: ``python -m autotune.app.workers.worker FD`` searches the study that it receives at a socket.
+
+At the socket, the first worker sends the share of this one and the hardware as each worker has it, and then the packed
+:class:`~autotune.app.search.Run`; this one answers with events as they happen, and at last with a text: why it gave up,
+or nothing if it did not. At the end of the socket, which is the end of the first worker, it interrupts itself as Ctrl-C
+would.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import pickle
 import signal
 import sys
 import threading
 from multiprocessing.connection import Connection
+from typing import Any
 
-from autotune.app.search import run_search
-from autotune.app.workers.exchange import Assignment, unpacked
+from autotune.app.search import Run, run_search, worker_servers
 from autotune.core.events import ignore
 from autotune.errors import AutotuneError
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
+
+_OWN = {JobServer: "server", ServerTracer: "tracer"}
+"""What each worker has of its own, and what stands for it in a search that is sent."""
+
+
+class _Packer(pickle.Pickler):
+    def persistent_id(self, obj: object) -> str | None:
+        """Return the reference that replaces an object in a serialised search, or None to serialise the object."""
+        return _OWN.get(type(obj))
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: bytes, server: JobServer, tracer: ServerTracer) -> None:
+        super().__init__(io.BytesIO(data))
+        self._own = {"server": server, "tracer": tracer}
+
+    def persistent_load(self, pid: Any) -> object:
+        """Return this worker's own object in the place of the sender's."""
+        return self._own[pid]
+
+
+def packed(run: Run) -> bytes:
+    """Return a search with all that was traced for it, without the sender's processes."""
+    file = io.BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(run)
+    return file.getvalue()
+
+
+def unpacked(data: bytes, server: JobServer, tracer: ServerTracer) -> Run:
+    """Return a search that :func:`packed` made, with this worker's own processes."""
+    run = _Unpacker(data, server, tracer).load()
+    assert isinstance(run, Run)
+    return run
 
 
 def main(connection: Connection) -> None:
@@ -38,15 +79,11 @@ def main(connection: Connection) -> None:
 
 
 def _search(connection: Connection) -> None:
-    assignment = connection.recv()
-    assert isinstance(assignment, Assignment)
-    share, hardware = assignment.share, assignment.hardware
-    with JobServer(hardware.kind, threads=hardware.threads, processes=hardware.processes, share=share) as server:
-        lent = server if hardware.kind == "cpu" else None
-        with ServerTracer(hardware.cores, ignore, lent) as tracer:
-            run = unpacked(connection.recv_bytes(), server, tracer)
-            threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
-            run_search(run, connection.send)
+    share, hardware = connection.recv()
+    with worker_servers(hardware, share, ignore) as (server, tracer):
+        run = unpacked(connection.recv_bytes(), server, tracer)
+        threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
+        run_search(run, connection.send)
 
 
 def _end_with_the_first(connection: Connection) -> None:

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--output is where --fix-legacy writes.", hint="Give both, or neither.")
     as_json = options.pop("json", False)
 
-    from autotune.app.check.check import check, check_each
+    from autotune.app.check.check import check_each
     from autotune.cli.console import stderr_console, stdout_console, write_json
     from autotune.core.verdict import Verdicts
     from autotune.reporting.check import verdict_report
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     configurations = words if several or len(words) == 1 else [words]
     with watching(stderr_console()) as listener:
         asked = [CheckArguments(each, **options, listener=listener) for each in configurations]
-        found = list(check_each(asked)) if several else [check(asked[0])]
+        found = list(check_each(asked))
     if as_json:
         write_json(Verdicts(tuple(found)) if several else found[0])
     else:

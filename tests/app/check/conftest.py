@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.app.arguments import CheckArguments
-from autotune.app.check.check import check
+from autotune.app.check.check import check, check_written
 from autotune.core.events import ignore
 from autotune.core.verdict import Verdict
 from autotune.probing.tracing import ServerTracer
@@ -79,7 +79,8 @@ def checked(tracer: ServerTracer, tmp_path_factory: pytest.TempPathFactory, monk
     monkeypatch.delenv("HF_HOME", raising=False)
 
     def of(config: object = (), **asked: Any) -> Verdict:
-        return check(CheckArguments(asked.pop("command", config), **asked), tracer)
+        arguments = CheckArguments(asked.pop("command", config), **asked)
+        return check_written(arguments, tracer) if arguments.file or arguments.command else check(arguments)
 
     return of
 
