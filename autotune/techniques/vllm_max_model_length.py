@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
 from autotune.techniques.base import POSITIVE, Option
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
@@ -22,7 +21,7 @@ class VllmMaxModelLength(SizeOfVllm):
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
         Option(MODEL, "that of the model's configuration: TRL's default", written=False),
-        Option(4096, "any number of tokens"),
+        Option(4096, "any number of tokens", family=POSITIVE),
     )
     trl_default = MODEL
     writes = frozenset({"args.vllm_max_model_length"})
@@ -30,16 +29,6 @@ class VllmMaxModelLength(SizeOfVllm):
     def default(self, setting: Setting) -> Choice:
         """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""
         return DATA
-
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the word, or the number of tokens."""
-        if text in (DATA, MODEL):
-            return text
-        if POSITIVE.fullmatch(str(text)):
-            return int(text)
-        raise InputError(
-            f"{text!r} is no choice of {self.name}.", hint=f"It takes {DATA}, {MODEL}, or a number of tokens."
-        )
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where vLLM would refuse the longest prompt, or the length."""
