@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, Option
-from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.techniques.vllm import SizeOfVllm, beyond_model, is_colocated
 
 DATA = "data"
 MODEL = "model"
@@ -34,16 +34,16 @@ class VllmMaxModelLength(SizeOfVllm):
         """Return a reason where vLLM would refuse the longest prompt, or the length."""
         if not is_colocated(candidate):
             return None
-        known, wanted = setting.workload.model.max_positions, _of_data(candidate, setting)
-        length = {DATA: wanted, MODEL: known}.get(str(choice), choice)
-        if known is not None and length is not None and int(length) > known:
-            return f"vLLM refuses sequences of {int(length):,} tokens of a model that was made for {known:,}"
-        if length is not None and int(length) < wanted:
+        wanted = _of_data(candidate, setting)
+        length = {DATA: wanted, MODEL: setting.workload.model.max_positions}.get(str(choice), choice)
+        if length is None:
+            return None
+        if int(length) < wanted:
             return (
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
                 f"{int(length):,}"
             )
-        return None
+        return beyond_model(setting, int(length))
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""

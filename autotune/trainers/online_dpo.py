@@ -13,7 +13,7 @@ from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SLEEPING, is_colocated
+from autotune.techniques.vllm import SLEEPING, beyond_model, is_colocated
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted
 
@@ -130,12 +130,10 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
 def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     """Return why vLLM would refuse the longest sequence, which TRL sets, or the longest prompt."""
-    known, prompt = setting.workload.model.max_positions, setting.workload.dataset.documents.longest
-    if known is not None and longest > known:
-        return f"vLLM refuses sequences of {longest:,} tokens of a model that was made for {known:,}"
+    prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
         return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
-    return None
+    return beyond_model(setting, longest)
 
 
 def _asleep_between(candidate: Candidate, micro_batches: int) -> str | None:

@@ -15,7 +15,7 @@ from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.step.job import JobContext
@@ -47,7 +47,7 @@ class Prepared:
 
     trainer: Trainer
     asked: PrepareRequest
-    reply: PrepareReply
+    reply: Workload
 
     @property
     def model(self) -> Path:
