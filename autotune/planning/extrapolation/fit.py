@@ -119,7 +119,7 @@ class Fit:
             peaks = [_peak(section, in_backward=backward) for section in self._sections[part]]
             names = max((names for names, _ in peaks), key=len)
             series = Series((part, backward), names, [levels for _, levels in peaks])
-            found.append(Aligned(series, series, (0,) * series.moments, (False,) * series.moments))
+            found.append(Aligned(series, series, (0,) * series.moments))
         return found
 
     def _aligned(self, part: Part) -> list[Aligned] | None:
@@ -134,8 +134,7 @@ class Fit:
             if first is None or last is None:
                 return None
             places.append((first, last))
-        moved = [[end - start for start, end in zip(*both, strict=True)] for both in places]
-        apart = [any(found) for found in zip(*moved, strict=True)]
+        moved = [end - start for start, end in zip(*places[-1], strict=True)]
         found_stretches = []
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
@@ -148,7 +147,7 @@ class Fit:
                 for side in zip(*places, strict=True)
             )
             if start.moments:
-                found_stretches.append(Aligned(start, end, moved[-1][kept], apart[kept], self._edges))
+                found_stretches.append(Aligned(start, end, moved[kept], self._edges))
         return found_stretches
 
 
