@@ -45,33 +45,15 @@ class Space:
     file: SpaceFile
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """The user's options about single knobs.
-
-    Attributes:
-        fixed: by knob, the only choice to consider.
-        excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
-    """
-
-    fixed: Mapping[str, Choice]
-    excluded: frozenset[str] = frozenset()
-
-
-def resolve(
-    file: SpaceFile,
-    techniques: Iterable[Technique],
-    setting: Setting,
-    wishes: Wishes,
-) -> Space:
+def resolve(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) -> Space:
     """Return the space to search in a setting.
 
     Raises:
         InputError: a fixed choice is impossible on this machine.
     """
-    techniques = tuple(techniques)
-    baseline = starting_point(techniques, setting, wishes)
-    reachable = _reachable(file, techniques, setting, wishes)
+    techniques, wishes = tuple(techniques), setting.wishes
+    baseline = starting_point(techniques, setting)
+    reachable = _reachable(file, techniques, setting)
     held = setting.base.held if setting.base is not None else {}
     choices: dict[str, tuple[Choice, ...]] = {}
     left_out: list[LeftOut] = []
@@ -89,7 +71,7 @@ def resolve(
         for spelling in file.choices[knob]:
             choice = technique.parse(spelling, setting)
             reason = impossible(technique, choice, setting)
-            reason = reason or _ruled_out(knob, choice, baseline, techniques, setting, wishes)
+            reason = reason or _ruled_out(knob, choice, baseline, techniques, setting)
             if reason:
                 left_out.append(LeftOut(knob, choice, reason))
             elif knob in setting.allowed or _may_be_exact(technique, choice, baseline, reachable, setting):
@@ -110,18 +92,19 @@ def resolve(
     return Space(choices, tuple(dict.fromkeys(usable)), tuple(left_out), tuple(unlockable), file)
 
 
-def starting_point(techniques: Iterable[Technique], setting: Setting, wishes: Wishes) -> Candidate:
+def starting_point(techniques: Iterable[Technique], setting: Setting) -> Candidate:
     """Return the baseline: TRL's default, or the user's own configuration, with what the user fixed.
 
     Raises:
         InputError: a fixed choice is impossible on this machine.
     """
     start: dict[str, Choice] = {}
+    fixed = setting.wishes.fixed
     for technique in techniques:
-        if technique.name not in wishes.fixed:
+        if technique.name not in fixed:
             start[technique.name] = _default_choice(technique, setting)
             continue
-        choice = technique.parse(wishes.fixed[technique.name], setting)
+        choice = technique.parse(fixed[technique.name], setting)
         reason = impossible(technique, choice, setting)
         if reason:
             raise InputError(f"--fix {technique.name}={choice} is not possible here: {reason}.")
@@ -149,11 +132,11 @@ def _default_choice(technique: Technique, setting: Setting) -> Choice:
 
 
 def _ruled_out(
-    knob: str, choice: Choice, baseline: Candidate, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
+    knob: str, choice: Choice, baseline: Candidate, techniques: Iterable[Technique], setting: Setting
 ) -> str | None:
     """Return why a choice conflicts with what the user fixed, or None."""
     with_it = baseline.but(**{knob: choice})
-    for fixed in (technique for technique in techniques if technique.name in wishes.fixed):
+    for fixed in (technique for technique in techniques if technique.name in setting.wishes.fixed):
         mine = baseline[fixed.name]
         conflict = fixed.conflict(mine, with_it, setting)
         if conflict and not fixed.conflict(mine, baseline, setting):
@@ -161,14 +144,12 @@ def _ruled_out(
     return None
 
 
-def _reachable(
-    file: SpaceFile, techniques: Iterable[Technique], setting: Setting, wishes: Wishes
-) -> dict[str, tuple[Choice, ...]]:
+def _reachable(file: SpaceFile, techniques: Iterable[Technique], setting: Setting) -> dict[str, tuple[Choice, ...]]:
     """Return the choices that the user allowed; a fixed knob, which counts as allowed, has no other choice."""
     return {
         technique.name: tuple(technique.parse(spelling, setting) for spelling in file.choices[technique.name])
         for technique in techniques
-        if technique.name in file.choices.keys() & setting.allowed - wishes.fixed.keys()
+        if technique.name in file.choices.keys() & setting.allowed - setting.wishes.fixed.keys()
     }
 
 

@@ -23,8 +23,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer, prepare
 from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
@@ -117,7 +117,7 @@ def small_workload(
     small_model_directory: Path,
     small_dataset_file: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> PrepareReply:
+) -> Workload:
     """The small model and the small dataset, tokenised by a real ``prepare`` job."""
     folder = tmp_path_factory.mktemp("workload")
     request = PrepareRequest(

@@ -10,7 +10,7 @@ from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.setting import Setting
+from autotune.core.setting import Setting, Wishes
 from autotune.core.table import Table
 from autotune.core.workload import (
     DatasetProfile,
@@ -21,7 +21,7 @@ from autotune.core.workload import (
     Workload,
 )
 from autotune.inspection.space_file import default_file, load
-from autotune.space import Wishes, resolve
+from autotune.space import resolve
 from autotune.trainers import find_trainer
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB
@@ -115,6 +115,6 @@ def plan_with(here: Setting, choices: Mapping[str, Choice], trainer: str = "sft"
 
 def problem(here: Setting, wishes: Wishes | None = None, trainer: str = "sft") -> TrainerProblem:
     """Return the problem of the space that ships for a trainer."""
-    known, wanted = find_trainer(trainer), wishes or Wishes({})
+    known, here = find_trainer(trainer), replace(here, wishes=wishes or here.wishes)
     file = load(default_file(trainer), trainer, known.techniques)
-    return TrainerProblem(known, resolve(file, known.techniques, here, wanted), here, wanted)
+    return TrainerProblem(known, resolve(file, known.techniques, here), here)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.setting import Setting
+from autotune.core.setting import Setting, Wishes
 from autotune.errors import InputError
 from autotune.inspection.space_file import default_file, load
-from autotune.space import Space, Wishes, resolve
+from autotune.space import Space, resolve
 from autotune.trainers import trainers
 from autotune.trainers.problem import TrainerProblem, require_legal
 from tests.settings import CPU, GPU, contaminates, setting, workload
@@ -21,7 +21,7 @@ SFT = trainers()["sft"]
 
 def space(here: Setting, file: Path | None = None, **wishes: object) -> Space:
     loaded = load(file or default_file("sft"), "sft", SFT.techniques)
-    return resolve(loaded, SFT.techniques, here, Wishes(**{"fixed": {}, **wishes}))  # type: ignore[arg-type]
+    return resolve(loaded, SFT.techniques, replace(here, wishes=Wishes(**wishes)))  # type: ignore[arg-type]
 
 
 def written(folder: Path, text: str) -> Path:
@@ -89,7 +89,7 @@ def test_a_fixed_choice_is_the_only_one_and_part_of_the_baseline() -> None:
     here = setting(allowed=frozenset({"lora"}))
     found = space(here, fixed={"lora": "r8"})
     assert found.choices["lora"] == ("r8",)
-    problem = TrainerProblem(SFT, found, here, Wishes({"lora": "r8"}))
+    problem = TrainerProblem(SFT, found, replace(here, wishes=Wishes({"lora": "r8"})))
     assert problem.baseline["lora"] == "r8"
 
 
@@ -106,20 +106,20 @@ def test_fixed_choices_that_rule_each_other_out_are_refused_with_the_rule() -> N
     fixed = {"quantization": "4bit-nf4", "lora": "none"}
     here = setting(allowed=frozenset(fixed))
     with pytest.raises(InputError, match="freezes the model; it needs lora or peft_config"):
-        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+        require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, wishes=Wishes(fixed))))
 
 
 def test_a_space_without_a_legal_candidate_is_refused_though_nothing_is_fixed(tmp_path: Path) -> None:
     file = written(tmp_path, "trainer: sft\ntechniques:\n  max_length: [1024]\n")
     here = setting()
     with pytest.raises(InputError, match=r"Fix other choices, or let the space \(--space\) have more of that knob"):
-        require_legal(TrainerProblem(SFT, space(here, file), here, Wishes({})))
+        require_legal(TrainerProblem(SFT, space(here, file), here))
 
 
 def test_fixing_one_of_two_that_need_each_other_is_fine_when_the_other_is_allowed() -> None:
     fixed = {"quantization": "4bit-nf4"}
     here = setting(allowed=frozenset({"quantization", "lora"}))
-    require_legal(TrainerProblem(SFT, space(here, fixed=fixed), here, Wishes(fixed)))
+    require_legal(TrainerProblem(SFT, space(here, fixed=fixed), replace(here, wishes=Wishes(fixed))))
 
 
 def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
@@ -128,7 +128,7 @@ def test_a_choice_that_takes_three_others_can_be_fixed() -> None:
     here = replace(setting(machine=TWO_GPUS, of=of, global_batch_size=2), ranks_per_row=2)
     # Without recipes, a legal candidate takes sharding, padding and a longer length.
     alone = replace(space(here, fixed=fixed), recipes=())
-    require_legal(TrainerProblem(SFT, alone, here, Wishes(fixed)))
+    require_legal(TrainerProblem(SFT, alone, replace(here, wishes=Wishes(fixed))))
 
 
 def test_a_fixed_length_is_the_length_that_other_choices_are_judged_at() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate
 from autotune.core.epoch import Epoch
 from autotune.techniques.max_length import row_coverage, token_coverage
-from autotune.trainers.geometry import micro_batches_of, rows_of, steps_of_epoch
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -20,15 +19,15 @@ def epoch_of(
     setting = problem.setting
     plan = problem.trainer.plan(candidate, setting)
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
-    tokens, length = geometry.tokens / rows_of(plan) * geometry.rows, plan.args.get("max_length")
+    tokens, length = geometry.tokens / plan.rows * geometry.rows, plan.args.get("max_length")
     return Epoch(
         token_coverage=token_coverage(candidate, setting),
         row_coverage=row_coverage(candidate, setting),
         max_length=length if isinstance(length, int) else plan.truncate_to,
-        per_device_train_batch_size=rows_of(plan),
-        gradient_accumulation_steps=micro_batches_of(plan),
+        per_device_train_batch_size=plan.rows,
+        gradient_accumulation_steps=plan.micro_batches,
         documents_per_step=geometry.documents,
         tokens_per_step=geometry.tokens_per_step,
-        steps_per_epoch=steps_of_epoch(plan, geometry.rows, drops_last=drops_last),
+        steps_per_epoch=plan.steps_of_epoch(geometry.rows, drops_last=drops_last),
         seconds_per_epoch=tokens / tokens_per_second if tokens_per_second else None,
     )

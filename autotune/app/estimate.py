@@ -89,18 +89,16 @@ def estimate(
     cache = user_cache()
     rows, tokens = shape[0], _padded(shape[1], plan.args)
     layout, traced = _traced_shape(plan, rows, tokens)
-    micro_batches = int(str(plan.args["gradient_accumulation_steps"]))
     listener = listener or logged()
     with ServerTracer(planned.hardware.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
         setting = Setting(workload, planned, rows, 1.0)
         steps = PlanTracer(traces_of(workload, planned, tracer, cache), setting, planned.gpu)
-        geometry = BatchGeometry(
-            layout, traced, (Typical(traced),), rows * tokens, micro_batches, rows * micro_batches, rows
-        )
+        geometry = BatchGeometry(layout, traced, (Typical(traced),), rows * tokens, rows, rows)
+        geometry = geometry.in_steps(plan.micro_batches, ranks=1)
         if eval_shape is not None:
             own, evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
-            evaluation = BatchGeometry(own, evaluated, (Typical(evaluated),), 0, 1, 0, 0)
+            evaluation = BatchGeometry(own, evaluated, (Typical(evaluated),), 0, 0, 0)
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
         try:

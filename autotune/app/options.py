@@ -7,13 +7,13 @@ from pathlib import Path
 
 from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments, time_limit
 from autotune.core.candidate import Choice
-from autotune.core.setting import GLOBAL_BATCH
+from autotune.core.setting import GLOBAL_BATCH, Wishes
 from autotune.core.workload import Init, ModelSource, Rollouts
 from autotune.errors import InputError
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import user_path
 from autotune.inspection.space_file import default_file, load
-from autotune.space import SpaceFile, Wishes
+from autotune.space import SpaceFile
 from autotune.techniques import find, peft_config
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.trainers import DEFAULT, Trainer, find_trainer, trainers

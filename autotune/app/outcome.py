@@ -19,7 +19,6 @@ from autotune.core.status import Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
-from autotune.trainers.geometry import steps_of_epoch
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
@@ -181,7 +180,7 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     rate = mean_rate(rates) if rates else None
     drops_last = facts.base is not None and facts.base.args.get("dataloader_drop_last") is True
     epoch = epoch_of(candidate, problem, rate, drops_last=drops_last)
-    steps = steps_of_epoch(plan, shown.rows, drops_last=drops_last) if shown.rows else None
+    steps = plan.steps_of_epoch(shown.rows, drops_last=drops_last) if shown.rows else None
     if problem.trainer.generates:
         # No row is packed or dropped, and a probe does not count what an epoch leaves out.
         steps = epoch.steps_per_epoch

@@ -193,7 +193,7 @@ def _handed_over(
         return None, ()
     trainer, setting = problem.trainer, problem.setting
     notes = [
-        f"--fix {knob}={problem.wishes.fixed[knob]} replaces {value} in {base.name}."
+        f"--fix {knob}={setting.wishes.fixed[knob]} replaces {value} in {base.name}."
         for knob, value in start.replaced.items()
     ]
     notes += [f"{base.name}: {assumption}." for assumption in base.assumptions]
@@ -208,7 +208,7 @@ def _handed_over(
     copied = rows.cut or any(profile.dropped for profile in workload.profiles)
     wanted = Wanted(
         plan,
-        frozenset(problem.wishes.fixed),
+        frozenset(setting.wishes.fixed),
         workload.model_source.name if asked.model is not None else None,
         workload.teacher_source.name if asked.teacher is not None and workload.teacher_source is not None else None,
         rows if copied or asked.dataset is not None or asked.evaluates else None,

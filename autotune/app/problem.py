@@ -72,19 +72,19 @@ def problem_of(
         shared = int(base.choices.get(CONTEXT_PARALLEL, 1))
     # One process that the user's own configuration gives to DeepSpeed may keep it.
     offloads = base is not None and "args.deepspeed" in base.documents
-    fixed = frozenset(options.wishes.fixed)
     entries = base.entries if base is not None else {}
     args = {path.removeprefix("args."): value for path, value in entries.items() if path.startswith("args.")}
     depends = options.trainer.loss_depends_on(args, workload.model)
-    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, fixed, depends)
-    fixed_length = options.wishes.fixed.get("max_length")
+    wishes = options.wishes
+    setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, wishes, depends)
+    fixed_length = wishes.fixed.get("max_length")
     if fixed_length is not None:
         # A fixed length decides which tokens are kept.
         tokens = find("max_length", options.trainer.techniques).parse(fixed_length, setting)
         kept = min(documents.coverage(int(tokens)) for documents in workload.documents)
         setting = replace(setting, token_coverage=kept)
-    space = resolve(options.file, options.trainer.techniques, setting, options.wishes)
-    problem = TrainerProblem(options.trainer, space, setting, options.wishes)
+    space = resolve(options.file, options.trainer.techniques, setting)
+    problem = TrainerProblem(options.trainer, space, setting)
     require_legal(problem)
     return problem
 
@@ -92,7 +92,7 @@ def problem_of(
 def with_last_resorts(problem: TrainerProblem) -> TrainerProblem | None:
     """Return a problem with the choices that are for where nothing else fits; None where none is added."""
     setting = replace(problem.setting, last_resorts=True)
-    space = resolve(problem.space.file, problem.trainer.techniques, setting, problem.wishes)
+    space = resolve(problem.space.file, problem.trainer.techniques, setting)
     if space.choices == problem.choices and space.left_out == problem.space.left_out:
         return None
-    return TrainerProblem(problem.trainer, space, setting, problem.wishes)
+    return TrainerProblem(problem.trainer, space, setting)

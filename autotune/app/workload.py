@@ -70,20 +70,7 @@ class WorkloadReader:
             teacher,
             image_limits=self.image_limits,
         )
-        reply = prepare(self.server, request, self.directory / "prepare", self.most_seconds)
-        return Workload(
-            trainer,
-            model,
-            dataset,
-            reply.model,
-            reply.dataset,
-            evaluation_source=evaluation,
-            evaluation=reply.evaluation,
-            rollouts=rollouts,
-            absent=reply.absent,
-            teacher_source=teacher,
-            teacher=reply.teacher,
-        )
+        return prepare(self.server, request, self.directory / "prepare", self.most_seconds)
 
     def check_attention(
         self, workload: Workload, machine: Machine, attentions: Iterable[str], cache: Cache | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from operator import neg
@@ -128,9 +128,9 @@ class BatchGeometry:
         worst: shape of the micro-batch that needs the most memory.
         sizes: a few sizes of micro-batches that stand for all of an epoch: their mean time is that of all.
         tokens: mean dataset tokens of a micro-batch, padding excluded.
-        micro_batches: micro-batches of an optimizer step in one process.
         documents: mean number of the dataset's documents in an optimizer step, over all processes.
         rows: rows of an epoch as the trainer sees them: packed rows, or documents that were not dropped.
+        micro_batches: micro-batches of an optimizer step in one process.
         sequences: sequences that each row sends through the model: two for a preference pair.
         apart: phases with sizes of their own.
         rivals: shapes of other micro-batches that may need more memory than ``worst``, depending on the model: they are
@@ -143,9 +143,9 @@ class BatchGeometry:
     worst: Shape
     sizes: tuple[Typical, ...]
     tokens: float
-    micro_batches: int
     documents: float
     rows: int
+    micro_batches: int = 1
     sequences: int = 1
     apart: tuple[PhaseGeometry, ...] = ()
     rivals: tuple[Shape, ...] = ()
@@ -159,6 +159,11 @@ class BatchGeometry:
     def __hash__(self) -> int:
         # A ranking looks the geometries of all candidates up.
         return self._hash
+
+    def in_steps(self, micro_batches: int, ranks: int) -> BatchGeometry:
+        """Return the geometry of steps of so many micro-batches in each of the ranks, given that of steps of one."""
+        documents = self.documents * micro_batches * ranks
+        return replace(self, documents=documents, micro_batches=micro_batches, ranks=ranks)
 
     @cached_property
     def typical(self) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.lengths import LengthDistribution
@@ -13,6 +13,8 @@ from autotune.core.table import Table
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
+_REMEMBERED = 16
+"""Datasets of which the figures for all lengths are remembered; a training has rows to train and to evaluate on."""
 Document = tuple[Any, ...]
 """A document: the smallest maximum length at which it is kept, then the tokens of each sequence that it sends through
 the model, before any cutting. They are numbers; or arrays with a number for each row, where all rows are meant at once.
@@ -87,7 +89,7 @@ class Documents:
     @cached_property
     def rows(self) -> int:
         """Number of documents."""
-        return _at(self._rows_kept, None)
+        return _at(_rows_at(self, whole=False), None)
 
     @cached_property
     def tokens(self) -> int:
@@ -167,8 +169,7 @@ class Documents:
 
     def tokens_kept(self, max_length: int | None, *, dropping: bool = True) -> int:
         """Return the tokens that are left at a maximum length."""
-        kept = self._tokens_kept if dropping and max_length is not None else self._tokens_cut
-        return _at(kept, max_length)
+        return _at(_tokens_at(self, dropping=dropping and max_length is not None), max_length)
 
     def coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of tokens, 0 to 1, that is left at a maximum length."""
@@ -176,15 +177,15 @@ class Documents:
 
     def row_coverage(self, max_length: int | None, *, dropping: bool = True) -> float:
         """Return the share of documents, 0 to 1, that is left at a maximum length, whole or cut."""
-        return _at(self._rows_kept, max_length if dropping else None) / self.rows
+        return _at(_rows_at(self, whole=False), max_length if dropping else None) / self.rows
 
     def rows_dropped(self, max_length: int) -> int:
         """Return how many documents are dropped whole at a maximum length."""
-        return self.rows - _at(self._rows_kept, max_length)
+        return self.rows - _at(_rows_at(self, whole=False), max_length)
 
     def rows_cut(self, max_length: int) -> int:
         """Return how many documents are kept at a maximum length but cut."""
-        return _at(self._rows_kept, max_length) - _at(self._rows_whole, max_length)
+        return _at(_rows_at(self, whole=False), max_length) - _at(_rows_at(self, whole=True), max_length)
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
@@ -197,49 +198,39 @@ class Documents:
                 low = middle + 1
         return low
 
-    @cached_property
-    def _tokens_kept(self) -> Numbers:
-        """The tokens kept at each maximum length; documents that need a larger one are dropped."""
-        return self._tokens_at(needed=True)
 
-    @cached_property
-    def _tokens_cut(self) -> Numbers:
-        """The tokens that are left at each maximum length, with none dropped."""
-        return self._tokens_at(needed=False)
+@lru_cache(_REMEMBERED)
+def _tokens_at(documents: Documents, *, dropping: bool) -> Numbers:
+    """Return the tokens that are left at each maximum length.
 
-    def _tokens_at(self, *, needed: bool) -> Numbers:
-        import numpy as np
+    Args:
+        dropping: whether documents that need a larger one are dropped.
+    """
+    import numpy as np
 
-        # From the length on at which it is kept, a sequence has a token more with each length until it is whole.
-        first, further = np.zeros((2, self.longest + 1), dtype=np.int64)
-        for part in self.groups.parts():
-            counts, needs = part[:, 0], part[:, 1] * needed
-            for tokens in part[:, 2:].T:
-                np.add.at(first, needs, counts * np.minimum(tokens, needs))
-                np.add.at(further, needs, counts)
-                np.add.at(further, np.maximum(tokens, needs), -counts)
-        further = further.cumsum().cumsum()
-        first = first.cumsum()
-        first[1:] += further[:-1]
-        return first
+    # From the length on at which it is kept, a sequence has a token more with each length until it is whole.
+    first, further = np.zeros((2, documents.longest + 1), dtype=np.int64)
+    for part in documents.groups.parts():
+        counts, needs = part[:, 0], part[:, 1] * dropping
+        for tokens in part[:, 2:].T:
+            np.add.at(first, needs, counts * np.minimum(tokens, needs))
+            np.add.at(further, needs, counts)
+            np.add.at(further, np.maximum(tokens, needs), -counts)
+    further = further.cumsum().cumsum()
+    first = first.cumsum()
+    first[1:] += further[:-1]
+    return first
 
-    @cached_property
-    def _rows_kept(self) -> Numbers:
-        """The documents that are kept at each maximum length, whole or cut."""
-        return self._rows_up_to(slice(1, 2))
 
-    @cached_property
-    def _rows_whole(self) -> Numbers:
-        """The documents that are kept whole at each maximum length."""
-        return self._rows_up_to(slice(1, None))
+@lru_cache(_REMEMBERED)
+def _rows_at(documents: Documents, *, whole: bool) -> Numbers:
+    """Return the documents that are kept at each maximum length: whole ones alone, or those that are cut as well."""
+    import numpy as np
 
-    def _rows_up_to(self, columns: slice) -> Numbers:
-        import numpy as np
-
-        found = np.zeros(self.longest + 1, dtype=np.int64)
-        for part in self.groups.parts():
-            np.add.at(found, part[:, columns].max(axis=1), part[:, 0])
-        return found.cumsum()
+    found = np.zeros(documents.longest + 1, dtype=np.int64)
+    for part in documents.groups.parts():
+        np.add.at(found, part[:, 1 : None if whole else 2].max(axis=1), part[:, 0])
+    return found.cumsum()
 
 
 def _at(by_length: Numbers, max_length: int | None) -> int:

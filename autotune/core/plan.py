@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from autotune.core.nested import at, mapping
 
@@ -119,6 +120,57 @@ class TrainingPlan:
     def entry(self, path: str) -> object:
         """Return the entry at a path such as ``args.FIELD``, or None where there is none."""
         return next(iter(self.at(path)), None)
+
+    def count(self, field: str) -> int:
+        """Return an argument that every plan of the trainer sets to a number."""
+        return int(str(self.args[field]))
+
+    def number(self, field: str) -> int | None:
+        """Return an argument if it is a number, else None."""
+        value = self.args.get(field)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def rows(self) -> int:
+        """The rows of a micro-batch."""
+        return self.count("per_device_train_batch_size")
+
+    @property
+    def micro_batches(self) -> int:
+        """The micro-batches of an optimizer step in one process."""
+        return self.count("gradient_accumulation_steps")
+
+    @property
+    def multiple(self) -> int:
+        """The number of tokens to a multiple of which a micro-batch is padded; 1 without rounding."""
+        return self.number("pad_to_multiple_of") or 1
+
+    @property
+    def cut_to(self) -> int | None:
+        """The tokens to which sequences are cut, before the trainer sees them or by it; None: they are not cut."""
+        return self.truncate_to or self.number("max_length")
+
+    @property
+    def steps_per_generation(self) -> int:
+        """The micro-batches of a generation batch; TRL's default is those of an optimizer step."""
+        return self.number("steps_per_generation") or self.micro_batches
+
+    @property
+    def uses(self) -> int:
+        """How many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
+        return self.steps_per_generation * (self.number("num_iterations") or 1)
+
+    def steps_of_epoch(self, rows: int, *, drops_last: bool = False) -> int:
+        """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.
+
+        Args:
+            rows: of the dataset, packed if the trainer packs them.
+            drops_last: whether rows that do not fill a micro-batch of every process are left out
+                (``dataloader_drop_last``).
+        """
+        at_once = self.rows * self.data_ranks
+        micro_batches = rows // at_once if drops_last else ceil(rows / at_once)
+        return max(1, ceil(micro_batches / self.micro_batches))
 
     @property
     def in_group(self) -> bool:

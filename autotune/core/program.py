@@ -49,11 +49,40 @@ class StepProgram:
 
     First those that come once, before the steps; then those of generations and of an optimizer step, its micro-batches
     included; then those that come between steps or after the last one. Every trainer of TRL has construction,
-    micro-batches and optimizer steps; :func:`program` adds the phases of a trainer, and :meth:`ending` evaluation and
-    saving.
+    micro-batches and optimizer steps; the attributes are phases in addition to these.
+
+    Example: DPO that computes its reference beforehand is ``StepProgram(before=("precompute",))``, and with a reference
+    model ``StepProgram(in_micro_batch=("reference pass",))``.
+
+    Attributes:
+        before: phases that run once, after construction.
+        in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
+        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
+        leading: phases of each micro-batch, before its forward pass, with a peak of their own.
+        in_micro_batch: parts of each micro-batch, between forward and backward.
+        after: phases between two steps or after the last one: evaluation and saving.
     """
 
-    phases: tuple[Phase, ...]
+    before: tuple[str, ...] = ()
+    in_generation: tuple[str, ...] = ()
+    in_step: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()
+    in_micro_batch: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """All phases, in order."""
+        return (
+            Phase(CONSTRUCTION, Repeat.RUN),
+            *(Phase(name, Repeat.RUN) for name in self.before),
+            *(Phase(name, Repeat.GENERATION) for name in self.in_generation),
+            *(Phase(name, Repeat.STEP) for name in self.in_step),
+            *(Phase(name, Repeat.MICRO_BATCH) for name in self.leading),
+            Phase(MICRO_BATCH, Repeat.MICRO_BATCH, (FORWARD, *self.in_micro_batch, BACKWARD)),
+            Phase(OPTIMIZER_STEP, Repeat.STEP),
+            *(Phase(name, Repeat.RUN) for name in self.after),
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,72 +90,6 @@ class StepProgram:
         return tuple(name for phase in self.phases for name in (phase.name, *phase.parts))
 
     @property
-    def before(self) -> tuple[str, ...]:
-        """The names of the phases that come once, between construction and the first step."""
-        return tuple(phase.name for phase in self.phases[1 : self._steps[0]])
-
-    @property
-    def after(self) -> tuple[str, ...]:
-        """The names of the phases that come between two steps or after the last one: evaluation and saving."""
-        return tuple(phase.name for phase in self.phases[self._steps[-1] + 1 :])
-
-    @property
-    def _steps(self) -> tuple[int, ...]:
-        return tuple(place for place, phase in enumerate(self.phases) if phase.repeat is not Repeat.RUN)
-
-    def ending(self, *, evaluates: bool) -> StepProgram:
-        """Return the program with the phases after the steps: evaluation if there is one, then saving."""
-        names = (EVALUATE, SAVE) if evaluates else (SAVE,)
-        return StepProgram((*self.phases, *(Phase(name, Repeat.RUN) for name in names)))
-
-    def repeated(self, repeat: Repeat) -> tuple[str, ...]:
-        """Return the names of the phases with that repeat, in order."""
-        return tuple(phase.name for phase in self.phases if phase.repeat is repeat)
-
-    @property
-    def leading(self) -> tuple[str, ...]:
-        """The names of the phases that come at the start of each micro-batch, in order."""
-        return tuple(name for name in self.repeated(Repeat.MICRO_BATCH) if name != MICRO_BATCH)
-
-    @property
     def apart(self) -> tuple[str, ...]:
         """The names of the phases of a step that belong to no single micro-batch, in order, without the optimizer."""
-        wanted = (Repeat.GENERATION, Repeat.STEP)
-        return tuple(phase.name for phase in self.phases if phase.repeat in wanted and phase.name != OPTIMIZER_STEP)
-
-    def repeat(self, name: str) -> Repeat:
-        """Return how often the phase with that name is repeated."""
-        return next(phase.repeat for phase in self.phases if name in (phase.name, *phase.parts))
-
-
-def program(
-    *,
-    before: tuple[str, ...] = (),
-    in_generation: tuple[str, ...] = (),
-    in_step: tuple[str, ...] = (),
-    leading: tuple[str, ...] = (),
-    in_micro_batch: tuple[str, ...] = (),
-) -> StepProgram:
-    """Return the program of a trainer with phases in addition to construction, micro-batches and optimizer steps.
-
-    Example: DPO that computes its reference beforehand is ``program(before=("precompute",))``, and with a reference
-    model ``program(in_micro_batch=("reference pass",))``.
-
-    Args:
-        before: phases that run once, after construction.
-        in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
-        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
-        leading: phases of each micro-batch, before its forward pass, with a peak of their own.
-        in_micro_batch: parts of each micro-batch, between forward and backward.
-    """
-    return StepProgram(
-        (
-            Phase(CONSTRUCTION, Repeat.RUN),
-            *(Phase(name, Repeat.RUN) for name in before),
-            *(Phase(name, Repeat.GENERATION) for name in in_generation),
-            *(Phase(name, Repeat.STEP) for name in in_step),
-            *(Phase(name, Repeat.MICRO_BATCH) for name in leading),
-            Phase(MICRO_BATCH, Repeat.MICRO_BATCH, (FORWARD, *in_micro_batch, BACKWARD)),
-            Phase(OPTIMIZER_STEP, Repeat.STEP),
-        )
-    )
+        return (*self.in_generation, *self.in_step)

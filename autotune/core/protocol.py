@@ -15,7 +15,7 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Rollouts
+from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts
 
 VERSION = 1
 REQUEST_FILE = "request.json"
@@ -44,6 +44,8 @@ class Job(StrEnum):
 class PrepareRequest:
     """Read the model's configuration and tokenizer, load and tokenise the dataset, once per workload.
 
+    The reply is a :class:`autotune.core.workload.Workload`, with no attention checked yet.
+
     Attributes:
         tokenized_directory: directory for the tokenised rows.
         rollouts: for trainers that generate completions.
@@ -64,22 +66,6 @@ class PrepareRequest:
     peft: Mapping[str, object] = field(default_factory=dict)
     teacher: ModelSource | None = None
     image_limits: bool = False
-
-
-@dataclass(frozen=True)
-class PrepareReply:
-    """Profiles of the model, of the dataset, and of the rows that training is evaluated on.
-
-    Attributes:
-        absent: plan entries of the trainer's techniques for which the installed TRL has no field.
-        teacher: profile of the teacher, or None without one.
-    """
-
-    model: ModelProfile
-    dataset: DatasetProfile
-    evaluation: DatasetProfile | None = None
-    absent: tuple[str, ...] = ()
-    teacher: ModelProfile | None = None
 
 
 @dataclass(frozen=True)

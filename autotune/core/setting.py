@@ -39,6 +39,19 @@ GLOBAL_BATCH = "global_batch"
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """The user's options about single knobs.
+
+    Attributes:
+        fixed: by knob, the only choice to consider.
+        excluded: knobs that stay at TRL's default, or at the value of the user's configuration.
+    """
+
+    fixed: Mapping[str, Choice] = field(default_factory=dict)
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
 class Setting:
     """The properties that all candidates of a search share.
 
@@ -51,7 +64,7 @@ class Setting:
         base: the user's configuration that candidates start from; None: TRL's defaults.
         ranks_per_row: processes that share each row, as fixed by the user (``context_parallel``).
         last_resorts: whether choices are searched that are for where nothing else fits.
-        fixed: knobs whose only choice to consider the user named.
+        wishes: the user's options about single knobs.
         loss_depends_on: by knob that the loss of the training depends on, how; see ``Trainer.loss_depends_on``.
         impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
     """
@@ -64,7 +77,7 @@ class Setting:
     base: Base | None = None
     ranks_per_row: int = 1
     last_resorts: bool = False
-    fixed: frozenset[str] = frozenset()
+    wishes: Wishes = field(default_factory=Wishes)
     loss_depends_on: Mapping[str, str] = field(default_factory=dict)
     impossible: dict[tuple[object, Choice], str | None] = field(
         default_factory=dict, init=False, repr=False, compare=False

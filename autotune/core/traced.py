@@ -125,7 +125,7 @@ class TraceRequest:
         others: further GPUs that the reply may stand for, if their kernels are the same.
         operators: whether the reply has the operators of the steps.
         chosen: the rows with images that take the place of ``worst``; None for text.
-        compiled_again: see :func:`autotune.trainers.recompiled.compiled_again`.
+        compiled_again: see :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again`.
     """
 
     plan: TrainingPlan

@@ -152,7 +152,7 @@ def write_copied_rows(trainer: Trainer, tokenized_directory: Path, truncate_to: 
     with written(file) as part:
         writer = None
         for batch in _batches(tokenized_directory):
-            copy = trainer.untokenized_rows(batch) if truncate_to is None else trainer.cut_rows(batch, truncate_to)
+            copy = trainer.copied_rows(batch, truncate_to)
             writer = writer or pq.ParquetWriter(part, copy.schema)
             writer.write_batch(copy)
         if writer is not None:

@@ -18,7 +18,6 @@ from autotune.core.workload import Workload
 from autotune.planning.extrapolation.fit import Fit
 from autotune.techniques.traits import between_layers, impact_in
 from autotune.trainers import find_trainer
-from autotune.trainers.recompiled import compiled_again
 
 Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
@@ -128,7 +127,7 @@ def trace_request(
         gpu=gpu,
         allocators=tuple(allocators),
         chosen=chosen_rows(shape, setting.workload),
-        compiled_again=compiled_again(trainer, plan, layout, dataset.documents),
+        compiled_again=trainer.compiled_again(plan, layout, dataset.documents),
     )
 
 

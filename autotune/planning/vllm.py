@@ -32,7 +32,6 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import optional_int_argument
 from autotune.trainers.prompts import Prompted
 from autotune.units import GIB, format_bytes
 
@@ -121,7 +120,7 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         on_server=on_server,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
-        parallel=optional_int_argument(plan, "vllm_tensor_parallel_size") or 1,
+        parallel=plan.number("vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
         in_4_bits=bool(plan.model.get("load_in_4bit")) and not on_server,
     )

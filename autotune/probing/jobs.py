@@ -23,7 +23,6 @@ from autotune.core.protocol import (
     Job,
     OperatorsReply,
     OperatorsRequest,
-    PrepareReply,
     PrepareRequest,
     ProbeRequest,
     RanksReply,
@@ -32,6 +31,7 @@ from autotune.core.protocol import (
 )
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.workload import Workload
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.scratch import is_temporary
@@ -43,9 +43,7 @@ R = TypeVar("R")
 _SHOWN_LINES = 5
 
 
-def prepare(
-    server: JobServer, request: PrepareRequest, folder: Path, timeout_seconds: float | None = None
-) -> PrepareReply:
+def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_seconds: float | None = None) -> Workload:
     """Read the model, tokenise the dataset, and return the profiles of both.
 
     Raises:
@@ -60,7 +58,7 @@ def prepare(
             f"{format_duration(ending.wall_seconds)}.",
             hint="Give fewer rows with --dataset, or check that the chat template terminates.",
         )
-    return _expect(PrepareReply, Job.PREPARE, ending, kills, folder)
+    return _expect(Workload, Job.PREPARE, ending, kills, folder)
 
 
 def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:

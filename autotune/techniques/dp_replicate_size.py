@@ -42,7 +42,7 @@ class DpReplicateSize(Distributed):
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return 1 where FSDP2 is not used, unless the user asked for groups: then the conflict is reported."""
-        return choice if NAME in setting.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
+        return choice if NAME in setting.wishes.fixed or candidate.get("sharding", DDP) == FSDP2 else 1
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the engine makes no groups, or a replica would be the processes of one row."""

@@ -72,10 +72,10 @@ class MaxLength(Technique):
     )
     options = (
         Option("coverage", "the shortest length that keeps the token coverage asked for"),
-        Option("coverage*2", "twice that (also *4, *8): longer packed rows"),
-        Option("batch/2", "the length of packed rows of which 2 (any number) hold the documents of one process"),
+        Option("coverage*2", "twice that (also *4, *8): longer packed rows", family=_COVERAGE),
+        Option("batch/2", "length of packed rows of which 2 (any number) hold one process's documents", family=_BATCH),
         Option("longest", "the longest row of the dataset: nothing is cut or dropped"),
-        Option(1024, "any number of tokens"),
+        Option(1024, "any number of tokens", family=POSITIVE),
     )
     trl_default = 1024
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
@@ -89,27 +89,22 @@ class MaxLength(Technique):
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return the number of tokens; without a setting, a symbolic word is returned unchanged."""
-        word = str(text)
-        covering, filling = _COVERAGE.fullmatch(word), _BATCH.fullmatch(word)
-        if covering or filling or word == "longest":
-            if setting is None:
-                return word
-            if _only_scores(setting):
-                raise InputError(
-                    f"{word!r} is no choice of {self.name} here: it cuts no row of the dataset.",
-                    hint="Give a number of tokens, of a prompt and a completion together.",
-                )
-            workload = setting.workload
-            if filling:
-                return _holding(workload.dataset.documents, setting.documents_per_process / int(filling.group(1)))
-            if covering is None:
-                return workload.longest
-            shortest = max(documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
-            return -(-shortest * int(covering.group(1) or 1) // _ROUND_TO) * _ROUND_TO
-        if POSITIVE.fullmatch(word):
-            return int(word)
-        hint = "It takes a number of tokens, coverage, coverage*N, batch/N or longest."
-        raise InputError(f"{word!r} is no choice of {self.name}.", hint=hint)
+        word = super().parse(text)
+        if setting is None or isinstance(word, int):
+            return word
+        if _only_scores(setting):
+            raise InputError(
+                f"{word!r} is no choice of {self.name} here: it cuts no row of the dataset.",
+                hint="Give a number of tokens, of a prompt and a completion together.",
+            )
+        workload = setting.workload
+        if filling := _BATCH.fullmatch(word):
+            return _holding(workload.dataset.documents, setting.documents_per_process / int(filling[1]))
+        covering = _COVERAGE.fullmatch(word)
+        if covering is None:
+            return workload.longest
+        shortest = max(documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
+        return -(-shortest * int(covering[1] or 1) // _ROUND_TO) * _ROUND_TO
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows.

@@ -102,3 +102,11 @@ class SizeOfVllm(Technique):
 def is_colocated(candidate: Candidate) -> bool:
     """Return whether vLLM has a part of the training's own GPU."""
     return candidate.get(NAME, OFF) in COLOCATED
+
+
+def beyond_model(setting: Setting, tokens: int) -> str | None:
+    """Return that vLLM refuses sequences of so many tokens of the model, or None if it takes them."""
+    known = setting.workload.model.max_positions
+    if known is None or tokens <= known:
+        return None
+    return f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}"

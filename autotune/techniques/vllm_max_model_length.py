@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.errors import InputError
 from autotune.techniques.base import POSITIVE, Option
-from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.techniques.vllm import SizeOfVllm, beyond_model, is_colocated
 
 DATA = "data"
 MODEL = "model"
@@ -22,7 +21,7 @@ class VllmMaxModelLength(SizeOfVllm):
     options = (
         Option(DATA, "the longest prompt and max_completion_length together"),
         Option(MODEL, "that of the model's configuration: TRL's default", written=False),
-        Option(4096, "any number of tokens"),
+        Option(4096, "any number of tokens", family=POSITIVE),
     )
     trl_default = MODEL
     writes = frozenset({"args.vllm_max_model_length"})
@@ -31,30 +30,20 @@ class VllmMaxModelLength(SizeOfVllm):
         """Return the length of the data: with TRL's default, a model made for 131,072 tokens needs a cache for them."""
         return DATA
 
-    def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
-        """Return the word, or the number of tokens."""
-        if text in (DATA, MODEL):
-            return text
-        if POSITIVE.fullmatch(str(text)):
-            return int(text)
-        raise InputError(
-            f"{text!r} is no choice of {self.name}.", hint=f"It takes {DATA}, {MODEL}, or a number of tokens."
-        )
-
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where vLLM would refuse the longest prompt, or the length."""
         if not is_colocated(candidate):
             return None
-        known, wanted = setting.workload.model.max_positions, _of_data(candidate, setting)
-        length = {DATA: wanted, MODEL: known}.get(str(choice), choice)
-        if known is not None and length is not None and int(length) > known:
-            return f"vLLM refuses sequences of {int(length):,} tokens of a model that was made for {known:,}"
-        if length is not None and int(length) < wanted:
+        wanted = _of_data(candidate, setting)
+        length = {DATA: wanted, MODEL: setting.workload.model.max_positions}.get(str(choice), choice)
+        if length is None:
+            return None
+        if int(length) < wanted:
             return (
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
                 f"{int(length):,}"
             )
-        return None
+        return beyond_model(setting, int(length))
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""

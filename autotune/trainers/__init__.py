@@ -54,23 +54,19 @@ def techniques_of(trainer: Trainer) -> tuple[Technique, ...]:
     belongs to ``transformers.TrainingArguments``, which all trainers have.
     """
     own = frozenset().union(*(item.fields for item in (*trainers().values(), trainer)))
-    return tuple(technique for technique in catalogue() if lacking(technique, trainer, own) is None)
+    return tuple(
+        technique
+        for technique in catalogue()
+        if not facts(technique, trainer.name).without_effect and _arguments(technique) & own <= trainer.fields
+    )
+
+
+def _arguments(technique: Technique) -> frozenset[str]:
+    """Return the fields of a trainer's configuration that a technique writes."""
+    return frozenset(path.split(".")[1] for path in technique.writes if path.startswith("args."))
 
 
 def limits_rows(trainer: Trainer) -> bool:
     """Return whether ``max_length`` cuts or drops rows of the dataset: a trainer may lack it, or only score with it."""
     own = (technique for technique in techniques_of(trainer) if isinstance(technique, MaxLength))
     return any(not facts(technique, trainer.name).changes for technique in own)
-
-
-def lacking(technique: Technique, trainer: Trainer, own: frozenset[str]) -> str | None:
-    """Return why a trainer does not have a technique, in words, or None when it has it.
-
-    Args:
-        own: fields that some trainer's configuration has and ``transformers.TrainingArguments`` has not.
-    """
-    if reason := facts(technique, trainer.name).without_effect:
-        return reason
-    fields = {path.split(".")[1] for path in technique.writes if path.startswith("args.")}
-    missing = sorted((fields & own) - trainer.fields)
-    return f"{trainer.config_class} has no {missing[0]}" if missing else None

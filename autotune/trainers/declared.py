@@ -1,9 +1,10 @@
-"""What a specification declares of TRL's class: dataset formats that it takes, and the fields of its configuration."""
+"""What a specification declares of TRL's class: its names, the dataset formats that it takes, and its configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 @dataclass(frozen=True)
@@ -55,3 +56,82 @@ class ConfigFields:
     def names(self) -> frozenset[str]:
         """All of them."""
         return self.traced | self.without_effect | self.others | self.assumed.keys()
+
+
+class Declared:
+    """What a specification declares of one trainer of TRL.
+
+    Class attributes:
+        name: its name in ``trl`` and ``--trainer``, such as ``dpo``.
+        label: its name in messages, such as ``DPO``; TRL names its classes after it.
+        title: its purpose, as the first words of a script.
+        formats: dataset formats, in the order in which the trainer looks for them.
+        optional_columns: columns that the trainer uses in any format if a dataset has them.
+        parts: names of the parts of a row whose lengths are given, in the order of :meth:`document`'s argument.
+        config_fields: the fields of its configuration, which determine the techniques that it has.
+        stand_in: columns of a row that replaces data if lengths are given instead.
+        ordered: whether micro-batches are blocks of successive rows of the dataset, instead of any rows.
+        generates: whether it trains on completions that the model generates.
+        scores: whether reward functions score these completions.
+        has_teacher: whether it trains the model to imitate another one, which the user names.
+        evaluates: whether TRL's trainer can be evaluated while training.
+        has_command: whether there is a command ``trl NAME``.
+        ignores_bias_buffers: whether TRL's script heeds ``ignore_bias_buffers``, on which no step depends.
+        takes_images: whether it is probed and traced on rows with images.
+        module: the module of TRL that its classes are imported from.
+        loads_by_name: whether the trainer, given a model's name, also loads its tokenizer, its reference and quantised
+            weights; else the script that builds it does.
+        counted: name of the rows of a global batch, in the plural.
+        peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
+        advice: by columns that a dataset may have in place of those of a format, the way to one, as a sentence.
+        cpu_args, cuda_args: arguments that training on that device needs.
+        also_set: by the path of a switch in a plan, such as ``model.use_peft``, the entries that this trainer also
+            needs if the switch is on.
+    """
+
+    name: ClassVar[str]
+    label: ClassVar[str]
+    title: ClassVar[str]
+    formats: ClassVar[tuple[DatasetFormat, ...]]
+    optional_columns: ClassVar[tuple[str, ...]] = ()
+    parts: ClassVar[tuple[str, ...]]
+    config_fields: ClassVar[ConfigFields]
+    stand_in: ClassVar[Mapping[str, object]]
+    ordered: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    scores: ClassVar[bool] = False
+    has_teacher: ClassVar[bool] = False
+    evaluates: ClassVar[bool] = True
+    has_command: ClassVar[bool] = True
+    ignores_bias_buffers: ClassVar[bool] = False
+    takes_images: ClassVar[bool] = False
+    module: ClassVar[str] = "trl"
+    loads_by_name: ClassVar[bool] = True
+    counted: ClassVar[str] = "documents"
+    peculiarities: ClassVar[tuple[str, ...]] = ()
+    advice: ClassVar[Mapping[tuple[str, ...], str]] = {}
+    # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
+    cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
+    # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
+    cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
+    also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    @property
+    def config_class(self) -> str:
+        """The name of TRL's class of its configuration, such as ``DPOConfig``."""
+        return f"{self.label.replace(' ', '')}Config"
+
+    @property
+    def trainer_class(self) -> str:
+        """The name of TRL's class, such as ``DPOTrainer``."""
+        return f"{self.label.replace(' ', '')}Trainer"
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields of its configuration that ``transformers.TrainingArguments`` lacks."""
+        return self.config_fields.names
+
+    @property
+    def wanted_columns(self) -> str:
+        """The columns that a dataset needs, in words."""
+        return " | ".join(" and ".join(form.columns) for form in reversed(self.formats))

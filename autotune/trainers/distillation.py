@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram, program
+from autotune.core.program import StepProgram
 from autotune.core.workload import Workload
 from autotune.trainers.declared import ConfigFields
 from autotune.trainers.generating import Generating
@@ -64,7 +64,7 @@ class OnPolicyDistillation(Generating):
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program with a generation for each step, and a pass of the teacher in every micro-batch."""
-        return program(in_generation=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
+        return StepProgram(in_generation=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan with the teacher, by the name under which it was found."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram, program
+from autotune.core.program import StepProgram
 from autotune.core.workload import ModelProfile
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
@@ -64,11 +64,6 @@ class PreferenceOptimization(FusedHead):
         prompt, chosen, rejected = lengths
         return (prompt + 1, prompt + chosen, prompt + rejected)
 
-    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a prompt and two equally long answers, of half the tokens each."""
-        answer = max(1, tokens // 2)
-        return (tokens - answer, answer, answer), 2 * answer
-
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
         """Return that the rows of a micro-batch are compared with one another, or averaged token by token."""
         losses = args.get("loss_type")
@@ -89,8 +84,8 @@ class PreferenceOptimization(FusedHead):
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return phases with the reference's passes: over the dataset beforehand, or in each micro-batch."""
         if plan.args.get("precompute_ref_log_probs"):
-            return program(before=(PRECOMPUTE,))
-        return program(in_micro_batch=(REFERENCE_PASS,))
+            return StepProgram(before=(PRECOMPUTE,))
+        return StepProgram(in_micro_batch=(REFERENCE_PASS,))
 
 
 TRAINER = PreferenceOptimization()

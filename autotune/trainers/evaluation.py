@@ -11,7 +11,6 @@ from autotune.core.heaviest import Loads, heaviest, heaviest_blocks
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers.base import Trainer
-from autotune.trainers.geometry import int_argument, multiple_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -29,8 +28,8 @@ def whole_geometry(trainer: Trainer, plan: TrainingPlan, workload: Workload) -> 
     if workload.evaluation is None or not plan.evaluates:
         return geometry
     documents = workload.evaluation.documents
-    copies = trainer.evaluated_copies(plan)
-    rows = min(int_argument(plan, "per_device_eval_batch_size"), documents.rows * copies)
+    copies = trainer.copies(plan, evaluated=True)
+    rows = min(plan.count("per_device_eval_batch_size"), documents.rows * copies)
     evaluation = trainer.evaluated(plan, documents, rows)
     evaluation = _with_images(evaluation, trainer, plan, workload.evaluation, max(1, rows // copies), copies)
     return replace(geometry, evaluation=evaluation)
@@ -93,7 +92,7 @@ def _with_images(
     """
     if profile.images is None:
         return geometry
-    loads, multiple = trainer.loads(plan, profile.images, drawn), multiple_of(plan)
+    loads, multiple = trainer.loads(plan, profile.images, drawn), plan.multiple
     rows = _RowsWithImages(loads, profile.images.alike, drawn, multiple, trainer.ordered)
     count, elements = geometry.worst.rows, rows.elements
 

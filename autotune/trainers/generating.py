@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.geometry import optional_int_argument, rows_of, steps_per_generation
 from autotune.trainers.prompts import TRACED_GENERATION, Prompted
 
 COMPLETIONS = "completions"
@@ -31,7 +29,7 @@ class Generating(Prompted):
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return the plan's value."""
-        return optional_int_argument(plan, "vllm_max_model_length")
+        return plan.number("vllm_max_model_length")
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return the prompt, which is kept at any length."""
@@ -39,7 +37,7 @@ class Generating(Prompted):
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return that of the prompts of a generation batch."""
-        return super().layout(plan, rows * steps_per_generation(plan) // self.copies(plan))
+        return super().layout(plan, rows * plan.steps_per_generation // self.copies(plan))
 
     def rows_per_draw(self, plan: TrainingPlan) -> int:
         """Return the prompts of a generation batch."""
@@ -51,24 +49,21 @@ class Generating(Prompted):
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the geometry of evaluation, in which each micro-batch has a generation of its own."""
-        found = super().evaluated(plan, documents, rows)
+        sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 1}
+        found = self.geometry(replace(plan, args={**plan.args, **sizes}), documents)
         return replace(found, apart=(), rows=documents.rows * self.copies(plan))
-
-    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments with which completions are as long as in the shape."""
-        return {"max_completion_length": int(shape.generated), "pad_to_multiple_of": None}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, in which one generation is for all micro-batches of a step."""
         traced, at = super().traced_plan(plan, layout, shape), dict(self.sizes_at(layout, shape))
         if shape.chosen:
             # Rows of the dataset are padded as the plan pads them.
-            at.pop("pad_to_multiple_of")
+            at.pop("pad_to_multiple_of", None)
         return replace(traced, args={**traced.args, **at, "gradient_accumulation_steps": TRACED_GENERATION})
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the completions of a generation batch."""
-        return rows_of(plan) * steps_per_generation(plan)
+        return plan.rows * plan.steps_per_generation
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train by the plan of a candidate."""

@@ -1,4 +1,4 @@
-"""Computes batch geometry from the lengths of documents: padded, packed, or laid end to end, as the trainer chooses."""
+"""Computes micro-batches from the lengths of documents: padded, packed, or laid end to end, as the trainer chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from autotune.core.batch_geometry import (
     rounded_up,
 )
 from autotune.core.documents import Documents
-from autotune.core.plan import TrainingPlan
 from autotune.core.representatives import representatives, summed
 from autotune.techniques.packing import CUTTING, packed_documents
 from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_documents, largest_shapes
@@ -24,64 +23,12 @@ from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_docum
 _REMEMBERED = 4096
 
 
-def int_argument(plan: TrainingPlan, field: str) -> int:
-    """Return an argument that every plan of the trainer sets to a number."""
-    return int(str(plan.args[field]))
-
-
-def rows_of(plan: TrainingPlan) -> int:
-    """Return the rows of a micro-batch."""
-    return int_argument(plan, "per_device_train_batch_size")
-
-
-def micro_batches_of(plan: TrainingPlan) -> int:
-    """Return the micro-batches of an optimizer step in one process."""
-    return int_argument(plan, "gradient_accumulation_steps")
-
-
-def steps_of_epoch(plan: TrainingPlan, rows: int, *, drops_last: bool = False) -> int:
-    """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.
-
-    Args:
-        rows: of the dataset, packed if the trainer packs them.
-        drops_last: whether rows that do not fill a micro-batch of every process are left out
-            (``dataloader_drop_last``).
-    """
-    at_once = rows_of(plan) * plan.data_ranks
-    micro_batches = rows // at_once if drops_last else ceil(rows / at_once)
-    return max(1, ceil(micro_batches / micro_batches_of(plan)))
-
-
-def optional_int_argument(plan: TrainingPlan, field: str) -> int | None:
-    """Return an argument of a plan if it is a number, else None."""
-    value = plan.args.get(field)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def multiple_of(plan: TrainingPlan) -> int:
-    """Return the number of tokens to a multiple of which a micro-batch is padded; 1 without rounding."""
-    return optional_int_argument(plan, "pad_to_multiple_of") or 1
-
-
-def steps_per_generation(plan: TrainingPlan) -> int:
-    """Return the micro-batches of a generation batch; TRL's default is those of an optimizer step."""
-    return optional_int_argument(plan, "steps_per_generation") or micro_batches_of(plan)
-
-
-def uses_of(plan: TrainingPlan) -> int:
-    """Return how many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
-    return steps_per_generation(plan) * (optional_int_argument(plan, "num_iterations") or 1)
-
-
 @lru_cache(_REMEMBERED)
-def padded(
-    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int | None, multiple: int
-) -> BatchGeometry:
+def padded(documents: Documents, rows: int, length: int | None, multiple: int) -> BatchGeometry:
     """Return the geometry of documents that are padded to the widest sequence of their micro-batch.
 
     Args:
         rows: documents of a micro-batch.
-        ranks: processes that train on micro-batches of their own.
         length: to which sequences are cut, or None.
         multiple: to which the widest is rounded up.
     """
@@ -101,18 +48,14 @@ def padded(
         rivals=tuple(rivals),
         sizes=_padded_sizes(kept, rows, documents.sequences, multiple, width),
         tokens=rows * (kept.tokens / kept.rows),
-        micro_batches=micro_batches,
-        documents=float(rows * micro_batches * ranks),
+        documents=float(rows),
         rows=kept.rows,
         sequences=documents.sequences,
-        ranks=ranks,
     )
 
 
 @lru_cache(_REMEMBERED)
-def end_to_end(
-    documents: Documents, rows: int, micro_batches: int, ranks: int, length: int | None, multiple: int
-) -> BatchGeometry:
+def end_to_end(documents: Documents, rows: int, length: int | None, multiple: int) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are laid end to end, padded only as a whole.
 
     Args:
@@ -128,25 +71,13 @@ def end_to_end(
         rivals=tuple(rivals),
         sizes=_flat_sizes(kept.by_width, rows, multiple, max(chosen.tokens for chosen in heaviest)),
         tokens=rows * (kept.tokens / kept.rows),
-        micro_batches=micro_batches,
-        documents=float(rows * micro_batches * ranks),
+        documents=float(rows),
         rows=kept.rows,
-        ranks=ranks,
     )
 
 
 @lru_cache(_REMEMBERED)
-def packed(
-    documents: Documents,
-    rows: int,
-    micro_batches: int,
-    ranks: int,
-    length: int,
-    multiple: int,
-    strategy: str,
-    *,
-    flat: bool,
-) -> BatchGeometry:
+def packed(documents: Documents, rows: int, length: int, multiple: int, strategy: str, *, flat: bool) -> BatchGeometry:
     """Return the geometry of documents of one sequence that are packed into rows of a length.
 
     Args:
@@ -164,20 +95,20 @@ def packed(
         counted = sum(islice(cycle(found.counted), rows))
         return replace(shape, trained=min(1.0, counted / (shape.rows * shape.tokens * shape.filled)))
 
-    held = rows * micro_batches * ranks * documents.rows / in_epoch
+    held = rows * documents.rows / in_epoch
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
         worst = with_counted(Shape(1, rounded_up(rows * length, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
-        return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, micro_batches, held, in_epoch, ranks=ranks)
+        return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)
     # The last row of each packed batch of documents is not full, and is padded if it shares a micro-batch.
     full = kept // length
     short = in_epoch - full
     left = max(1, round((kept - full * length) / short)) if short else 0
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
-    geometry = padded(uneven, rows, micro_batches, ranks, None, multiple)
+    geometry = padded(uneven, rows, None, multiple)
     return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
 
 
@@ -214,11 +145,6 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
         width = sequences.max(axis=1)
         np.add.at(tokens, width, counts * sequences.sum(axis=1))
     return _Kept(by_width, {width: int(tokens[width]) for width in by_width})
-
-
-def longest_of(plan: TrainingPlan) -> int | None:
-    """Return the tokens to which sequences are cut, or None."""
-    return plan.truncate_to or optional_int_argument(plan, "max_length")
 
 
 def widths(

@@ -12,20 +12,12 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram, program
+from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.generating import Generating
-from autotune.trainers.geometry import (
-    int_argument,
-    micro_batches_of,
-    optional_int_argument,
-    rows_of,
-    steps_per_generation,
-    uses_of,
-)
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
@@ -78,16 +70,13 @@ class Groups(Generating):
         """Return the geometry of evaluation, which has groups of its own size."""
         # A micro-batch of evaluation has a generation of its own, and each row is in one of them.
         training = dict.fromkeys(("steps_per_generation", "num_iterations"))
-        groups = {**training, "num_generations": self.evaluated_copies(plan)}
+        groups = {**training, "num_generations": self.copies(plan, evaluated=True)}
         return super().evaluated(replace(plan, args={**plan.args, **groups}), documents, rows)
 
-    def copies(self, plan: TrainingPlan) -> int:
-        """Return the completions of a prompt."""
-        return int_argument(plan, "num_generations")
-
-    def evaluated_copies(self, plan: TrainingPlan) -> int:
-        """Return the completions of a prompt that is evaluated on (``GRPOConfig.num_generations_eval``)."""
-        return optional_int_argument(plan, "num_generations_eval") or self.copies(plan)
+    def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
+        """Return the completions of a prompt; evaluation may have others (``GRPOConfig.num_generations_eval``)."""
+        own = plan.number("num_generations_eval") if evaluated else None
+        return own or plan.count("num_generations")
 
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments with which completions are as long as in the shape, two to a prompt."""
@@ -101,7 +90,7 @@ class Groups(Generating):
         traced = super().traced_plan(plan, layout, shape)
         args, uses = {**traced.args, "num_iterations": 1}, TRACED_GENERATION
         if shape.chosen and not shape.evaluated:
-            batch = steps_per_generation(plan)
+            batch = plan.steps_per_generation
             groups = gcd(self.copies(plan), shape.rows * batch * plan.data_ranks)
             # A step has several micro-batches, as those that follow one need more.
             iterations = 1 if batch > 1 else TRACED_GENERATION
@@ -117,7 +106,7 @@ class Groups(Generating):
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program whose generations come before the micro-batches that are trained on them."""
         old = self.compares_with_old(plan, aligned=_aligned(plan))
-        return program(
+        return StepProgram(
             in_generation=(
                 GENERATION,
                 *((OLD_PASS,) if old else ()),
@@ -147,12 +136,12 @@ class Groups(Generating):
         Raises:
             InputError: they are no whole ones.
         """
-        completions, at_once = keys.get(_BY_ALL), rows_of(plan) * plan.data_ranks
+        completions, at_once = keys.get(_BY_ALL), plan.rows * plan.data_ranks
         if not isinstance(completions, int):
             return plan
         if completions % at_once:
             raise InputError(
-                f"{_BY_ALL}: {completions} cannot be divided into micro-batches of {rows_of(plan)} rows of"
+                f"{_BY_ALL}: {completions} cannot be divided into micro-batches of {plan.rows} rows of"
                 f" {plan.data_ranks} processes.",
                 hint=f"Write a multiple of {at_once}, or give another --num-processes.",
             )
@@ -167,7 +156,7 @@ class Groups(Generating):
         alone = _broken_evaluation(plan, ranks=1)
         if setting.base is not None and alone is not None:
             return f"`trl {self.name}` reads the edited {setting.base.file} in one process, and in that {alone}"
-        uses, micro_batches = uses_of(plan), micro_batches_of(plan)
+        uses, micro_batches = plan.uses, plan.micro_batches
         if micro_batches % uses and uses % micro_batches:
             return (
                 f"{uses} micro-batches are trained on one generation, which is neither a part nor a multiple of the "
@@ -184,7 +173,7 @@ class Groups(Generating):
 
 def _broken_generation(plan: TrainingPlan, ranks: int) -> str | None:
     """Return why a generation batch of so many processes would have a part of a group, in words, or None."""
-    copies, completions = int_argument(plan, "num_generations"), rows_of(plan) * steps_per_generation(plan) * ranks
+    copies, completions = plan.count("num_generations"), plan.rows * plan.steps_per_generation * ranks
     if completions % copies == 0:
         return None
     return (
@@ -195,9 +184,9 @@ def _broken_generation(plan: TrainingPlan, ranks: int) -> str | None:
 
 def _broken_evaluation(plan: TrainingPlan, ranks: int) -> str | None:
     """Return why an evaluation batch of so many processes would have a part of a group, in words, or None."""
-    copies = int_argument(plan, "num_generations")
-    evaluated = int_argument(plan, "per_device_eval_batch_size") * ranks if plan.evaluates else 0
-    together = optional_int_argument(plan, "num_generations_eval") or copies
+    copies = plan.count("num_generations")
+    evaluated = plan.count("per_device_eval_batch_size") * ranks if plan.evaluates else 0
+    together = plan.number("num_generations_eval") or copies
     if evaluated % together:
         return (
             f"an evaluation batch of {evaluated} completions (per_device_eval_batch_size) cannot be divided into "
@@ -208,4 +197,4 @@ def _broken_evaluation(plan: TrainingPlan, ranks: int) -> str | None:
 
 def _aligned(plan: TrainingPlan) -> bool:
     """Whether every optimizer step begins with completions of the present model (trl/trainer/grpo_trainer.py)."""
-    return micro_batches_of(plan) % uses_of(plan) == 0
+    return plan.micro_batches % plan.uses == 0

@@ -14,7 +14,7 @@ from autotune.core.documents import Document, Documents
 from autotune.core.heaviest import Loads, heaviest_blocks
 from autotune.core.images import ImageProfile
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram, program
+from autotune.core.program import StepProgram
 from autotune.core.representatives import representatives
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
@@ -22,7 +22,7 @@ from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import micro_batches_of, multiple_of, optional_int_argument, rows_of, share_of
+from autotune.trainers.geometry import share_of
 
 if TYPE_CHECKING:
     from autotune.core.table import Numbers
@@ -86,32 +86,16 @@ class UnpairedPreference(FusedHead):
         prompt, completion = lengths
         return (prompt + 1, prompt + completion)
 
-    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a prompt and an answer of half the tokens each."""
-        answer = max(1, tokens // 2)
-        return (tokens - answer, answer), answer
-
-    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the geometry of blocks of successive rows, each padded to its longest sequence.
+    def laid_out(
+        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
+    ) -> BatchGeometry:
+        """Return blocks of successive rows, each padded to its longest sequence.
 
         A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it
-        superfluous. Blocks with and without padding are treated as padded if one of the worst has padding.
+        superfluous. Blocks with and without padding are treated as padded if one of the worst has padding. In
+        evaluation, TRL exchanges answers within blocks of as many rows as in training; those of rows with images are
+        exchanged by the collator, within the blocks of evaluation (:meth:`loads`).
         """
-        return self._geometry(plan, documents, rows_of(plan), micro_batches_of(plan))
-
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the geometry of evaluation; TRL exchanges answers within blocks of as many rows as in training.
-
-        Those of rows with images are exchanged by the collator, within the blocks of evaluation (:meth:`loads`).
-        """
-        return self._geometry(plan, documents, rows, 1)
-
-    def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
-        """Return those of the blocks of an epoch: rows keep their order, and each micro-batch is a block."""
-        epoch = _epoch_of(plan, documents, rows_of(plan))
-        return epoch.widths, epoch.unpadded
-
-    def _geometry(self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int) -> BatchGeometry:
         epoch = _epoch_of(plan, documents, rows)
         worst, *rivals = epoch.worst
         return BatchGeometry(
@@ -119,12 +103,15 @@ class UnpairedPreference(FusedHead):
             worst=worst,
             sizes=epoch.sizes,
             tokens=rows * epoch.tokens / epoch.rows,
-            micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.data_ranks),
-            ranks=plan.data_ranks,
+            documents=float(rows),
             rows=epoch.rows,
             rivals=tuple(rivals),
         )
+
+    def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
+        """Return those of the blocks of an epoch: rows keep their order, and each micro-batch is a block."""
+        epoch = _epoch_of(plan, documents, plan.rows)
+        return epoch.widths, epoch.unpadded
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes with those of mismatched pairs: the collator exchanges answers of rows with images."""
@@ -132,17 +119,11 @@ class UnpairedPreference(FusedHead):
         if not estimates_kl(plan.args.get("loss_type")):
             return found
         prompts = found.widest - found.trainable
-        return replace(
-            found, beside=mismatched(prompts, found.trainable, rows, optional_int_argument(plan, "max_length"))
-        )
+        return replace(found, beside=mismatched(prompts, found.trainable, rows, plan.number("max_length")))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so that one of several is padded."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
-
-    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments that cut nothing."""
-        return {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
 
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
         """Return that the rows of a micro-batch set the estimate of the KL divergence, if the loss has one."""
@@ -179,9 +160,9 @@ class UnpairedPreference(FusedHead):
         """Return a program with the KL passes and the reference's, over the dataset beforehand or in micro-batches."""
         policy = (POLICY_KL,) if estimates_kl(plan.args.get("loss_type")) else ()
         if plan.args.get("precompute_ref_log_probs"):
-            return program(before=(PRECOMPUTE,), in_micro_batch=policy)
+            return StepProgram(before=(PRECOMPUTE,), in_micro_batch=policy)
         reference = (REFERENCE_KL, REFERENCE_PASS) if policy else (REFERENCE_PASS,)
-        return program(in_micro_batch=(*policy, *reference))
+        return StepProgram(in_micro_batch=(*policy, *reference))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train by the plan of a candidate."""
@@ -191,7 +172,7 @@ class UnpairedPreference(FusedHead):
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason of the fused head, or where the loss estimates the KL divergence on a single row."""
-        if rows_of(plan) >= _FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
+        if plan.rows >= _FEWEST_ROWS or not estimates_kl(plan.args.get("loss_type")):
             return super().refused(plan, workload)
         return (
             "KTO estimates a KL divergence on answers that it exchanges within a micro-batch, so "
@@ -225,8 +206,8 @@ class _Epoch:
 
 
 def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
-    exchanged = rows_of(plan) if estimates_kl(plan.args.get("loss_type")) else None
-    length, multiple = optional_int_argument(plan, "max_length"), multiple_of(plan)
+    exchanged = plan.rows if estimates_kl(plan.args.get("loss_type")) else None
+    length, multiple = plan.number("max_length"), plan.multiple
     return _epoch(documents, rows, length, multiple, exchanged)
 
 

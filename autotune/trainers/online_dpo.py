@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +9,12 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import StepProgram, program
+from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SLEEPING, is_colocated
+from autotune.techniques.vllm import SLEEPING, beyond_model, is_colocated
 from autotune.trainers.declared import ConfigFields
-from autotune.trainers.geometry import int_argument, micro_batches_of, rows_of
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted
 
 COMPLETIONS = 2
@@ -65,7 +63,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return TRL's sum: ``max_length`` plus a completion."""
-        return int_argument(plan, "max_length") + int_argument(plan, self.most_field)
+        return plan.count("max_length") + plan.count(self.most_field)
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace; without vLLM, TRL calls the method in whose place completions are given."""
@@ -74,14 +72,14 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return the completions of a micro-batch."""
-        return COMPLETIONS * rows_of(plan)
+        return COMPLETIONS * plan.rows
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan; TRL pads the completions of vLLM to the most tokens that they may have."""
         plan = super().completed(plan, workload)
         if not plan.args.get("use_vllm") or plan.completions is None:
             return plan
-        widest = float(int_argument(plan, self.most_field))
+        widest = float(plan.count(self.most_field))
         return replace(plan, completions=replace(plan.completions, widest=widest))
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
@@ -90,15 +88,11 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""
-        return max(completion, min(prompt + completion, int_argument(plan, "max_length")))
-
-    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
-        """Return arguments with which completions are as long as in the shape, and nothing is cut."""
-        return {"max_new_tokens": int(shape.generated), "max_length": int(shape.tokens)}
+        return max(completion, min(prompt + completion, plan.count("max_length")))
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program in which every micro-batch begins with a generation."""
-        return program(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
+        return StepProgram(leading=(GENERATION,), in_micro_batch=(REFERENCE_PASS, SCORING))
 
     def rule(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why TRL cannot train a candidate."""
@@ -106,9 +100,9 @@ class OnlineDirectPreferenceOptimization(Prompted):
         refused = self.refused(plan, setting.workload)
         if refused is not None:
             return refused
-        most, cut = int_argument(plan, self.most_field), int_argument(plan, "max_length")
+        most, cut = plan.count(self.most_field), plan.count("max_length")
         if is_colocated(candidate):
-            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, micro_batches_of(plan))
+            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, plan.micro_batches)
         return None
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
@@ -124,7 +118,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         one token by which the model predicts: TRL 1.16 trains so, with no more than a warning of the configuration.
         """
         plan = self.plan(candidate, setting)
-        most, cut = int_argument(plan, self.most_field), int_argument(plan, "max_length")
+        most, cut = plan.count(self.most_field), plan.count("max_length")
         if most < cut:
             return None
         return (
@@ -136,12 +130,10 @@ class OnlineDirectPreferenceOptimization(Prompted):
 
 def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     """Return why vLLM would refuse the longest sequence, which TRL sets, or the longest prompt."""
-    known, prompt = setting.workload.model.max_positions, setting.workload.dataset.documents.longest
-    if known is not None and longest > known:
-        return f"vLLM refuses sequences of {longest:,} tokens of a model that was made for {known:,}"
+    prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
         return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
-    return None
+    return beyond_model(setting, longest)
 
 
 def _asleep_between(candidate: Candidate, micro_batches: int) -> str | None:

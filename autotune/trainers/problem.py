@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.space import Space, Wishes, starting_point
+from autotune.space import Space, starting_point
 from autotune.trainers.base import Trainer
 
 _MOST_CHECKED = 10_000
@@ -23,7 +23,6 @@ class TrainerProblem:
     trainer: Trainer
     space: Space
     setting: Setting
-    wishes: Wishes
     # A search asks for the same candidates again and again.
     _reasons: dict[Candidate, str | None] = field(default_factory=dict, init=False, repr=False, compare=False)
     _conflicts: dict[Candidate, Collection[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -43,7 +42,7 @@ class TrainerProblem:
     @property
     def baseline(self) -> Candidate:
         """TRL's default at the global batch asked for, or the user's configuration, with what the user fixed."""
-        return self.normal(starting_point(self.trainer.techniques, self.setting, self.wishes))
+        return self.normal(starting_point(self.trainer.techniques, self.setting))
 
     @property
     def recipes(self) -> tuple[Candidate, ...]:

@@ -15,15 +15,7 @@ from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
-from autotune.trainers.geometry import (
-    int_argument,
-    micro_batches_of,
-    multiple_of,
-    optional_int_argument,
-    rows_of,
-    steps_per_generation,
-    widest_of,
-)
+from autotune.trainers.geometry import widest_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,14 +75,15 @@ class Prompted(Trainer):
         """Return how many tokens of a row the loss sees, by those of its prompt and of its completion."""
         return prompt + completion
 
-    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the geometry of prompts and completions, each padded to the longest of their generation batch."""
-        rows, micro_batches = rows_of(plan), micro_batches_of(plan)
-        steps, iterations = steps_per_generation(plan), optional_int_argument(plan, "num_iterations") or 1
-        generations = micro_batches / (steps * iterations)
-        multiple, assumed = multiple_of(plan), plan.completions
+    def laid_out(
+        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
+    ) -> BatchGeometry:
+        """Return prompts and completions, each padded to the longest of their generation batch."""
+        steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
+        generations = plan.micro_batches / plan.uses
+        multiple, assumed = plan.multiple, plan.completions
         assert assumed is not None
-        most = rounded_up(int_argument(plan, self.most_field), multiple)
+        most = rounded_up(plan.count(self.most_field), multiple)
         completion = rounded_up(round(assumed.widest), multiple)
         longest, counts = rounded_up(documents.longest, multiple), documents.widths
         widths, shares = zip(*widest_of(counts, self.rows_per_draw(plan)), strict=True)
@@ -112,9 +105,7 @@ class Prompted(Trainer):
             worst=worst,
             sizes=typical,
             tokens=rows * (documents.tokens / documents.rows + documents.sequences * assumed.mean),
-            micro_batches=micro_batches,
-            documents=float(rows * micro_batches * plan.data_ranks),
-            ranks=plan.data_ranks,
+            documents=float(rows),
             rows=self.rows_of_epoch(plan, documents.rows) * self.copies(plan) * iterations,
             sequences=documents.sequences,
             apart=(
@@ -123,9 +114,9 @@ class Prompted(Trainer):
             ),
         )
 
-    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a prompt of so many tokens."""
-        return (tokens, 0), tokens
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return arguments with which completions are as long as in the shape, and nothing is cut."""
+        return {**super().sizes_at(layout, shape), self.most_field: int(shape.generated)}
 
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace, with a reward function of TRL's own in place of each of the plan's.
@@ -156,13 +147,13 @@ class Prompted(Trainer):
         """Return that of prompts that are completed together, which may differ in length."""
         return Layout.PADDED if rows > 1 else Layout.EQUAL
 
-    def untokenized_rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
         """Return all columns of the dataset: tokenising keeps them, since reward functions may read them."""
         return batch.select([name for name in batch.schema.names if name not in (PROMPT, COMPLETION)])
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan with the reward functions, if any score, and with what is assumed of completions."""
-        most, drawn = int_argument(plan, self.most_field), self.padded_together(plan)
+        most, drawn = plan.count(self.most_field), self.padded_together(plan)
         assumed = _completions(workload.rollouts.mean_tokens, workload.dataset.completions, most, drawn)
         rewards = (workload.rollouts.rewards or (NO_REWARD,)) if self.scores else ()
         return replace(plan, rewards=rewards, completions=assumed)

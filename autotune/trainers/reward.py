@@ -53,10 +53,6 @@ class RewardModelling(Trainer):
 
         return (np.maximum(*lengths), *lengths)
 
-    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return two sequences of equal length."""
-        return (tokens, tokens), 2 * tokens
-
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return pairs as long as the micro-batch; one sequence is a token shorter where rows are padded."""
         tokens = int(shape.tokens)

@@ -12,15 +12,7 @@ from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
-from autotune.trainers.geometry import (
-    end_to_end,
-    longest_of,
-    micro_batches_of,
-    multiple_of,
-    packed,
-    padded,
-    rows_of,
-)
+from autotune.trainers.geometry import end_to_end, packed, padded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,32 +64,20 @@ class SupervisedFineTuning(FusedHead):
         """Return one sequence, which is kept at any maximum length."""
         return (1, *lengths)
 
-    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
-        """Return a row of trainable tokens only."""
-        return (tokens,), tokens
-
-    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
-        """Return the geometry of packed, padding-free or padded rows."""
-        strategy = _strategy(plan) if plan.args.get("packing") else None
-        return self._geometry(plan, documents, rows_of(plan), micro_batches_of(plan), strategy)
-
-    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
-        """Return the geometry of evaluation: ``eval_packing`` packs rows, and the collator lays them as in training."""
-        own = plan.args.get("eval_packing")
-        packs = plan.args.get("packing") if own is None else own
-        return self._geometry(plan, documents, rows, 1, _strategy(plan) if packs else None)
-
-    def _geometry(
-        self, plan: TrainingPlan, documents: Documents, rows: int, micro_batches: int, strategy: str | None
+    def laid_out(
+        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
     ) -> BatchGeometry:
-        """Return the geometry of rows that are packed by a strategy, or not."""
-        step = documents, rows, micro_batches, plan.data_ranks
-        length, multiple = longest_of(plan), multiple_of(plan)
+        """Return packed, padding-free or padded rows.
+
+        ``eval_packing`` packs rows to evaluate on, and the collator lays them as in training.
+        """
+        own = plan.args.get("eval_packing") if evaluated else None
+        packs = plan.args.get("packing") if own is None else own
         flat = self.layout(plan, rows) is Layout.FLAT
-        if strategy is not None:
+        if packs:
             # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).
-            return packed(*step, length or 1024, multiple, strategy, flat=flat)
-        return end_to_end(*step, length, multiple) if flat else padded(*step, length, multiple)
+            return packed(documents, rows, plan.cut_to or 1024, plan.multiple, _strategy(plan), flat=flat)
+        return (end_to_end if flat else padded)(documents, rows, plan.cut_to, plan.multiple)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows whose documents are kept separate are laid end to end; others are padded if there are at least two.
@@ -111,13 +91,8 @@ class SupervisedFineTuning(FusedHead):
     def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
         """Return arguments that cut nothing, and that pack if rows are laid end to end."""
         flat = layout is Layout.FLAT
-        return {
-            "max_length": int(shape.tokens),
-            "pad_to_multiple_of": None,
-            "padding_free": False,
-            "packing": flat,
-            **({"packing_strategy": "bfd"} if flat else {}),
-        }
+        packing = {"packing": True, "packing_strategy": CUTTING} if flat else {"packing": False}
+        return {**super().sizes_at(layout, shape), "padding_free": False, **packing}
 
     def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
         """Return rows as long as the micro-batch; the adapter masks what the loss does not count."""
@@ -131,7 +106,7 @@ class SupervisedFineTuning(FusedHead):
             case Layout.FLAT:
                 return ((tokens // _TRACED_DOCUMENTS,),) * _TRACED_DOCUMENTS
 
-    def cut_rows(self, batch: pa.RecordBatch, length: int) -> pa.RecordBatch:
+    def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
         """Return rows cut from the start; those left without a token that the loss counts are dropped, as TRL does."""
         import pyarrow as pa
         import pyarrow.compute

@@ -23,8 +23,8 @@ from rich.console import Console
 from autotune.app.workload import WorkloadReader
 from autotune.core.length_report import length_report
 from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import Job, PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.protocol import Job, PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.terminal import show
@@ -94,7 +94,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _prepare(request: PrepareRequest, context: object) -> PrepareReply:
+def _prepare(request: PrepareRequest, context: object) -> Workload:
     """Do the real job, in whose reply the lengths may be drawn; it runs in a process of its own."""
     import numpy as np
 

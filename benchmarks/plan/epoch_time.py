@@ -29,7 +29,6 @@ from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
-from autotune.space import Wishes
 from autotune.trainers import find_trainer
 from benchmarks.shapes import LETTER, LLAMA_8B, write_model
 from tests.settings import CPU, problem
@@ -160,7 +159,7 @@ def _plan(case: Case, setting: Setting) -> TrainingPlan:
     here = replace(setting, global_batch_size=case.rows * _IN_STEP)
     whole = {"max_length": _LONGEST + 1} if "max_length" in {item.name for item in trainer.techniques} else {}
     choices = {"per_device_train_batch_size": case.rows, **whole, **case.choices}
-    candidate = trainer.normal(problem(here, Wishes({}), case.trainer).baseline.but(**choices), here)
+    candidate = trainer.normal(problem(here, trainer=case.trainer).baseline.but(**choices), here)
     return trainer.plan(candidate, here)
 
 

@@ -99,7 +99,7 @@ class Table:
         """Return the problem with what was not recorded ruled out."""
         problem = self.problem()
         recorded = frozenset(row.candidate for row in self.rows)
-        return RecordedProblem(problem.trainer, problem.space, problem.setting, problem.wishes, recorded)
+        return RecordedProblem(problem.trainer, problem.space, problem.setting, recorded)
 
 
 class RecordedRunner:

@@ -11,6 +11,7 @@ from autotune.app.predictions import trace_before_search
 from autotune.app.problem import with_last_resorts
 from autotune.core.machine import Machine
 from autotune.core.measurement import Measurement
+from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
@@ -18,7 +19,6 @@ from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import Traced, Untraceable
-from autotune.space import Wishes
 from autotune.study import Purpose, Record, SearchOutcome, search_by_traces
 from autotune.techniques import find
 from autotune.techniques.sharding import zero_of

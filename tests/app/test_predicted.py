@@ -15,12 +15,12 @@ from autotune.core.events import Event, Noted
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
+from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import Traced
-from autotune.space import Wishes
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer

@@ -36,12 +36,12 @@ from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import Share
 from autotune.core.measurement import Measurement
 from autotune.core.protocol import ProbeRequest
+from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
-from autotune.space import Wishes
 from autotune.study.problem import SearchOutcome
 from autotune.trainers import find_trainer
 from autotune.units import GIB

@@ -12,7 +12,8 @@ import pytest
 
 from autotune.app.notes import TIME_ERROR, TIME_ERROR_HELD
 from autotune.core.codec import decode
-from autotune.core.protocol import PrepareReply, PrepareRequest
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import Workload
 from autotune.inspection.dataset import dataset_source
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer, prepare
@@ -40,7 +41,7 @@ def test_a_shape_and_its_rows_are_a_workload_of_the_published_size(
     request = PrepareRequest(
         model_source(str(model), "random"), dataset_source(str(rows)), "sft", str(tmp_path / "tokenized")
     )
-    reply: PrepareReply = prepare(job_server, request, tmp_path / "prepare")
+    reply: Workload = prepare(job_server, request, tmp_path / "prepare")
     assert reply.model.parameters == pytest.approx(PARAMETERS[shape], rel=0.01)
     assert reply.model.layers == configuration["num_hidden_layers"]
     assert reply.dataset.lengths.longest > 10 * reply.dataset.lengths.quantile(0.25)

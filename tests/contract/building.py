@@ -6,48 +6,43 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-NAMES = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "online_dpo", "distillation")
+from autotune.trainers import Trainer, trainers
+from autotune.trainers.prompts import Prompted
+
 _WORDS = ("memory is one", "speed is that", "the batch was all", "a length which had")
-_PAIRS = [{"prompt": word, "chosen": f" {word}", "rejected": " it was not"} for word in _WORDS]
-_ROWS: Mapping[str, list[dict[str, Any]]] = {
-    "sft": [{"text": word} for word in _WORDS],
-    "dpo": _PAIRS,
-    "kto": [{"prompt": word, "completion": " one", "label": index % 2 == 0} for index, word in enumerate(_WORDS)],
-    "reward": _PAIRS,
-    "grpo": [{"prompt": word} for word in _WORDS],
-    "rloo": [{"prompt": word} for word in _WORDS],
-    "online_dpo": [{"prompt": word} for word in _WORDS],
-    "distillation": [{"prompt": word} for word in _WORDS],
-}
-_OWN: Mapping[str, dict[str, Any]] = {
-    "grpo": {"num_generations": 2, "max_completion_length": 4, "beta": 0.1},
-    "rloo": {"num_generations": 2, "max_completion_length": 4},
-    "online_dpo": {"max_new_tokens": 4},
-    "distillation": {"max_completion_length": 4},
-}
+_OWN: Mapping[str, dict[str, Any]] = {"grpo": {"beta": 0.1}}
+"""Fields of a trainer that are not at their defaults: GRPO has no reference without one."""
 
 
 def config_class(name: str) -> type[Any]:
     """Return a trainer's configuration class, from the installed TRL."""
-    return _class(name, "Config")
+    from autotune.step.trainers import adapter
+
+    return adapter(name).config
 
 
 def trainer_class(name: str) -> type[Any]:
     """Return a trainer's class, from the installed TRL."""
-    return _class(name, "Trainer")
+    from autotune.step.trainers import adapter
+
+    return adapter(name).trainer
 
 
-def _class(name: str, kind: str) -> type[Any]:
-    import trl
+def _rows(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return short rows with the columns of the trainer's stand-in for data; flags are set in every second row."""
+    return [
+        {
+            column: index % 2 == 0 if isinstance(value, bool) else _WORDS[(index + place) % len(_WORDS)]
+            for place, (column, value) in enumerate(trainer.stand_in.items())
+        }
+        for index in range(len(_WORDS))
+    ]
 
-    if name == "online_dpo":
-        from trl.experimental import online_dpo
 
-        own: type[Any] = getattr(online_dpo, f"OnlineDPO{kind}")
-        return own
-    spelled = name.capitalize() if name in ("reward", "distillation") else name.upper()
-    known: type[Any] = getattr(trl, f"{spelled}{kind}")
-    return known
+def _sizes(trainer: Trainer) -> dict[str, Any]:
+    """Return the fields with which a trainer generates few and short completions, if it generates any."""
+    sizes: dict[str, Any] = {trainer.most_field: 4} if isinstance(trainer, Prompted) else {}
+    return {**sizes, "num_generations": 2} if "num_generations" in trainer.fields else sizes
 
 
 def built(
@@ -68,7 +63,7 @@ def built(
     import trl
     from datasets import Dataset
 
-    loaded = trl.ModelConfig(**(words or {}))
+    trainer, loaded = trainers()[name], trl.ModelConfig(**(words or {}))
     config = config_class(name)(
         str(output),
         **{
@@ -80,21 +75,22 @@ def built(
             "save_strategy": "no",
             "disable_tqdm": True,
             "model_init_kwargs": {"dtype": loaded.dtype, "attn_implementation": loaded.attn_implementation},
+            **_sizes(trainer),
             **_OWN.get(name, {}),
             **fields,
         },
     )
-    beside: dict[str, Any] = {"reward_funcs": _no_reward} if name in ("grpo", "rloo", "online_dpo") else {}
-    if name == "distillation":
+    beside: dict[str, Any] = {"reward_funcs": _no_reward} if trainer.scores else {}
+    if trainer.has_teacher:
         beside["teacher_model"] = str(model)
-    if name == "online_dpo":
+    if not trainer.loads_by_name:
         beside["processing_class"] = _tokenizer(model)
     if quantization := trl.get_quantization_config(loaded):
         beside["quantization_config"] = quantization
     return trainer_class(name)(
         model=str(model),
         args=config,
-        train_dataset=Dataset.from_list(list(rows or _ROWS[name])),
+        train_dataset=Dataset.from_list(list(rows or _rows(trainer))),
         peft_config=trl.get_peft_config(loaded),
         **beside,
     )

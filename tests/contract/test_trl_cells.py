@@ -21,7 +21,7 @@ from autotune.techniques import find
 from autotune.techniques.base import Technique, facts
 from autotune.techniques.gradient_checkpointing import GradientCheckpointing
 from autotune.trainers import find_trainer, techniques_of, trainers
-from tests.contract.building import NAMES, built
+from tests.contract.building import built
 from tests.settings import GPU, setting, workload
 
 KEYS: dict[str, dict[str, object]] = {
@@ -54,7 +54,7 @@ def checkpointed_layers(trainer: Any) -> list[list[bool]]:
     return seen
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", trainers())
 def test_every_second_layer_is_checkpointed_where_the_catalogue_says_so(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:
@@ -69,14 +69,14 @@ def test_every_second_layer_is_checkpointed_where_the_catalogue_says_so(
                 trainer.train()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if known(name, "every_2") == "restricted"])
+@pytest.mark.parametrize("name", [name for name in trainers() if known(name, "every_2") == "restricted"])
 def test_a_precomputed_reference_lifts_the_restriction(small_model_directory: Path, tmp_path: Path, name: str) -> None:
     fields: dict[str, Any] = {"precompute_ref_log_probs": True, "gradient_checkpointing_kwargs": KEYS["every_2"]}
     trainer = built(name, small_model_directory, tmp_path, **fields)
     assert all(layers == [True, False] for layers in checkpointed_layers(trainer))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", trainers())
 def test_attention_outputs_are_kept_where_the_catalogue_says_so(
     small_model_directory: Path, tmp_path: Path, name: str
 ) -> None:

@@ -11,7 +11,6 @@ from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import steps_of_epoch
 from tests.contract.building import built
 
 PROMPTS = 37
@@ -42,4 +41,4 @@ def test_an_epoch_has_the_steps_of_whole_generation_batches(
     plan = TrainingPlan(trainer, {**sizes, "max_completion_length": 4}, completions=Completions(4.0, 4.0))
     known = find_trainer(trainer)
     geometry = known.geometry(plan, Documents.of_lengths(LengthDistribution({3: PROMPTS})))
-    assert steps_of_epoch(plan, geometry.rows) == values[1]
+    assert plan.steps_of_epoch(geometry.rows) == values[1]

@@ -16,7 +16,7 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import BACKWARD
-from autotune.core.protocol import PrepareReply, ProbeRequest
+from autotune.core.protocol import ProbeRequest
 from autotune.core.setting import Base
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
@@ -42,9 +42,9 @@ def test_a_measurement_survives_with_its_enumerations_and_nested_parts() -> None
 
 
 def test_lengths_keep_their_numbers_as_keys() -> None:
-    reply = PrepareReply(workload().model, workload().dataset)
-    back = decode(PrepareReply, json.loads(json.dumps(encode(reply))))
-    assert back.dataset.lengths == LengthDistribution(reply.dataset.lengths.counts)
+    sent = workload()
+    back = decode(Workload, json.loads(json.dumps(encode(sent))))
+    assert back.dataset.lengths == LengthDistribution(sent.dataset.lengths.counts)
 
 
 def test_a_candidate_is_a_plain_object() -> None:

@@ -13,9 +13,8 @@ from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.documents import Documents
 from autotune.core.length_report import length_report
 from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import PrepareReply
 from autotune.core.table import Table
-from autotune.core.workload import DatasetProfile
+from autotune.core.workload import DatasetProfile, Workload
 from autotune.trainers import find_trainer
 from tests.reporting.examples import a_workload
 
@@ -34,12 +33,12 @@ def pairs(trainer: str, rows: int) -> Documents:
 def test_a_million_different_rows_are_received_and_reported_in_a_few_bytes_each() -> None:
     workload, documents = a_workload(), pairs("dpo", ROWS)
     lengths = LengthDistribution(documents.by_width())
-    reply = PrepareReply(workload.model, replace(workload.dataset, lengths=lengths, several=documents))
+    reply = replace(workload, dataset=replace(workload.dataset, lengths=lengths, several=documents))
     text = json.dumps(encode(reply))
     assert len(text) < 8 * ROWS
     tracemalloc.start()
     try:
-        received = decode(PrepareReply, json.loads(text))
+        received = decode(Workload, json.loads(text))
         report = length_report(replace(workload, dataset=received.dataset))
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:

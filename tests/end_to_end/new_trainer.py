@@ -6,10 +6,9 @@ SPECIFICATION = '''
 """A trainer that exists in a test only: two sequences of a row in one padded batch, scored once in a step."""
 
 from autotune.core.batch_geometry import Layout
-from autotune.core.program import program
+from autotune.core.program import StepProgram
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
-from autotune.trainers.geometry import micro_batches_of, multiple_of, optional_int_argument, padded, rows_of
 from autotune.trainers.sft import TRAINER as SFT
 
 
@@ -31,24 +30,6 @@ class Toy(Trainer):
         """Return two sequences, each of which can be cut anywhere."""
         return (1, *lengths)
 
-    def row_of(self, tokens):
-        """Return a question and an answer of equal length, of which the answer counts."""
-        return (tokens, tokens), tokens
-
-    def geometry(self, plan, documents):
-        """Return the geometry of padded rows."""
-        length, multiple = optional_int_argument(plan, "max_length"), multiple_of(plan)
-        step = rows_of(plan), micro_batches_of(plan), plan.launch.processes
-        return padded(documents, *step, length, multiple)
-
-    def layout(self, plan, rows):
-        """A question seldom is as long as its answer."""
-        return Layout.PADDED
-
-    def sizes_at(self, layout, shape):
-        """Return arguments that cut nothing."""
-        return {"max_length": int(shape.tokens), "pad_to_multiple_of": None, "packing": False, "padding_free": False}
-
     def traced_rows(self, layout, shape, trainable):
         """Return rows as long as the micro-batch, the last with a shorter question where there is padding."""
         tokens = int(shape.tokens)
@@ -57,7 +38,7 @@ class Toy(Trainer):
 
     def phases(self, plan):
         """Rows are scored once in a step."""
-        return program(in_step=("score",))
+        return StepProgram(in_step=("score",))
 
     def rule(self, candidate, setting):
         """Pairs are never packed."""

@@ -11,6 +11,7 @@ from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
+from autotune.core.setting import Wishes
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.traced import TraceReply
 from autotune.core.workload import ModelSource
@@ -21,7 +22,6 @@ from autotune.planning.points import trace_request
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.probing import JobServer, trace
-from autotune.space import Wishes
 from autotune.study import search_by_traces
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import EVALUATED_BYTES, WEIGHT_BYTES, AnalyticTracer

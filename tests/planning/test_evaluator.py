@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from autotune.core.estimate import Origin, smallest_changes
+from autotune.core.setting import Wishes
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.space import Wishes
 from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autotune.core.machine import Machine
+from autotune.core.setting import Wishes
 from autotune.core.step_time import StepTime
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
@@ -15,7 +16,6 @@ from autotune.planning.extrapolation.forecast import mixed_times
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.space import Wishes
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB

@@ -34,7 +34,7 @@ EXPLANATION = Explanation(
     documents=400,
     document_tokens=48_382,
     longest_tokens=629,
-    geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), SIZES, 1900.0, 2, 8.2, 96),
+    geometry=BatchGeometry(Layout.FLAT, Shape(4, 512), SIZES, 1900.0, 8.2, 96, micro_batches=2),
     layers=32,
     traces=POINTS,
     peaks=(

@@ -9,8 +9,8 @@ from typing import Any
 
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
-from autotune.core.workload import DatasetSource, Init, ModelSource
+from autotune.core.protocol import PrepareRequest, ProbeRequest
+from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.probing import JobServer, prepare
 from autotune.step.job import JobContext
 from autotune.step.jobs.probe import probe
@@ -39,7 +39,7 @@ def plan(
 
 
 def probe_request(
-    workload: PrepareReply,
+    workload: Workload,
     training_plan: TrainingPlan,
     *,
     schedule: Schedule = BRIEF,
@@ -57,7 +57,7 @@ def probe_request(
     )
 
 
-def token_workload(server: JobServer, folder: Path, lengths: Sequence[int], **config: Any) -> PrepareReply:
+def token_workload(server: JobServer, folder: Path, lengths: Sequence[int], **config: Any) -> Workload:
     """Prepare pre-tokenised rows of these lengths, for a small model with changes of its configuration."""
     model = write_small_model(folder / "model", weights=False, **config)
     rows = write_rows(folder / "rows.jsonl", [{"input_ids": [7] * length} for length in lengths])

@@ -13,9 +13,9 @@ import torch
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION
-from autotune.core.protocol import CheckPackingRequest, PrepareReply, SpeedsRequest
+from autotune.core.protocol import CheckPackingRequest, SpeedsRequest
 from autotune.core.status import ProbeStatus
-from autotune.core.workload import ModelSource
+from autotune.core.workload import ModelSource, Workload
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, check_packing, measure_speeds, probe
 from autotune.units import GIB, MIB
@@ -35,7 +35,7 @@ def cuda_server() -> Iterator[JobServer]:
 
 
 def run(
-    server: JobServer, workload: PrepareReply, folder: Path, training_plan: TrainingPlan, limit_bytes: int | None = None
+    server: JobServer, workload: Workload, folder: Path, training_plan: TrainingPlan, limit_bytes: int | None = None
 ) -> Measurement:
     request = probe_request(workload, training_plan, limit_bytes=limit_bytes)
     return probe(server, replace(request, device="cuda"), folder, timeout_seconds=120.0)
@@ -49,7 +49,7 @@ def on_gpu(args: dict[str, object] | None = None, rows: int = 2) -> TrainingPlan
     "model", [{}, {"use_peft": True, "load_in_4bit": True, "dtype": "bfloat16", "lora_target_modules": "all-linear"}]
 )
 def test_the_allocators_and_the_drivers_figures_are_there(
-    cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path, model: dict[str, object]
+    cuda_server: JobServer, small_workload: Workload, tmp_path: Path, model: dict[str, object]
 ) -> None:
     measurement = run(cuda_server, small_workload, tmp_path, replace(on_gpu(), model=model))
     assert measurement.ok, measurement.reason
@@ -67,7 +67,7 @@ def test_jobs_are_forked_for_the_server_leaves_cuda_alone(tmp_path: Path) -> Non
     assert b"--once" not in (tmp_path / misbehaving.PROGRAM_FILE).read_bytes(), "a new interpreter was started"
 
 
-def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
+def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Workload, tmp_path: Path) -> None:
     large = on_gpu({"max_length": None, "gradient_checkpointing": False}, rows=64)
     needed = run(cuda_server, small_workload, tmp_path / "free", large)
     assert needed.ok, needed.reason
@@ -81,7 +81,7 @@ def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Prep
 
 
 @pytest.mark.skipif("NULLGPU_DEVICE" in os.environ, reason="compares logits, which a null GPU does not compute")
-def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> None:
+def test_the_self_test_runs_on_the_gpu(cuda_server: JobServer, small_workload: Workload, tmp_path: Path) -> None:
     request = CheckPackingRequest("sft", ModelSource(small_workload.model.name), "cuda", ("sdpa", "eager"))
     for check in check_packing(cuda_server, request, tmp_path).checks:
         assert check.separates, check

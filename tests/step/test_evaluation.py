@@ -14,7 +14,7 @@ from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE
-from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
@@ -31,7 +31,7 @@ from autotune.units import MIB
 from tests.small import long_tailed_texts, preference_rows, text_rows, write_rows, write_small_model
 from tests.step.requests import BRIEF
 
-MakeWorkload = Callable[..., PrepareReply]
+MakeWorkload = Callable[..., Workload]
 TRAINED = [9, 30, 12, 44, 25, 18, 31, 40]
 EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
 
@@ -40,9 +40,9 @@ EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
 def workload_of(job_server: JobServer, tmp_path_factory: pytest.TempPathFactory) -> MakeWorkload:
     """Prepare rows to train on and rows to evaluate on, for a small model, once for all tests."""
 
-    known: dict[str, PrepareReply] = {}
+    known: dict[str, Workload] = {}
 
-    def make(trainer: str, trained: list[Any], evaluated: list[Any], **config: Any) -> PrepareReply:
+    def make(trainer: str, trained: list[Any], evaluated: list[Any], **config: Any) -> Workload:
         key = repr((trainer, trained, evaluated, config))
         if key in known:
             return known[key]
@@ -64,7 +64,7 @@ def tokens(lengths: list[int]) -> list[dict[str, list[int]]]:
     return [{"input_ids": [7] * length} for length in lengths]
 
 
-def request_of(found: PrepareReply, args: Mapping[str, object], trainer: str = "sft", **more: Any) -> ProbeRequest:
+def request_of(found: Workload, args: Mapping[str, object], trainer: str = "sft", **more: Any) -> ProbeRequest:
     """Return a request for a probe that evaluates two rows at once."""
     sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "per_device_eval_batch_size": 2}
     plan = TrainingPlan(trainer, {"use_cpu": True, "max_length": 64, "eval_strategy": "epoch", **sizes, **args})
@@ -137,7 +137,7 @@ def evaluated_batch(request: ProbeRequest, folder: Path) -> tuple[int, int]:
     return known.loaded(real, real.data_collator([real.eval_dataset[int(row)] for row in largest]))
 
 
-def planned_geometry(found: PrepareReply, request: ProbeRequest) -> BatchGeometry:
+def planned_geometry(found: Workload, request: ProbeRequest) -> BatchGeometry:
     source = DatasetSource("rows", "json")
     workload = Workload("sft", request.model, source, found.model, found.dataset, {}, source, found.evaluation)
     return whole_geometry(find_trainer("sft"), request.plan, workload)

@@ -16,8 +16,8 @@ from trl.trainer.kto_config import KTOConfig
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.images import ImageLimit
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource, Rollouts
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.images import check_no_images
@@ -29,13 +29,13 @@ from tests.trainers.samples import sample_rows
 from tests.vision import picture, small_processor
 
 Rows = list[dict[str, Any]]
-Prepare = Callable[..., PrepareReply]
+Prepare = Callable[..., Workload]
 SOURCE = DatasetSource("rows", "json")
 
 
 @pytest.fixture
 def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Prepare:
-    def run(trainer: str, rows: Rows, evaluated: Rows | None = None) -> PrepareReply:
+    def run(trainer: str, rows: Rows, evaluated: Rows | None = None) -> Workload:
         sources = [
             DatasetSource(name, "parquet", str(written(tmp_path / f"{name}.parquet", of)))
             for name, of in (("rows", rows), ("others", evaluated or rows))

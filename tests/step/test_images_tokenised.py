@@ -16,8 +16,8 @@ from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
@@ -72,7 +72,7 @@ PICTURED: dict[str, Callable[[list[list[Any]]], Dataset]] = {
 """What makes rows of lists of images, by the trainer that they are for."""
 
 
-def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> PrepareReply:
+def prepared(server: JobServer, family: str, rows: Dataset, folder: Path, trainer: str = "sft") -> Workload:
     rows.to_parquet(str(folder / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(folder / family, family, weights=False)))
     source = DatasetSource("rows", "parquet", str(folder / "rows.parquet"))

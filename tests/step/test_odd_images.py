@@ -19,8 +19,8 @@ from PIL import Image as Pillow
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Rollouts
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetProfile, DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import LoadedRows
@@ -173,7 +173,7 @@ def sizes_of(rows: Dataset, backend: str = "pil") -> list[ImageSize]:
     return [size for sizes in image_sizes(rows, SimpleNamespace(backend=backend), "rows") for size in sizes]
 
 
-def prepared_file(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") -> PrepareReply:
+def prepared_file(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") -> Workload:
     model = ModelSource(str(write_small_vision_model(folder / "model", "gemma3", weights=False)))
     source = DatasetSource("rows", "json" if rows.suffix == ".jsonl" else "parquet", str(rows))
     return prepare(

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.lengths import LengthDistribution
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, Init, ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, Init, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from autotune.step.data.dataset import load_rows
@@ -69,7 +69,7 @@ FORMATS: dict[str, tuple[str, Rows]] = {
 
 
 @pytest.fixture
-def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Callable[..., PrepareReply]:
+def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path) -> Callable[..., Workload]:
     def run(
         rows: Rows | None,
         *,
@@ -77,7 +77,7 @@ def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path)
         init: Init = "random",
         trainer: str = "sft",
         **source: Any,
-    ) -> PrepareReply:
+    ) -> Workload:
         file = tmp_path / "rows.jsonl"
         if rows is not None:
             write_rows(file, rows)
@@ -94,7 +94,7 @@ def prepared(job_server: JobServer, small_model_directory: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("name", "rows"), FORMATS.values(), ids=FORMATS.keys())
 def test_tokens_and_labels_are_those_that_trl_makes(
-    prepared: Callable[..., PrepareReply], tmp_path: Path, name: str, rows: Rows
+    prepared: Callable[..., Workload], tmp_path: Path, name: str, rows: Rows
 ) -> None:
     profile = prepared(rows).dataset
     saved = load_from_disk(profile.tokenized_directory)
@@ -112,13 +112,13 @@ def test_tokens_and_labels_are_those_that_trl_makes(
     assert profile.trainable_tokens == sum(label != -100 for row in saved["labels"] for label in row)
 
 
-def test_lengths_are_counted(prepared: Callable[..., PrepareReply]) -> None:
+def test_lengths_are_counted(prepared: Callable[..., Workload]) -> None:
     lengths = [5, 9, 5, 2, 9, 9]
     profile = prepared([{"input_ids": [3] * length} for length in lengths]).dataset
     assert profile.lengths == LengthDistribution({2: 1, 5: 2, 9: 3})
 
 
-def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callable[..., PrepareReply]) -> None:
+def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callable[..., Workload]) -> None:
     first = prepared(text_rows(TEXTS)).dataset.fingerprint
     assert (
         prepared([{"text": row["text"], "source": "elsewhere"} for row in text_rows(TEXTS)]).dataset.fingerprint
@@ -128,7 +128,7 @@ def test_only_the_rows_themselves_make_the_datasets_fingerprint(prepared: Callab
 
 
 def test_the_models_profile_is_that_of_the_model_that_is_built(
-    prepared: Callable[..., PrepareReply], small_model_directory: Path
+    prepared: Callable[..., Workload], small_model_directory: Path
 ) -> None:
     profile = prepared(text_rows(TEXTS)).model
     model = AutoModelForCausalLM.from_pretrained(small_model_directory)
@@ -144,7 +144,7 @@ def test_the_models_profile_is_that_of_the_model_that_is_built(
     assert profile.has_weights is True
 
 
-def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload], tmp_path: Path) -> None:
     experts = write_small_model(tmp_path / "moe", "qwen3_moe", weights=False)
     found = prepared(text_rows(TEXTS), model=experts).model
     assert (found.experts, found.fused_experts) == (4, True)
@@ -178,38 +178,38 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., PrepareRep
         ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),
     ],
 )
-def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., PrepareReply], rows: Rows, message: str) -> None:
+def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., Workload], rows: Rows, message: str) -> None:
     with pytest.raises(InputError, match=message):
         prepared(rows)
 
 
 def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
-    prepared: Callable[..., PrepareReply], tmp_path: Path
+    prepared: Callable[..., Workload], tmp_path: Path
 ) -> None:
     (tmp_path / "rows.csv").write_text('text\na\n""\nb\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"1 of 3 rows, .* row 2 \(counted from 1, without the header\)"):
         prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
 
 
-def test_a_single_row_is_enough(prepared: Callable[..., PrepareReply]) -> None:
+def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:
     assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 
 
 def test_prompts_of_which_no_tokenizer_makes_a_token_are_told(
-    prepared: Callable[..., PrepareReply], tmp_path: Path
+    prepared: Callable[..., Workload], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=r"No row of rows.jsonl has a token\. .*texts are not empty"):
         prepared([{"prompt": ""}] * 3, trainer="grpo")
 
 
-def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., Workload], tmp_path: Path) -> None:
     good = [json.dumps(row) for row in text_rows(TEXTS)]
     (tmp_path / "rows.jsonl").write_text("\n".join([*good[:6], '{"text": "cut of', *good[6:]]))
     with pytest.raises(InputError, match=r"Line 7 of .*rows.jsonl is not JSON"):
         prepared(None)
 
 
-def test_a_missing_dataset_is_told(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dataset no/such was not found"):
         prepared(text_rows(TEXTS), name="no/such", path="no/such")
     with pytest.raises(InputError, match=r"dataset rows.jsonl was not found"):
@@ -231,13 +231,13 @@ def test_where_no_cache_can_be_written_rows_are_loaded_all_the_same(
     assert list(loaded.rows["text"]) == TEXTS
 
 
-def test_an_unknown_split_is_told(prepared: Callable[..., PrepareReply]) -> None:
+def test_an_unknown_split_is_told(prepared: Callable[..., Workload]) -> None:
     with pytest.raises(InputError, match="has no split 'test'"):
         prepared(text_rows(TEXTS), split="test")
 
 
 def test_a_tokenizer_without_chat_template_takes_no_conversations(
-    prepared: Callable[..., PrepareReply], tmp_path: Path
+    prepared: Callable[..., Workload], tmp_path: Path
 ) -> None:
     model = write_small_model(tmp_path / "plain", weights=False, chat_template=False)
     assert prepared(text_rows(TEXTS), model=model).dataset.format == "text"
@@ -245,7 +245,7 @@ def test_a_tokenizer_without_chat_template_takes_no_conversations(
         prepared(messages_rows(TEXTS), model=model)
 
 
-def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., PrepareReply], tmp_path: Path) -> None:
+def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
     model = write_small_model(tmp_path / "strict", weights=False, chat_template=False)
     tokenizer = small_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('only users may speak') }}"
@@ -266,7 +266,7 @@ def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., Pr
     ],
 )
 def test_a_model_that_cannot_be_trained_is_told(
-    prepared: Callable[..., PrepareReply], tmp_path: Path, change: dict[str, Any], message: str
+    prepared: Callable[..., Workload], tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     model = write_small_model(tmp_path / "odd", weights=False)
     config = json.loads((model / "config.json").read_text())
@@ -277,7 +277,7 @@ def test_a_model_that_cannot_be_trained_is_told(
 
 @pytest.mark.parametrize(("model_type", "layers"), [("gemma3n_text", 8), ("gemma4_text", 10), ("jamba", 12)])
 def test_models_with_shared_or_computed_layers_are_prepared(
-    prepared: Callable[..., PrepareReply], tmp_path: Path, model_type: str, layers: int
+    prepared: Callable[..., Workload], tmp_path: Path, model_type: str, layers: int
 ) -> None:
     model = write_small_model(tmp_path / model_type, model_type, weights=False, num_hidden_layers=layers)
     found = prepared(text_rows(TEXTS), model=model)
@@ -287,14 +287,14 @@ def test_models_with_shared_or_computed_layers_are_prepared(
 
 
 def test_a_model_whose_classes_divide_by_the_number_of_its_layers_less_one_is_prepared(
-    prepared: Callable[..., PrepareReply], tmp_path: Path
+    prepared: Callable[..., Workload], tmp_path: Path
 ) -> None:
     model = write_small_model(tmp_path / "rwkv", "rwkv", weights=False, num_hidden_layers=4)
     assert prepared(text_rows(TEXTS), model=model).model.layers == 4
 
 
 def test_a_model_without_configuration_tokenizer_or_weights_is_told(
-    prepared: Callable[..., PrepareReply], tmp_path: Path
+    prepared: Callable[..., Workload], tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"configuration of .*empty cannot be loaded"):

@@ -12,8 +12,8 @@ import pytest
 from autotune.core.measurement import Measurement, Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, FORWARD, OPTIMIZER_STEP
-from autotune.core.protocol import PrepareReply
 from autotune.core.status import ProbeStatus
+from autotune.core.workload import Workload
 from autotune.probing import JobServer, probe
 from autotune.units import MIB
 from tests.step.requests import plan, probe_request, token_workload
@@ -23,10 +23,10 @@ LORA = {"use_peft": True, "lora_target_modules": "all-linear", "lora_r": 4}
 
 
 @pytest.fixture
-def prober(job_server: JobServer, small_workload: PrepareReply, tmp_path: Path) -> Prober:
+def prober(job_server: JobServer, small_workload: Workload, tmp_path: Path) -> Prober:
     """Run probes of the small workload, or of another."""
 
-    def run(training_plan: TrainingPlan, workload: PrepareReply = small_workload, **request: Any) -> Measurement:
+    def run(training_plan: TrainingPlan, workload: Workload = small_workload, **request: Any) -> Measurement:
         folder = tmp_path / f"probe-{len(list(tmp_path.iterdir()))}"
         return probe(job_server, probe_request(workload, training_plan, **request), folder, timeout_seconds=120.0)
 
@@ -34,10 +34,10 @@ def prober(job_server: JobServer, small_workload: PrepareReply, tmp_path: Path) 
 
 
 @pytest.fixture
-def workload_of(job_server: JobServer, tmp_path: Path) -> Callable[..., PrepareReply]:
+def workload_of(job_server: JobServer, tmp_path: Path) -> Callable[..., Workload]:
     """Prepare a workload of pre-tokenised rows of given lengths, for a model of given size."""
 
-    def make(lengths: list[int], **config: Any) -> PrepareReply:
+    def make(lengths: list[int], **config: Any) -> Workload:
         return token_workload(job_server, tmp_path / f"workload-{len(list(tmp_path.iterdir()))}", lengths, **config)
 
     return make
@@ -88,9 +88,7 @@ def test_random_and_pretrained_weights_need_the_same_memory(prober: Prober, mode
 
 
 @pytest.mark.nightly
-def test_a_probe_in_a_new_interpreter_shows_the_same(
-    prober: Prober, small_workload: PrepareReply, tmp_path: Path
-) -> None:
+def test_a_probe_in_a_new_interpreter_shows_the_same(prober: Prober, small_workload: Workload, tmp_path: Path) -> None:
     forked = prober(plan())
     with JobServer("cpu", spawn=True) as server:
         spawned = probe(server, probe_request(small_workload, plan()), tmp_path / "spawned")
@@ -111,7 +109,7 @@ def test_the_order_of_times_is_from_request_to_first_step_to_reply(prober: Probe
 
 
 def test_each_whole_step_counts_the_datasets_tokens_and_no_padding(
-    prober: Prober, workload_of: Callable[..., PrepareReply]
+    prober: Prober, workload_of: Callable[..., Workload]
 ) -> None:
     lengths = [3, 70, 5, 8, 11, 64, 9, 2, 30, 40, 6, 7]
     workload = workload_of(lengths)
@@ -132,7 +130,7 @@ def test_each_whole_step_counts_the_datasets_tokens_and_no_padding(
     [("bfd", 3, 188), ("bfd_split", 4, 194), ("wrapped", 4, 194)],
 )
 def test_packed_rows_count_the_documents_that_they_hold(
-    prober: Prober, workload_of: Callable[..., PrepareReply], strategy: str, bins: int, tokens: int
+    prober: Prober, workload_of: Callable[..., Workload], strategy: str, bins: int, tokens: int
 ) -> None:
     workload = workload_of([70, 50, 14, 40, 20])
     measurement = prober(plan({"packing": True, "packing_strategy": strategy}, rows=1), workload)
@@ -171,7 +169,7 @@ def test_a_step_is_put_together_from_micro_batches_and_one_update(prober: Prober
 
 
 def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch(
-    prober: Prober, workload_of: Callable[..., PrepareReply]
+    prober: Prober, workload_of: Callable[..., Workload]
 ) -> None:
     args = {"max_length": 512, "gradient_checkpointing": False}
     peaks = []
@@ -186,7 +184,7 @@ def test_one_row_that_is_a_little_shorter_than_the_longest_makes_the_worst_batch
 
 
 def test_a_larger_batch_and_no_checkpointing_need_more_memory(
-    prober: Prober, workload_of: Callable[..., PrepareReply]
+    prober: Prober, workload_of: Callable[..., Workload]
 ) -> None:
     workload = workload_of([512] * 8, hidden_size=128, num_hidden_layers=8)
     peaks = []
@@ -210,7 +208,7 @@ def test_a_larger_batch_and_no_checkpointing_need_more_memory(
 )
 def test_running_out_of_memory_is_real_and_tells_where(
     prober: Prober,
-    workload_of: Callable[..., PrepareReply],
+    workload_of: Callable[..., Workload],
     phase: str,
     lengths: list[int],
     config: dict[str, int],
@@ -233,7 +231,7 @@ def test_running_out_of_memory_is_real_and_tells_where(
 
 
 def test_optimizer_state_that_does_not_fit_fails_in_the_optimizer_step(
-    prober: Prober, workload_of: Callable[..., PrepareReply]
+    prober: Prober, workload_of: Callable[..., Workload]
 ) -> None:
     # 54 MiB of weights and as much of gradients fit; AdamW's two moments, 108 MiB, do not.
     workload = workload_of([8] * 4, hidden_size=512, intermediate_size=4096)
@@ -269,7 +267,7 @@ def test_an_error_that_is_no_refusal_is_a_crash(prober: Prober) -> None:
     assert "active drivers" in measurement.reason
 
 
-def test_what_trl_cuts_and_packs_is_shared_by_later_probes(prober: Prober, small_workload: PrepareReply) -> None:
+def test_what_trl_cuts_and_packs_is_shared_by_later_probes(prober: Prober, small_workload: Workload) -> None:
     directory = Path(small_workload.dataset.tokenized_directory)
     training_plan = plan({"packing": True, "max_length": 48})
     assert prober(training_plan).ok

@@ -21,7 +21,6 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import NO_DATA, DroppedRows, Rollouts, Workload
 from autotune.emit.rows import write_rows
 from autotune.errors import InputError
-from autotune.space import Wishes
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
 from autotune.step.run.failures import judge
@@ -138,7 +137,7 @@ def to_cover(
 
 
 def problem_on(workload: Workload) -> TrainerProblem:
-    return problem(Setting(workload, CPU, 8, 1.0), Wishes({}), workload.trainer)
+    return problem(Setting(workload, CPU, 8, 1.0), trainer=workload.trainer)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +237,7 @@ def to_evaluate(trainer: str, model: Path, folder: Path) -> Prepared:
 
 def request_of(found: Prepared, **choices: int) -> ProbeRequest:
     allowed = frozenset(choices) | frozenset(SIZES)
-    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), Wishes({}), found.trainer.name)
+    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), trainer=found.trainer.name)
     candidate = of.trainer.normal(of.baseline.but(**{**SIZES, **choices}), of.setting)
     assert of.trainer.illegal(candidate, of.setting) is None
     return found.request(of.trainer.plan(candidate, of.setting), BRIEF)
@@ -333,7 +332,7 @@ def test_evaluated_completions_form_whole_groups_as_trl_demands(
 ) -> None:
     found = to_evaluate(trainer, small_model_directory, tmp_path)
     allowed = frozenset(SIZES)
-    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), Wishes({}), trainer)
+    of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), trainer=trainer)
     candidate = of.trainer.normal(of.baseline.but(**SIZES, per_device_eval_batch_size=rows), of.setting)
     args = of.trainer.plan(candidate, of.setting).args
 
@@ -357,5 +356,5 @@ def test_the_size_is_searched_where_there_are_prompts_to_evaluate_on(
 ) -> None:
     found = to_evaluate("grpo", small_model_directory, tmp_path)
     for of, sizes in ((found.workload, {4, 8, 16, 32, 64}), (replace(found.workload, evaluation=None), {8})):
-        here = problem(Setting(of, CPU, 8, 1.0), Wishes({}), "grpo")
+        here = problem(Setting(of, CPU, 8, 1.0), trainer="grpo")
         assert set(here.choices.get("per_device_eval_batch_size", (8,))) == sizes

@@ -18,10 +18,10 @@ from autotune.core.exchange import write_reply
 from autotune.core.measurement import Measurement
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import SAVE
-from autotune.core.protocol import RANK_FOLDER, Job, PrepareReply, ProbeRequest
+from autotune.core.protocol import RANK_FOLDER, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
-from autotune.core.workload import ModelSource
+from autotune.core.workload import ModelSource, Workload
 from autotune.probing import JobServer, probe, trace
 from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext, JobType
@@ -90,7 +90,7 @@ JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
 
 
 @pytest.fixture
-def workload(job_server: JobServer, tmp_path: Path) -> PrepareReply:
+def workload(job_server: JobServer, tmp_path: Path) -> Workload:
     return token_workload(job_server, tmp_path, ROWS)
 
 
@@ -102,7 +102,7 @@ def misbehaving() -> Iterator[JobServer]:
 
 @pytest.mark.parametrize(("choices", "engine"), ENGINES, ids=str)
 def test_two_ranks_train_with_the_engine_that_was_planned(
-    job_server: JobServer, workload: PrepareReply, tmp_path: Path, choices: Mapping[str, str | int], engine: str
+    job_server: JobServer, workload: Workload, tmp_path: Path, choices: Mapping[str, str | int], engine: str
 ) -> None:
     found = probe(job_server, probe_request(workload, planned(**choices)), tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.OK, found.reason
@@ -113,7 +113,7 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
 
 
 @pytest.mark.nightly
-def test_four_ranks_train_two_replicas(job_server: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
+def test_four_ranks_train_two_replicas(job_server: JobServer, workload: Workload, tmp_path: Path) -> None:
     four = replace(TWO, hardware=replace(TWO.hardware, processes=4))
     choices: dict[str, str | int] = {"sharding": "fsdp2", "dp_replicate_size": 2, "per_device_train_batch_size": 1}
     plan = plan_with(setting(machine=four), {**choices, "max_length": 64, "precision": "float32"})
@@ -138,7 +138,7 @@ def test_a_plan_names_the_groups_that_its_run_is_held_to() -> None:
 @needs_deepspeed
 @pytest.mark.parametrize(("sharding", "offload"), [("zero2", "optimizer"), ("zero3", "both")])
 def test_one_process_that_offloads_is_a_group_of_its_own(
-    job_server: JobServer, workload: PrepareReply, tmp_path: Path, sharding: str, offload: str
+    job_server: JobServer, workload: Workload, tmp_path: Path, sharding: str, offload: str
 ) -> None:
     plan = replace(planned(sharding=sharding, offload=offload), launch=Launch(1))
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
@@ -148,7 +148,7 @@ def test_one_process_that_offloads_is_a_group_of_its_own(
 
 @pytest.mark.nightly
 def test_an_engine_that_a_library_silently_replaces_is_unsupported(
-    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
+    misbehaving: JobServer, workload: Workload, tmp_path: Path
 ) -> None:
     request = replace(probe_request(workload, planned(sharding="fsdp2")), seed=_SILENT)
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
@@ -164,7 +164,7 @@ def test_an_engine_that_a_library_silently_replaces_is_unsupported(
     ],
 )
 def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
-    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path, seed: int, status: ProbeStatus, reason: str
+    misbehaving: JobServer, workload: Workload, tmp_path: Path, seed: int, status: ProbeStatus, reason: str
 ) -> None:
     request = replace(probe_request(workload, planned()), seed=seed)
     for rank in range(2):
@@ -181,7 +181,7 @@ def test_one_rank_s_failure_ends_the_group_and_is_the_measurement(
 
 @needs_deepspeed
 def test_an_optimizer_that_deepspeed_calls_in_the_backward_pass_is_no_part_of_a_micro_batch(
-    misbehaving: JobServer, workload: PrepareReply, tmp_path: Path
+    misbehaving: JobServer, workload: Workload, tmp_path: Path
 ) -> None:
     request = replace(probe_request(workload, planned(sharding="zero2")), seed=_UPDATE)
     found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
@@ -189,7 +189,7 @@ def test_an_optimizer_that_deepspeed_calls_in_the_backward_pass_is_no_part_of_a_
     assert "in optimizer step: MemoryError" in found.reason
 
 
-def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: PrepareReply, tmp_path: Path) -> None:
+def test_a_timeout_ends_all_ranks(misbehaving: JobServer, workload: Workload, tmp_path: Path) -> None:
     found = probe(misbehaving, probe_request(workload, planned()), tmp_path / "probe", timeout_seconds=0.2)
     assert found.status is ProbeStatus.TIMEOUT
     started = [int(file.read_text() or 0) for file in (tmp_path / "probe").glob(f"{PIDS}-*")]

@@ -11,8 +11,8 @@ from datasets import Dataset, load_from_disk
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetSource, ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
 from tests.small import (
@@ -27,7 +27,7 @@ from tests.small import (
 )
 
 Rows = list[dict[str, Any]]
-Prepare = Callable[..., PrepareReply]
+Prepare = Callable[..., Workload]
 TEXTS = long_tailed_texts(12)
 TEMPLATE = "{% for message in messages %}<|user|>wordy {{ message.content }} ## {% endfor %}{{ mood }}"
 FEW = {"max_length": None, "use_cpu": True, "bf16": False, "report_to": "none"}
@@ -44,7 +44,7 @@ def template(tmp_path: Path) -> str:
 def prepared(job_server: JobServer, tmp_path: Path) -> Prepare:
     """Prepare rows for a model whose tokenizer has no chat template but, where it is given, its own."""
 
-    def run(rows: Rows, trainer: str = "sft", *, own: str | None = None, **reading: object) -> PrepareReply:
+    def run(rows: Rows, trainer: str = "sft", *, own: str | None = None, **reading: object) -> Workload:
         model = write_small_model(tmp_path / "model", weights=False, chat_template=False)
         tokenizer = small_tokenizer(chat_template=False)
         tokenizer.chat_template = own
@@ -67,7 +67,7 @@ def sft_rows(rows: Rows, folder: Path, **args: Any) -> Dataset:
     ).train_dataset
 
 
-def check_same(reply: PrepareReply, made: Dataset) -> None:
+def check_same(reply: Workload, made: Dataset) -> None:
     saved = load_from_disk(reply.dataset.tokenized_directory)
     for column in ("input_ids", "labels"):
         assert saved[column][:] == made[column][:]

@@ -14,7 +14,7 @@ from trl import SFTTrainer
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import FORWARD
-from autotune.core.protocol import PrepareReply
+from autotune.core.workload import Workload
 from autotune.step.objects import (
     config,
     model_init_kwargs,
@@ -38,7 +38,7 @@ SCHEDULE = Schedule(warmup_micro_batches=2, min_micro_batches=4, max_micro_batch
     ids=["padded", "bfd", "wrapped", "padding-free"],
 )
 def test_trl_counts_the_tokens_that_the_probe_counts(
-    small_workload: PrepareReply, tmp_path: Path, training_plan: TrainingPlan
+    small_workload: Workload, tmp_path: Path, training_plan: TrainingPlan
 ) -> None:
     progress, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     assert progress.batches is not None
@@ -74,9 +74,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> type[Seen]:
     return Seen
 
 
-def test_batches_come_in_the_order_that_was_chosen(
-    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
-) -> None:
+def test_batches_come_in_the_order_that_was_chosen(small_workload: Workload, tmp_path: Path, seen: type[Seen]) -> None:
     request = probe_request(small_workload, plan(rows=2, micro_batches=2), schedule=SCHEDULE)
     progress, trainer = trained(request, tmp_path)
     assert progress.batches is not None
@@ -100,7 +98,7 @@ def test_batches_come_in_the_order_that_was_chosen(
     ids=["padded", "rounded", "bfd", "wrapped", "padding-free"],
 )
 def test_micro_batches_are_as_large_as_trls_collator_makes_them(
-    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen], training_plan: TrainingPlan
+    small_workload: Workload, tmp_path: Path, seen: type[Seen], training_plan: TrainingPlan
 ) -> None:
     progress, _ = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     assert progress.batches is not None
@@ -109,7 +107,7 @@ def test_micro_batches_are_as_large_as_trls_collator_makes_them(
 
 
 def test_a_run_of_whole_steps_ends_with_the_worst_micro_batches_again(
-    small_workload: PrepareReply, tmp_path: Path, seen: type[Seen]
+    small_workload: Workload, tmp_path: Path, seen: type[Seen]
 ) -> None:
     schedule = replace(SCHEDULE, whole_steps=True, worst_last=True, max_seconds=0.0)
     request = probe_request(small_workload, plan(rows=2, micro_batches=5), schedule=schedule)
@@ -123,7 +121,7 @@ def test_a_run_of_whole_steps_ends_with_the_worst_micro_batches_again(
 
 
 def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
-    small_workload: PrepareReply, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
 
@@ -140,7 +138,7 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
     assert held == [5] * worst + [0] * (len(held) - worst)
 
 
-def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply, tmp_path: Path) -> None:
+def test_nothing_but_what_a_probe_needs_is_changed(small_workload: Workload, tmp_path: Path) -> None:
     training_plan = plan({"learning_rate": 0.125, "weight_decay": 0.5, "optim": "sgd"}, rows=1)
     _, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     planned, run = config(training_plan, output_dir="planned").to_dict(), trainer.args.to_dict()
@@ -153,7 +151,7 @@ def test_nothing_but_what_a_probe_needs_is_changed(small_workload: PrepareReply,
 
 
 def test_rows_cut_beforehand_lose_their_tail_and_go_when_no_label_is_left(
-    small_workload: PrepareReply, tmp_path: Path
+    small_workload: Workload, tmp_path: Path
 ) -> None:
     saved = load_from_disk(small_workload.dataset.tokenized_directory)
     labels = [[-100] * 10 + row[10:] for row in saved["labels"][:]]

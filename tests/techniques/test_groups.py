@@ -10,9 +10,8 @@ from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import global_batch_of
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Base, Setting
+from autotune.core.setting import Base, Setting, Wishes
 from autotune.errors import InputError
-from autotune.space import Wishes
 from autotune.techniques import find
 from autotune.techniques.base import refused_or_ignored
 from autotune.trainers import find_trainer, trainers

@@ -11,7 +11,6 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.space import Wishes
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import impossible
 from autotune.trainers import find_trainer
@@ -83,7 +82,7 @@ def test_what_belongs_to_vllm_is_searched_only_if_vllm_is() -> None:
     without = problem(here(allowed=frozenset()), trainer="grpo").choices
     assert without["vllm"] == ("off",)
     assert without["vllm_gpu_memory_utilization"] == ("0.3",)
-    searched = problem(here(), Wishes({}), trainer="grpo").choices
+    searched = problem(here(), trainer="grpo").choices
     assert searched["vllm"] == ("off", "server", "colocate", "colocate-sleep")
     assert len(searched["vllm_gpu_memory_utilization"]) > 1
 

@@ -15,10 +15,9 @@ from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
-from autotune.core.protocol import PrepareReply, PrepareRequest, ProbeRequest
+from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
-from autotune.space import Wishes
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import prepare
 from autotune.step.run.meters import METERS
@@ -48,7 +47,7 @@ class Prepared:
 
     trainer: Trainer
     asked: PrepareRequest
-    reply: PrepareReply
+    reply: Workload
 
     @property
     def model(self) -> Path:
@@ -91,7 +90,7 @@ class Prepared:
     @cached_property
     def baseline(self) -> Candidate:
         """TRL's default."""
-        return problem(self.setting, Wishes({}), self.trainer.name).baseline
+        return problem(self.setting, trainer=self.trainer.name).baseline
 
     def candidate(self, choices: Mapping[str, Choice]) -> Candidate:
         """Return the baseline with other choices, in its normal form."""

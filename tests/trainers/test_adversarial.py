@@ -16,7 +16,6 @@ from autotune.core.blocks import block_rows
 from autotune.core.candidate import Choice
 from autotune.step.run.worst import worst_order
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import rows_of
 from autotune.virtual import phase
 from tests.small import small_tokenizer, write_small_model
 from tests.trainers.prepared import Prepared, prepared_rows
@@ -181,7 +180,7 @@ class Formed:
 def formed(found: Prepared, choices: Choices, folder: Path) -> Formed:
     """Return the micro-batches of choices; a test of choices that may not be is skipped."""
     plan = legal(found, choices)
-    built, known, rows = found.built(plan, folder), found.adapter, rows_of(plan)
+    built, known, rows = found.built(plan, folder), found.adapter, plan.rows
     sizes, collation = known.sizes(built), known.collation(built)
     of_row = [
         (*own, int(trained), int(beside))
@@ -209,9 +208,7 @@ def test_no_micro_batch_of_all_that_there_can_be_is_larger_than_the_worst(
     planned_sizes, largest = found.geometry(made.plan), max(made.tokens(made.every))
     planned = max(shape.rows * shape.tokens for shape in planned_sizes.shapes) * planned_sizes.sequences
     # Where too few rows are left for a micro-batch, a probe and a plan repeat them.
-    repeats = (
-        planned_sizes.rows % rows_of(made.plan) if found.trainer.ordered else planned_sizes.rows < rows_of(made.plan)
-    )
+    repeats = planned_sizes.rows % made.plan.rows if found.trainer.ordered else planned_sizes.rows < made.plan.rows
     run = max(made.tokens(made.worst))
     assert largest <= run if repeats else largest == run
     if not (repeats or found.adapter.packs(made.built.args)):

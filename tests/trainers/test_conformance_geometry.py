@@ -19,7 +19,6 @@ from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
 from autotune.techniques.max_length import token_coverage
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.geometry import micro_batches_of, multiple_of, rows_of
 from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, richest
 
 Choices = Mapping[str, Choice]
@@ -115,7 +114,7 @@ def real(found: Prepared, plan: TrainingPlan, folder: Path) -> Real:
 def rows_yielded(found: Prepared, plan: TrainingPlan, built: Any) -> int:
     """Return how many rows of micro-batches each row of the dataset makes in an epoch."""
     drawing = found.adapter.drawing(built)
-    return drawing.uses * rows_of(plan) // drawing.rows
+    return drawing.uses * plan.rows // drawing.rows
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +147,7 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
 ) -> None:
     found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
-    rows, per_row = rows_of(plan), said.worst.rows * said.worst.tokens * said.sequences
+    rows, per_row = plan.rows, said.worst.rows * said.worst.tokens * said.sequences
     seen = seen_of(found, plan)
 
     # Up to a thousand documents: TRL packs so many at a time, which leaves a row that is not full behind each.
@@ -165,7 +164,7 @@ def test_micro_batches_are_those_of_trl_s_data_loader(
         mean, doubt = fmean(drawn), stdev(drawn) / math.sqrt(len(drawn))
         typical = said.typical.rows * said.typical.tokens * said.sequences
         # How full packed rows are is known in the mean only, and so not what rounding each up adds.
-        rounding = (multiple_of(plan)) / 2 if said.layout is Layout.FLAT else 0
+        rounding = (plan.multiple) / 2 if said.layout is Layout.FLAT else 0
         assert typical == pytest.approx(mean, rel=SHARE, abs=STANDARD_ERRORS * doubt + rounding)
         assert typical <= per_row
 
@@ -186,7 +185,7 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
 ) -> None:
     found = prepared(trainer, richest(trainer))
     plan, said = legal(found, choices)
-    rows, documents = rows_of(plan), found.reply.dataset.documents
+    rows, documents = plan.rows, found.reply.dataset.documents
     seen = seen_of(found, plan)
 
     kept = token_coverage(found.candidate(choices), found.setting) * documents.tokens
@@ -198,7 +197,7 @@ def test_no_document_and_no_token_is_lost_or_counted_twice(
 
     # Rows that are packed hold documents, or parts of documents; others are one each.
     in_dataset = documents.rows if found.adapter.packs(seen.built.args) else seen.rows
-    assert said.micro_batches == micro_batches_of(plan)
+    assert said.micro_batches == plan.micro_batches
     assert said.documents == pytest.approx(in_dataset / seen.rows * rows * said.micro_batches, rel=1e-9)
 
 

@@ -22,7 +22,6 @@ from autotune.step.jobs.trace import trace as trace_job
 from autotune.step.run.traced_training import TraceFacts, traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import Trainer, trainers
-from autotune.trainers.geometry import rows_of
 from autotune.virtual import trace
 from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
@@ -60,7 +59,7 @@ def layouts(found: Prepared) -> list[Layout]:
         found.plan(item) for item in choices if found.trainer.illegal(found.candidate(item), found.setting) is None
     ]
     said = {found.geometry(plan).layout for plan in plans}
-    return sorted(said | {found.trainer.layout(plan, rows_of(plan)) for plan in plans})
+    return sorted(said | {found.trainer.layout(plan, plan.rows) for plan in plans})
 
 
 def shapes(found: Prepared, layout: Layout) -> list[Shape]:
@@ -140,7 +139,7 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(
     for name in found.adapter.methods:
         if name not in program.names:
             continue
-        match program.repeat(name):
+        match next(phase.repeat for phase in program.phases if name in (phase.name, *phase.parts)):
             case Repeat.RUN:
                 assert sum(phase.name == name for phase in traced.phases) == 1
             case Repeat.STEP | Repeat.GENERATION:

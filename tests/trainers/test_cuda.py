@@ -15,7 +15,6 @@ from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.core.status import ProbeStatus
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.probing import JobServer, probe
-from autotune.space import Wishes
 from autotune.trainers import find_trainer, trainers
 from autotune.trainers.prompts import GENERATION
 from tests.settings import problem, separates
@@ -59,7 +58,7 @@ def on_this_gpu(found: Prepared) -> Setting:
 
 
 def candidate_of(found: Prepared, setting: Setting, choices: Mapping[str, Choice]) -> Candidate:
-    baseline = problem(setting, Wishes({}), found.trainer.name).baseline
+    baseline = problem(setting, trainer=found.trainer.name).baseline
     candidate = found.trainer.normal(baseline.but(**choices), setting)
     why_not = found.trainer.illegal(candidate, setting)
     if why_not is not None:

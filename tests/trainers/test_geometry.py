@@ -14,7 +14,6 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
 from autotune.trainers import find_trainer
 from autotune.trainers.geometry import end_to_end, padded
-from autotune.trainers.recompiled import compiled_again
 from tests.settings import plan_with, setting, workload
 
 
@@ -120,7 +119,7 @@ def test_a_dataset_smaller_than_a_micro_batch_repeats_its_rows() -> None:
 def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() -> None:
     documents = Documents.of_groups([(1, 11, 100, 60), (1, 11, 100, 80), (1, 11, 50, 50)])
 
-    found = padded(documents, rows=2, micro_batches=1, ranks=1, length=None, multiple=1)
+    found = padded(documents, rows=2, length=None, multiple=1)
 
     # Of 2 x 2 x 100 tokens, 180 and 160 are no padding.
     assert found.worst == Shape(2, 100, filled=0.85)
@@ -130,7 +129,7 @@ def test_padding_of_the_other_answer_counts_in_the_worst_micro_batch_of_pairs() 
 def test_long_rows_of_long_answers_have_more_tokens_that_the_loss_counts(lay: Callable[..., BatchGeometry]) -> None:
     documents = Documents.of_rows([[1, 200]] * 9 + [[1, 1000]], ordered=False, trained=[20] * 9 + [900])
 
-    found = lay(documents, rows=1, micro_batches=1, ranks=1, length=None, multiple=1)
+    found = lay(documents, rows=1, length=None, multiple=1)
 
     assert found.worst.trained == 0.9
 
@@ -158,15 +157,15 @@ def test_it_is_compiled_for_the_widest_narrower_micro_batch_and_for_the_widest_w
 ) -> None:
     documents = Documents.of_lengths(LengthDistribution(dict(lengths)))
     plan = TrainingPlan("sft", args={"per_device_train_batch_size": 2, **args}, model=FLEX)
-    found = compiled_again(find_trainer("sft"), plan, layout, documents)
+    found = find_trainer("sft").compiled_again(plan, layout, documents)
     assert (found.narrower, found.unpadded) == pytest.approx(shares)
-    assert compiled_again(find_trainer("sft"), replace(plan, model={}), layout, documents) == Recompiled()
+    assert find_trainer("sft").compiled_again(replace(plan, model={}), layout, documents) == Recompiled()
 
 
 def test_a_pair_needs_no_padding_only_if_both_of_its_sequences_are_as_long() -> None:
     documents = Documents.of_groups([(1, 1, 500, 480), (1, 1, 400, 400), (1, 1, 300, 300), (1, 1, 300, 300)])
     plan = TrainingPlan("dpo", args={"per_device_train_batch_size": 2}, model=FLEX)
-    found = compiled_again(find_trainer("dpo"), plan, PADDED, documents)
+    found = find_trainer("dpo").compiled_again(plan, PADDED, documents)
     assert (found.narrower, found.unpadded) == pytest.approx((0.8, 0.6))
 
 
@@ -174,7 +173,7 @@ def test_a_pair_needs_no_padding_only_if_both_of_its_sequences_are_as_long() -> 
 def test_blocks_have_the_widths_that_their_order_gives_them(lengths: list[int], shares: tuple[float, float]) -> None:
     documents = Documents.of_rows([(101, length) for length in lengths], ordered=True)
     plan = TrainingPlan("kto", args={"per_device_train_batch_size": 2}, model=FLEX)
-    found = compiled_again(find_trainer("kto"), plan, PADDED, documents)
+    found = find_trainer("kto").compiled_again(plan, PADDED, documents)
     assert (found.narrower, found.unpadded) == pytest.approx(shares)
 
 

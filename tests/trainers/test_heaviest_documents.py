@@ -31,7 +31,7 @@ def test_of_all_micro_batches_none_needs_much_more(seed: int, rows: int, length:
     lengths = [source.randint(10, 100) for _ in range(9)]
     answers = [source.randint(1, tokens) for tokens in lengths]
     documents = Documents.of_rows([[1, tokens] for tokens in lengths], ordered=False, trained=answers)
-    shapes = (end_to_end if flat else padded)(documents, rows, 1, 1, length, 1).shapes
+    shapes = (end_to_end if flat else padded)(documents, rows, length, 1).shapes
     cut = [min(tokens, length or tokens) for tokens in lengths]
     left = [answer * own / tokens for answer, own, tokens in zip(answers, cut, lengths, strict=True)]
     for whole, part in WEIGHTS:
@@ -50,7 +50,7 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False, trained=trained)
 
     def share(rows: int, length: int | None = None) -> float:
-        return padded(documents, rows, 1, 1, length, 1).worst.trained
+        return padded(documents, rows, length, 1).worst.trained
 
     assert share(1) == 0.9
     assert share(2) == 0.7
@@ -58,16 +58,16 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
     assert share(2, 700) == pytest.approx((0.9 + 0.5) / 2)
     # A micro-batch of more documents than there are repeats them.
     assert share(12) == pytest.approx(1860 / 3400)
-    assert padded(documents.up_to(200), 1, 1, 1, None, 1).worst.trained == 0.1
+    assert padded(documents.up_to(200), 1, None, 1).worst.trained == 0.1
 
 
 def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
     documents = Documents.of_rows([[1, 1000], *[[1, 800]] * 4], ordered=False, trained=[10, 790, 790, 790, 790])
-    alone = padded(documents, 1, 1, 1, None, 1)
+    alone = padded(documents, 1, None, 1)
     assert (alone.worst.tokens, alone.worst.trained) == (1000, 0.01)
     assert [(shape.tokens, shape.trained) for shape in alone.rivals] == [(800, 790 / 800)]
     # Padding makes the others as wide as the prompt; without it, the same holds as for one row.
-    several = padded(documents, 4, 1, 1, None, 1)
+    several = padded(documents, 4, None, 1)
     assert several.worst.tokens == 1000
     assert several.worst.trained == pytest.approx((10 + 3 * 790) / (1000 + 3 * 800))
     assert [shape.tokens for shape in several.rivals] == [800]
@@ -75,15 +75,15 @@ def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:
 
 def test_where_all_tokens_count_there_is_one_that_matters() -> None:
     documents = Documents.of_rows([*PROMPTS_MOSTLY, *ANSWERS_MOSTLY], ordered=False)
-    assert padded(documents, 2, 1, 1, None, 1).rivals == ()
-    assert end_to_end(documents, 2, 1, 1, None, 1).rivals == ()
+    assert padded(documents, 2, None, 1).rivals == ()
+    assert end_to_end(documents, 2, None, 1).rivals == ()
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_packed_rows_that_are_not_full_have_the_counted_tokens_of_their_documents(flat: bool) -> None:
     documents = Documents.of_rows([[1, 1000]] * 3, ordered=False, trained=[900] * 3)
     # One row holds all three, and has room for a fourth.
-    worst = packed(documents, 1, 1, 1, 4000, 1, "bfd", flat=flat).worst
+    worst = packed(documents, 1, 4000, 1, "bfd", flat=flat).worst
     assert counted(worst) == pytest.approx(2700)
 
 
@@ -91,7 +91,7 @@ def test_packed_rows_that_are_not_full_have_the_counted_tokens_of_their_document
 def test_of_very_many_documents_that_are_cut_a_shorter_one_is_known(rows: int) -> None:
     # All but the last are cut to 1,000 tokens, which leaves them alike in width, and none of them is padded.
     cut = [[1, 1000 + number] for number in range(3000)]
-    assert padded(Documents.of_rows([*cut, [1, 900]], ordered=False), rows, 1, 1, 1000, 1).layout == (
+    assert padded(Documents.of_rows([*cut, [1, 900]], ordered=False), rows, 1000, 1).layout == (
         Layout.PADDED if rows > 1 else Layout.EQUAL
     )
-    assert padded(Documents.of_rows(cut, ordered=False), rows, 1, 1, 1000, 1).layout == Layout.EQUAL
+    assert padded(Documents.of_rows(cut, ordered=False), rows, 1000, 1).layout == Layout.EQUAL

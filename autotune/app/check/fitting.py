@@ -38,7 +38,6 @@ from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
-from autotune.trainers.geometry import optional_int_argument
 from autotune.userconfig.bundle import planned_findings
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
@@ -249,7 +248,7 @@ class Fitting:
                 raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
             if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
                 # Traces train on the very rows.
-                length = optional_int_argument(sized.plan, "max_length")
+                length = sized.plan.number("max_length")
                 cut = f"TRL fails on rows that max_length={length} cuts: {one_line(error)}"
                 return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")

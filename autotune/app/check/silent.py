@@ -14,7 +14,6 @@ from autotune.techniques.base import CrashReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, SEPARATING
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
-from autotune.trainers.geometry import micro_batches_of, optional_int_argument, rows_of, steps_of_epoch
 from autotune.units import counted, format_share
 from autotune.userconfig.candidate import NearestCandidate
 
@@ -72,7 +71,7 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
 def _step(
     plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload, *, drops_last: bool
 ) -> str:
-    rows, micro_batches, ranks = rows_of(plan), micro_batches_of(plan), plan.data_ranks
+    rows, micro_batches, ranks = plan.rows, plan.micro_batches, plan.data_ranks
     together = plan.launch.processes // ranks
     parts = counted(rows, "row")
     parts += f" x {micro_batches} accumulated" if micro_batches > 1 else ""
@@ -85,7 +84,7 @@ def _step(
     of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if trainer.copies(plan) > 1 else ""
     left, every = _rows_kept(workload), workload.dataset.documents.rows
     kept = trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every)
-    steps = steps_of_epoch(plan, round(geometry.rows * kept), drops_last=drops_last)
+    steps = plan.steps_of_epoch(round(geometry.rows * kept), drops_last=drops_last)
     return (
         f"An optimizer step trains on {geometry.documents:,.4g} {documents}{of_prompts} ({parts}); an epoch has"
         f" {counted(steps, 'step')}."
@@ -120,7 +119,7 @@ def _served(plan: TrainingPlan) -> Iterator[Finding]:
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
-    documents, length = profile.documents, optional_int_argument(plan, "max_length")
+    documents, length = profile.documents, plan.number("max_length")
     if length is None or length >= documents.longest:
         return
     strategy = strategy_of(plan)

@@ -10,8 +10,8 @@ from typing import Any
 from trl import ModelConfig
 
 from autotune.core.files import written_atomically
-from autotune.core.protocol import PrepareReply, PrepareRequest
-from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource
+from autotune.core.protocol import PrepareRequest
+from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
@@ -24,7 +24,7 @@ from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
 
 
-def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
+def prepare(request: PrepareRequest, context: JobContext) -> Workload:
     """Read the model, load and tokenise the dataset and the rows to evaluate on, save both, and return the profiles.
 
     Raises:
@@ -55,9 +55,20 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
         return replace(profile, dropped=dropped)
 
     teacher = _teacher(request.teacher, request, config, context.folder) if request.teacher is not None else None
-    dataset, absent = read(request), absent_entries(known)
+    dataset = read(request)
+    workload = Workload(
+        trainer=request.trainer,
+        model_source=request.model,
+        dataset_source=request.dataset,
+        model=model,
+        dataset=dataset,
+        rollouts=request.rollouts,
+        absent=absent_entries(known),
+        teacher_source=request.teacher,
+        teacher=teacher,
+    )
     if request.evaluation is None:
-        return PrepareReply(model, dataset, absent=absent, teacher=teacher)
+        return workload
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
         raise InputError(
@@ -71,7 +82,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> PrepareReply:
             f"{pictured.name} has images, and {plain.name} has none.",
             hint="TRL collates the rows to evaluate on as those to train on: give both with images, or both without.",
         )
-    return PrepareReply(model, dataset, evaluation, absent, teacher)
+    return replace(workload, evaluation_source=request.evaluation, evaluation=evaluation)
 
 
 def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder: Path) -> ModelProfile:

@@ -134,7 +134,7 @@ def plan_batches(
         seed: seed of the order of typical batches.
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
         compiled: whether code is compiled for the first micro-batch, and again for others: those of
-            :func:`autotune.trainers.recompiled.compiled_again` come before the worst one then.
+            :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again` come before the worst one then.
         rehearsed: whether each timed step runs once before, without being timed, where rows differ in width. A GPU's
             kernels are compiled, loaded and planned for a size when it first runs (Triton, cuBLAS, cuDNN's attention):
             a whole training pays that once for each size, and the few micro-batches of a probe each would.

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from autotune.core.measurement import Schedule
-from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, program
+from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, StepProgram
 from autotune.step.distributed.group import agree
 from autotune.step.run.batches import Batches
 from autotune.step.run.meters import Mark, Meter
@@ -54,7 +54,7 @@ class Progress(TrainerCallback):
         self.whole_step: WholeStep | None = None
         self.evaluation_seconds: float | None = None
         self.finishing = False
-        self.program = program()
+        self.program = StepProgram()
         self.peaks: dict[str, int] = {}
         self._schedule = schedule
         self._meter = meter

@@ -25,7 +25,6 @@ from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Drawing
 from autotune.techniques.attention import FLEX
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import micro_batches_of, rows_of
 
 OUTPUT_DIRECTORY = "output"
 """The trainer's output directory in the job's folder; no tensors are saved to it."""
@@ -72,7 +71,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
 
 def step_size(plan: TrainingPlan, drawing: Drawing | None = None) -> StepSize:
     """Return the rows and micro-batches of an optimizer step, which every plan contains."""
-    return StepSize(rows_of(plan), micro_batches_of(plan), drawing)
+    return StepSize(plan.rows, plan.micro_batches, drawing)
 
 
 def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: Progress) -> Any:

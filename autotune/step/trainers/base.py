@@ -214,8 +214,7 @@ class Adapter(ABC):
 
     def collation(self, trainer: Any) -> Collation:
         """Return how a trainer's collator joins rows."""
-        multiple = trainer.args.pad_to_multiple_of
-        return Collation(multiple=multiple if isinstance(multiple, int) else 1)
+        return Collation(multiple=getattr(trainer.args, "pad_to_multiple_of", None) or 1)
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return how a trainer's data loader draws rows."""

@@ -13,7 +13,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
-from autotune.trainers.geometry import micro_batches_of, optional_int_argument, rows_of
 from autotune.trainers.prompts import GENERATION
 
 _PARALLEL = "vllm_tensor_parallel_size"
@@ -27,9 +26,7 @@ class _WithTeacher(OnTokenizedPrompts):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # TRL limits vLLM's sequences to a generation batch.
-        sequences = (
-            rows_of(self.plan) * micro_batches_of(self.plan) * (optional_int_argument(self.plan, _PARALLEL) or 1)
-        )
+        sequences = self.plan.rows * self.plan.micro_batches * (self.plan.number(_PARALLEL) or 1)
         make = self.module.VLLMGeneration
 
         def limited(**given: Any) -> Any:

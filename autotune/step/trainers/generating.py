@@ -17,7 +17,6 @@ from autotune.step.images.sizes import COLUMNS
 from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
-from autotune.trainers.geometry import micro_batches_of
 from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
 
 _Trl: Any = object
@@ -82,7 +81,7 @@ class OnTokenizedPrompts(_Trl):
 
     def whole_steps(self) -> AbstractContextManager[object]:
         """Let TRL see the micro-batches that a step has, where only some of them are run."""
-        return mock.patch.object(self.args, "gradient_accumulation_steps", micro_batches_of(self.plan))
+        return mock.patch.object(self.args, "gradient_accumulation_steps", self.plan.micro_batches)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         if self._pictured:
@@ -133,7 +132,7 @@ class Generating(Prompted):
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return that the prompts of all micro-batches of a step are drawn at once."""
-        micro_batches = micro_batches_of(trainer.plan)
+        micro_batches = trainer.plan.micro_batches
         return Drawing(trainer.args.per_device_train_batch_size * micro_batches, uses=micro_batches)
 
     def leave_out(self, trainer: Any, micro_batches: int) -> None:

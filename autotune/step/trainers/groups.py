@@ -12,7 +12,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import Drawing, MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers import find_trainer
-from autotune.trainers.geometry import steps_per_generation
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
 from autotune.virtual import assume
@@ -106,7 +105,7 @@ class Groups(Generating):
 
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
         """Return the micro-batches of a generation batch."""
-        return {"steps_per_generation": steps_per_generation(plan)}
+        return {"steps_per_generation": plan.steps_per_generation}
 
     def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
         """Return the reward functions, and what builds the reference model where TRL would load it."""

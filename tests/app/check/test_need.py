@@ -8,12 +8,12 @@ import pytest
 
 from autotune.app.check.need import traced
 from autotune.app.planned import planned_machine
+from autotune.core.setting import Wishes
 from autotune.core.verdict import Need, Outcome, Source, Verdict
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
 from autotune.reporting.check import verdict_report
-from autotune.space import Wishes
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer

@@ -94,7 +94,7 @@ def test_a_run_that_was_ended_for_memory_does_not_fit_whatever_is_known_of_its_n
     measured = Measurement(status=status, reason="memory ran out", out_of_memory=ended)
     monkeypatch.setattr("autotune.app.check.need.probe", lambda *_: measured)
     worst = Shape(1, 16)
-    sized = Sized(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1, 1))
+    sized = Sized(TrainingPlan("sft", {}), BatchGeometry(Layout.PADDED, worst, (Typical(worst),), 16, 1, 1))
     server: Any = None
     answer = probed(sized, workload(), planned_machine("cpu"), 1, server, tmp_path, None)
     assert (answer.outcome, answer.reason) == (Outcome.DOES_NOT_FIT, "memory ran out")

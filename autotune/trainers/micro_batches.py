@@ -1,0 +1,165 @@
+"""How the rows of a dataset become a trainer's micro-batches: in training, in evaluation and in traces."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
+from autotune.core.documents import Document, Documents
+from autotune.core.heaviest import Loads
+from autotune.core.images import ImageProfile
+from autotune.core.plan import TrainingPlan
+from autotune.techniques.attention import FLEX
+from autotune.techniques.traits import traced_micro_batches, without_sizes
+from autotune.trainers.declared import Declared
+from autotune.trainers.geometry import padded, widths
+
+_PROMPT = "prompt"
+"""The part of a row that the loss does not count."""
+_HALF = 0.5
+
+
+class MicroBatches(Declared, ABC):
+    """The part of a trainer's specification that turns rows into micro-batches.
+
+    In the order in which they are used: rows are read as documents (:meth:`document`), a plan makes micro-batches of
+    them (:meth:`geometry`, from :meth:`laid_out`), and a trace runs one of these (:meth:`traced_plan`,
+    :meth:`traced_rows`).
+    """
+
+    @abstractmethod
+    def document(self, lengths: tuple[Any, ...]) -> Document:
+        """Return a row as a document: the maximum length at which it is kept, and the tokens of its sequences.
+
+        Args:
+            lengths: tokens of each of :attr:`parts`, before any cutting: numbers, or arrays with one for each row.
+        """
+
+    @final
+    def row_of(self, tokens: int) -> tuple[tuple[int, ...], int]:
+        """Return a row whose longest sequence has ``tokens``: the lengths of its parts, and its trainable tokens.
+
+        A prompt has half of them, unless the model generates the rest. All parts but the prompt are trainable.
+        """
+        (parts,) = self.traced_rows(Layout.EQUAL, Shape(1, tokens), _HALF)
+        answers = (length for name, length in zip(self.parts, parts, strict=True) if name != _PROMPT)
+        return parts, sum(answers) or tokens
+
+    @final
+    def geometry(self, plan: TrainingPlan, documents: Documents) -> BatchGeometry:
+        """Return the micro-batches and steps of a plan on a dataset."""
+        return self.laid_out(plan, documents, plan.rows).in_steps(plan.micro_batches, plan.data_ranks)
+
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return the micro-batches of ``rows`` rows of a plan's evaluation on a dataset; no gradients accumulate."""
+        return self.laid_out(plan, documents, rows, evaluated=True).in_steps(1, plan.data_ranks)
+
+    def laid_out(
+        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
+    ) -> BatchGeometry:
+        """Return micro-batches of ``rows`` rows of a dataset, of which a step has one.
+
+        By default, rows are padded to the longest sequence of their micro-batch, whether they are trained or evaluated
+        on.
+        """
+        return padded(documents, rows, plan.number("max_length"), plan.multiple)
+
+    def copies(self, plan: TrainingPlan, *, evaluated: bool = False) -> int:
+        """Return the number of micro-batch rows for each row of the dataset, in training or in evaluation."""
+        return 1
+
+    def rows_per_draw(self, plan: TrainingPlan) -> int:
+        """Return how many rows of the dataset are drawn at once: those of a micro-batch, or of several."""
+        return plan.rows
+
+    def rows_per_generation(self, plan: TrainingPlan) -> int:
+        """Return how many rows of the dataset all processes complete at once; 1 if each is trained on by itself."""
+        return 1
+
+    @final
+    def rows_of_epoch(self, plan: TrainingPlan, rows: int) -> int:
+        """Return how many of the dataset's rows an epoch trains on: TRL leaves out a generation that is not full."""
+        whole = self.rows_per_generation(plan)
+        return rows // whole * whole or rows
+
+    def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
+        return widths(
+            documents,
+            plan.cut_to,
+            plan.multiple,
+            self.rows_per_draw(plan),
+        )
+
+    def padded_together(self, plan: TrainingPlan) -> int:
+        """Return how many completions are padded to the longest of them; 0 for a trainer that generates none."""
+        return 0
+
+    @final
+    def compiled_again(self, plan: TrainingPlan, layout: Layout, documents: Documents) -> Recompiled:
+        """Return the largest micro-batches for which FlexAttention can be compiled again after the worst one.
+
+        transformers compiles it for the first micro-batch alone, then for micro-batches of all widths together
+        (``torch.compile`` without ``dynamic``). Rows come in random order, so the first can be the worst micro-batch,
+        and the second the widest of those that are narrower. Micro-batches without padding have no mask of padding:
+        attention is compiled apart for the widest of them. A last micro-batch of fewer rows, once in an epoch, is left
+        out.
+
+        Args:
+            layout: of the worst micro-batch.
+        """
+        if plan.model.get("attn_implementation") != FLEX:
+            return Recompiled()
+        widths, without_padding = self.widths(plan, documents)
+        if layout is Layout.FLAT:
+            return Recompiled(float(len(widths) > 1))
+        narrower, unpadded = widths[-2:-1], without_padding[-1:]
+        return Recompiled(
+            narrower=sum(narrower) / widths[-1],
+            unpadded=sum(unpadded) / widths[-1] if layout is Layout.PADDED else 0.0,
+            generated=self.padded_together(plan),
+        )
+
+    def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
+        """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""
+        return images.loads
+
+    def layout(self, plan: TrainingPlan, rows: int) -> Layout:
+        """Return the layout of a micro-batch of ``rows`` rows that may differ in length.
+
+        By default, it is padded: the sequences of a single row, such as two answers, may differ too.
+        """
+        return Layout.PADDED
+
+    def sizes_at(self, layout: Layout, shape: Shape) -> Mapping[str, object]:
+        """Return the arguments with which the trainer builds micro-batches of a shape from :meth:`traced_rows`.
+
+        They replace all arguments by which techniques set sizes. By default, nothing is cut or dropped.
+        """
+        sizes = {"max_length": int(max(shape.tokens, shape.beside)), "pad_to_multiple_of": None}
+        return {name: value for name, value in sizes.items() if name in self.fields}
+
+    @abstractmethod
+    def traced_rows(self, layout: Layout, shape: Shape, trainable: float) -> tuple[tuple[int, ...], ...]:
+        """Return the rows, as tokens of their parts, of a micro-batch of a shape.
+
+        Args:
+            trainable: share of the dataset's tokens that the loss counts.
+        """
+
+    def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
+        """Return a plan for a trace at a shape, which replaces the plan's own sizes.
+
+        Rows of the dataset are collated as the plan collates them, and a step has as many micro-batches as the plan's.
+        """
+        args, model = without_sizes(plan)
+        at = self.sizes_at(layout, shape)
+        sizes = {
+            "per_device_train_batch_size": shape.rows,
+            "per_device_eval_batch_size": shape.rows,
+            "gradient_accumulation_steps": plan.micro_batches if shape.chosen else traced_micro_batches(plan),
+            **({name: plan.args[name] for name in at if name in plan.args} if shape.chosen else at),
+        }
+        return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)
