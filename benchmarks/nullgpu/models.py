@@ -51,7 +51,8 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """Two layers, 512 wide, of each family."""
 
-MODELS: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **CONFIGURATIONS, "llama-8b": LLAMA_8B}
+_QWEN = {name: shape for name, shape in CONFIGURATIONS.items() if name.startswith("qwen2.5")}
+MODELS: Mapping[str, Mapping[str, Any]] = {**FAMILIES, **_QWEN, "llama-8b": LLAMA_8B}
 """By name, all shapes."""
 
 PICTURED: Mapping[str, str] = {"gemma3 with images": "gemma3", "llava_next with images": "llava_next"}
