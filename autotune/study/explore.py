@@ -52,7 +52,7 @@ def explore(session: Session, proposer: Proposer) -> Ending:
     _repeat(session)
     if not session.judge.predicts_speed:
         for recipe in _recipes(session):
-            if _limited_by(session) is None and not session.judge.is_slow(recipe):
+            if _limited_by(session) is None and not session.judge.failures.is_slow(recipe):
                 _consider(session, recipe, Purpose.RECIPE)
     while (limit := _limited_by(session)) is None:
         found = _next(session, proposer)
@@ -128,7 +128,7 @@ def _may_probe_smallest(session: Session) -> bool:
 
 def _smallest(session: Session) -> Candidate | None:
     """Return the candidate with the smallest predicted need, if nothing fits, memory ran out, and it is to be tried."""
-    if session.leader() is not None or not session.judge.lacked_memory:
+    if session.leader() is not None or not session.judge.failures.of_device_memory:
         return None
     smallest = session.predictor.least()
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
@@ -143,9 +143,9 @@ def _is_smallest_next(session: Session) -> bool:
 def _by_need(session: Session) -> bool:
     """Whether candidates are probed in the order of their predicted need, since nothing fits so far."""
     judge = session.judge
-    if session.leader() is not None or not judge.lacked_memory:
+    if session.leader() is not None or not judge.failures.of_device_memory:
         return False
-    return judge.surprised or not judge.expects_a_fit
+    return judge.failures.surprised or not judge.expects_a_fit
 
 
 def _repeat(session: Session) -> None:

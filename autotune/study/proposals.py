@@ -125,7 +125,7 @@ class Proposer:
         if not self._judge.is_open(candidate):
             return False
         if self._judge.priority(candidate) is not Priority.ABOVE:
-            return not self._judge.is_slow(candidate)
+            return not self._judge.failures.is_slow(candidate)
         return self._judge.veto(candidate) is not None
 
     def _rank(self, candidate: Candidate) -> tuple[Priority, bool, float]:
@@ -133,7 +133,7 @@ class Proposer:
         need above what ran out of memory."""
         priority = self._judge.priority(candidate)
         need_bytes = self._judge.need_bytes(candidate) if priority is Priority.ABOVE else 0.0
-        return priority, self._judge.is_slow(candidate), need_bytes
+        return priority, self._judge.failures.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
         # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from statistics import fmean
@@ -13,10 +12,10 @@ from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
-from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
+from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn, pair_seconds, runs_after, short_runs, untimed_seconds
+from autotune.study.comparison import next_turn, pair_seconds, short_runs, untimed_seconds
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
@@ -74,7 +73,6 @@ class Session:
         self._passed = 0
         # What earlier runs of the study found is learnt, and reported by `report_resumed`.
         self._own = {record.number for record in log.records}
-        self._learnt_later: Counter[int] = Counter()
         self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
         self._follow()
@@ -212,15 +210,15 @@ class Session:
     def _follow(self) -> None:
         """Learn from what is new in the study, of this worker and of others."""
         for record in self.log.news():
-            self._learn(record)
+            self.judge.learn(record)
             if record.number in self._own:
                 continue
             if record.probed:
                 self._finished(record, record.purpose, record.measurement)
             else:
                 self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
-        self._learn_later()
-        self.judge.set_running_elsewhere(trial.candidate for trial in self.log.others_running)
+        self.judge.learn_later(self.log.records)
+        self.judge.set_running_elsewhere([trial.candidate for trial in self.log.others_running])
 
     def run_again(self, number: int, turn: ComparisonTurn | None = None) -> None:
         """Run a trial's candidate again, longer or in a turn of a comparison, and record the measurement.
@@ -243,7 +241,7 @@ class Session:
                 self._passed += measurement.ok and record.candidate != self.baseline_candidate
             else:
                 self.log.compare(turn, measurement)
-            self._learn_later()
+            self.judge.learn_later(self.log.records)
         self._finished(record, purpose, measurement)
 
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
@@ -280,21 +278,6 @@ class Session:
         """Record a candidate that is not worth a probe."""
         self.log.veto(candidate, purpose, veto.reason, veto.prediction)
         self._follow()
-
-    def _learn(self, record: Record) -> None:
-        self.judge.learn(record)
-        if record.probed:
-            self.predictor.learn(record.candidate, record.measurement)
-
-    def _learn_later(self) -> None:
-        """Learn from the runs after probes that ran out of memory, each once, of this worker and of others."""
-        records = self.log.records
-        for record in records:
-            lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
-            for run in lacked[self._learnt_later[record.number] :]:
-                self._learnt_later[record.number] += 1
-                self.judge.learn_later(record, run)
-                self.predictor.learn(record.candidate, run)
 
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()
