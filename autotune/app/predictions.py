@@ -14,7 +14,6 @@ from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothi
 from autotune.app.options import Options
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.codec import encode
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -235,12 +234,12 @@ def speeds_of(
     """
     hardware = machine.hardware
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, encode(gpu))
-    known = cache.decoded(GpuSpeeds, key)
+    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, gpu)
+    known = cache.get(GpuSpeeds, key)
     if known is not None:
         return known
     measured = measure_speeds(server, SpeedsRequest(gpu), folder / "speeds")
-    cache.put(key, encode(measured))
+    cache.put(key, measured)
     return measured
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.codec import encode
 from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
@@ -148,7 +147,7 @@ class Traces:
         """Return what is known of a request, from memory or the cache."""
         key, capability = at
         if key not in self._known:
-            self._known[key] = self.cache.decoded(_Document, key) or _Document()
+            self._known[key] = self.cache.get(_Document, key) or _Document()
         return self._known[key].find(capability)
 
     def _keep(self, at: _At, traced: Traced) -> None:
@@ -161,7 +160,7 @@ class Traces:
         self._new.append(traced)
         self._known[key] = self._known[key].but(capability, traced)
         if isinstance(traced, TraceReply) or traced.lasting:
-            self.cache.put(key, encode(self._known[key].lasting))
+            self.cache.put(key, self._known[key].lasting)
 
 
 def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
