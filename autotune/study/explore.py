@@ -61,11 +61,11 @@ def explore(session: Session, proposer: Proposer) -> Ending:
             break
         if found is not None:
             session.probe(found, Purpose.SEARCH, _reserve_seconds(session))
-        elif (smallest := _smallest(session)) is not None:
-            _consider(session, smallest, Purpose.SEARCH, first=True)
+        else:
+            _probe_smallest(session)
         _repeat(session)
-    if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
-        _consider(session, smallest, Purpose.SEARCH, first=True)
+    if _may_probe_smallest(session):
+        _probe_smallest(session)
     return limit
 
 
@@ -104,7 +104,7 @@ def _limited_by(session: Session) -> Ending | None:
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     if session.probes_left <= max(kept, reserved):
         return Ending.TRIALS
-    return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
+    return None if session.durations.has_time(_reserve_seconds(session)) else Ending.TIME
 
 
 def _has_no_gain(session: Session, proposer: Proposer) -> bool:
@@ -134,6 +134,12 @@ def _smallest(session: Session) -> Candidate | None:
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
 
 
+def _probe_smallest(session: Session) -> None:
+    smallest = _smallest(session)
+    if smallest is not None:
+        _consider(session, smallest, Purpose.SEARCH, first=True)
+
+
 def _is_smallest_next(session: Session) -> bool:
     """Whether the candidate with the smallest predicted need comes next: predictions were too low, or nothing is
     predicted to fit."""
@@ -159,7 +165,7 @@ def _may_repeat(session: Session, item: Unfinished) -> bool:
     # The patience of the run that started it allowed it.
     return (
         session.probes_left > 0
-        and session.has_time(_reserve_seconds(session))
+        and session.durations.has_time(_reserve_seconds(session))
         and session.judge.is_open(item.candidate)
         and (item.deaths >= DEATHS or _is_in_turn(session, item.candidate, item.purpose))
     )
@@ -206,27 +212,25 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
         first = session.leader()
         incumbent = first.candidate if first is not None else None
         enough = tuple(traced) if len(traced) >= _TRACED_FOR_A_PROBE else ()
+        # In the order that follows from what has been traced so far.
         proposed = proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
-        for candidate in proposed:
-            known = judge.is_decided(candidate)
-            veto = judge.verdict(candidate)
-            if veto is not None:
-                session.veto(candidate, Purpose.SEARCH, veto)
-                session.vetoed_traces += not known
-            elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
-                return candidate
-            if (limit := _limited_by(session)) is not None:
-                return limit
-            if veto is None:
-                # As traced, it may come after others: they are put in order again, of which it may still be the first.
-                traced[candidate] = None
-            if veto is None or (by_sampler and session.vetoed_traces >= _MOST_VETOED_TRACES / 2):
-                by_sampler = False
-                break
-            if _is_smallest_next(session):
-                return None
-        else:
+        candidate = next(proposed, None)
+        if candidate is None:
             return proposer.ending
+        known = judge.is_decided(candidate)
+        veto = judge.verdict(candidate)
+        if veto is not None:
+            session.veto(candidate, Purpose.SEARCH, veto)
+            session.vetoed_traces += not known
+            by_sampler = by_sampler and session.vetoed_traces < _MOST_VETOED_TRACES / 2
+        elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
+            return candidate
+        else:
+            # As traced, it may come after others.
+            traced[candidate] = None
+            by_sampler = False
+        if (limit := _limited_by(session)) is not None:
+            return limit
     return None
 
 
@@ -244,9 +248,9 @@ def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> fl
         kept = _smallest(session)
         longest = max((record.measurement.wall_seconds for record in session.log.records), default=0.0)
         return 0.0 if kept in (None, candidate) else min(longest, most)
-    reserve = min(len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds(), most)
+    reserve = min(len(_unmeasured(session)) * session.durations.probe_seconds + session.settling_seconds(), most)
     compared = sum(record.probed for record in session.log.records) + len(session.cut_off)
-    return reserve if compared >= _COMPARED or session.has_time(reserve) else 0.0
+    return reserve if compared >= _COMPARED or session.durations.has_time(reserve) else 0.0
 
 
 def _unmeasured(session: Session) -> list[Candidate]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
@@ -15,7 +14,8 @@ from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn, pair_seconds, short_runs, untimed_seconds
+from autotune.study.comparison import next_turn
+from autotune.study.durations import WHOLE_STEPS, Durations
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
@@ -23,9 +23,6 @@ from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3
 """Number of confirmed candidates after which the best of them is taken without confirming others."""
-
-_WHOLE_STEPS = 4
-"""Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
 
 
 class TurnLost(Exception):  # noqa: N818 (nothing has failed)
@@ -64,6 +61,7 @@ class Session:
         self.trials = trials
         self.clock = clock
         self.predictor = predictor
+        self.durations = Durations(log, effort, clock)
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.vetoed_traces = 0
         self.without_gain = (-1, 0)
@@ -104,7 +102,7 @@ class Session:
         If there is no time to confirm another candidate, a confirmed one is recommended, even if another was faster in
         one run.
         """
-        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
+        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.durations.confirmation_seconds)
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
     def report_resumed(self) -> None:
@@ -119,40 +117,13 @@ class Session:
         vetoed = sum(not record.probed for record in records)
         self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
 
-    def probe_seconds(self) -> float:
-        """Return the seconds that a probe that fits takes, estimated from those so far; 0 before the first."""
-        walls = [measurement.wall_seconds for measurement in self._ran()]
-        return fmean(walls) if walls else 0.0
-
-    def has_time(self, reserve_seconds: float) -> bool:
-        """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
-        walls = [record.measurement.wall_seconds for record in self.log.records if record.probed]
-        usual = self.probe_seconds() or (fmean(walls) if walls else 0.0)
-        return not self.clock.over(reserve_seconds + usual)
-
-    def confirmation_seconds(self) -> float:
-        """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
-        slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
-        longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
-        return fmean(map(untimed_seconds, self._ran())) + longest if self.probe_seconds() else 0.0
-
     def settling_seconds(self) -> float:
-        """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
-        first = self.leader()
-        if first is None:
-            return 0.0
-        return self.confirmation_seconds() + self.comparisons(first) * self._pair_seconds(first)
+        """Return the most seconds that confirmation and comparison take."""
+        return self.durations.settling_seconds(self.leader(), self.baseline)
 
     def comparisons(self, winner: Record) -> int:
         """Return the short runs of a winner and of the baseline, each."""
-        limit_seconds = self.clock.limit_seconds
-        return short_runs(self._pair_seconds(winner), self.log.records, self.effort.comparisons, limit_seconds)
-
-    def _pair_seconds(self, winner: Record) -> float:
-        return pair_seconds(winner, self.baseline, self.effort.comparison)
-
-    def _ran(self) -> list[Measurement]:
-        return [record.measurement for record in self.log.records if record.measurement.ok]
+        return self.durations.comparisons(winner, self.baseline)
 
     def refresh(self) -> None:
         """Read what the other workers have stored, learn from it, and tell the listener."""
@@ -232,7 +203,7 @@ class Session:
             purpose, schedule = Purpose.COMPARISON, self.effort.comparison
         probed = record.measurement
         # As long as the probe, and whole steps.
-        expected_seconds = probed.wall_seconds + _WHOLE_STEPS * (probed.step_seconds or 0.0)
+        expected_seconds = probed.wall_seconds + WHOLE_STEPS * (probed.step_seconds or 0.0)
         measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
         self._require_turn()
         if not self._was_cut_off(number, measurement):
