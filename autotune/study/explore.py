@@ -54,19 +54,12 @@ def explore(session: Session, proposer: Proposer) -> Ending:
         for recipe in _recipes(session):
             if _limited_by(session) is None and not session.judge.failures.is_slow(recipe):
                 _consider(session, recipe, Purpose.RECIPE)
-    while (limit := _limited_by(session)) is None:
-        found = _next(session, proposer)
-        if isinstance(found, Ending):
-            limit = found
-            break
-        if found is not None:
-            session.probe(found, Purpose.SEARCH, _reserve_seconds(session))
-        else:
-            _probe_smallest(session)
+    while not isinstance(found := _next(session, proposer), Ending):
+        _consider(session, found, Purpose.SEARCH, first=True)
         _repeat(session)
-    if _may_probe_smallest(session):
-        _probe_smallest(session)
-    return limit
+    if (smallest := _last_resort(session)) is not None:
+        _consider(session, smallest, Purpose.SEARCH, first=True)
+    return found
 
 
 def _recipes(session: Session) -> list[Candidate]:
@@ -88,7 +81,7 @@ def may_explore(session: Session, ending: Ending) -> bool:
     return (
         any(_may_repeat(session, item) for item in session.log.unfinished)
         or (ending not in (Ending.EXHAUSTED, Ending.SAMPLED) and _limited_by(session) is None)
-        or _may_probe_smallest(session)
+        or _last_resort(session) is not None
     )
 
 
@@ -122,8 +115,9 @@ def _has_no_gain(session: Session, proposer: Proposer) -> bool:
     return _limited_by(session) is Ending.NO_GAIN
 
 
-def _may_probe_smallest(session: Session) -> bool:
-    return session.probes_left > 0 and not session.clock.over() and _smallest(session) is not None
+def _last_resort(session: Session) -> Candidate | None:
+    """Return the candidate with the smallest predicted need if there is a probe left that was kept for it."""
+    return _smallest(session) if session.probes_left > 0 and not session.clock.over() else None
 
 
 def _smallest(session: Session) -> Candidate | None:
@@ -132,18 +126,6 @@ def _smallest(session: Session) -> Candidate | None:
         return None
     smallest = session.predictor.least()
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
-
-
-def _probe_smallest(session: Session) -> None:
-    smallest = _smallest(session)
-    if smallest is not None:
-        _consider(session, smallest, Purpose.SEARCH, first=True)
-
-
-def _is_smallest_next(session: Session) -> bool:
-    """Whether the candidate with the smallest predicted need comes next: predictions were too low, or nothing is
-    predicted to fit."""
-    return _by_need(session) and _smallest(session) is not None
 
 
 def _by_need(session: Session) -> bool:
@@ -200,21 +182,22 @@ def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> boo
     return session.predictor.least() in (None, candidate)
 
 
-def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
-    """Return the first proposed candidate that is worth a probe, traced; or why there is none.
+def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
+    """Return the first proposed candidate that is worth a probe, traced, or why there is none.
 
-    None stands for the candidate with the smallest predicted need.
+    If predictions were too low, or nothing is predicted to fit, it is the one with the smallest predicted need.
     """
+    if (limit := _limited_by(session)) is not None:
+        return limit
     if _has_no_gain(session, proposer):
         return Ending.NO_GAIN
     judge, traced, by_sampler = session.judge, dict[Candidate, None](), _samplers_turn(session)
-    while not _is_smallest_next(session):
+    while (smallest := _smallest(session) if _by_need(session) else None) is None:
         first = session.leader()
         incumbent = first.candidate if first is not None else None
         enough = tuple(traced) if len(traced) >= _TRACED_FOR_A_PROBE else ()
         # In the order that follows from what has been traced so far.
-        proposed = proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
-        candidate = next(proposed, None)
+        candidate = proposer.proposal(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
         if candidate is None:
             return proposer.ending
         known = judge.is_decided(candidate)
@@ -231,7 +214,7 @@ def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
             by_sampler = False
         if (limit := _limited_by(session)) is not None:
             return limit
-    return None
+    return smallest
 
 
 def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:
@@ -244,13 +227,14 @@ def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> fl
         candidate: what is to be probed; None: one that is not known yet.
     """
     most = (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE
+    records, durations = session.log.records, session.durations
     if session.leader() is None:
-        kept = _smallest(session)
-        longest = max((record.measurement.wall_seconds for record in session.log.records), default=0.0)
-        return 0.0 if kept in (None, candidate) else min(longest, most)
-    reserve = min(len(_unmeasured(session)) * session.durations.probe_seconds + session.settling_seconds(), most)
-    compared = sum(record.probed for record in session.log.records) + len(session.cut_off)
-    return reserve if compared >= _COMPARED or session.durations.has_time(reserve) else 0.0
+        if _smallest(session) in (None, candidate):
+            return 0.0
+        return min(max((record.measurement.wall_seconds for record in records), default=0.0), most)
+    reserve = min(len(_unmeasured(session)) * durations.probe_seconds + session.settling_seconds(), most)
+    compared = sum(record.probed for record in records) + len(session.cut_off)
+    return reserve if compared >= _COMPARED or durations.has_time(reserve) else 0.0
 
 
 def _unmeasured(session: Session) -> list[Candidate]:

@@ -121,10 +121,6 @@ class Session:
         """Return the most seconds that confirmation and comparison take."""
         return self.durations.settling_seconds(self.leader(), self.baseline)
 
-    def comparisons(self, winner: Record) -> int:
-        """Return the short runs of a winner and of the baseline, each."""
-        return self.durations.comparisons(winner, self.baseline)
-
     def refresh(self) -> None:
         """Read what the other workers have stored, learn from it, and tell the listener."""
         self.log.refresh()
@@ -163,20 +159,13 @@ class Session:
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
             self.judge.set_aside(candidate)
+        elif (kept := self.log.finish(number, measurement)) is not None:
+            self._own.add(kept.number)
         else:
-            self._store(number, measurement)
+            self._note(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
         self._follow()
         self._finished(record, purpose, measurement)
         return True
-
-    def _store(self, number: int, measurement: Measurement) -> None:
-        kept = self.log.finish(number, measurement)
-        if kept is None:
-            self._listener(
-                Noted(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
-            )
-        else:
-            self._own.add(kept.number)
 
     def _follow(self) -> None:
         """Learn from what is new in the study, of this worker and of others."""
@@ -205,7 +194,9 @@ class Session:
         # As long as the probe, and whole steps.
         expected_seconds = probed.wall_seconds + WHOLE_STEPS * (probed.step_seconds or 0.0)
         measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
-        self._require_turn()
+        if self.lapsed:
+            self._note("This worker's lease expired while it confirmed a winner: it queues again.")
+            raise TurnLost
         if not self._was_cut_off(number, measurement):
             if turn is None:
                 self.log.confirm(number, measurement)
@@ -217,7 +208,7 @@ class Session:
 
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.comparisons(winner))
+        return next_turn(winner, self.baseline, self.durations.comparisons(winner, self.baseline))
 
     def queue(self) -> None:
         """Take note that this worker queues, to confirm when it is its turn."""
@@ -228,11 +219,6 @@ class Session:
         """Whether this worker's lease expired since it queued, so that another may be first now."""
         return self.log.lapses != self._lapses
 
-    def _require_turn(self) -> None:
-        if self.lapsed:
-            self._listener(Noted("This worker's lease expired while it confirmed a winner: it queues again."))
-            raise TurnLost
-
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
         self._own.add(run.number)
         self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials, self.clock.left()))
@@ -242,7 +228,7 @@ class Session:
         """Whether the search's time limit ended a probe, so that its result says nothing about the candidate."""
         cut_off = measurement.status is ProbeStatus.TIMEOUT and self.clock.over(reserve_seconds)
         if cut_off:
-            self._listener(Noted(f"The time limit ended the run of trial {number}: --resume repeats it."))
+            self._note(f"The time limit ended the run of trial {number}: --resume repeats it.")
         return cut_off
 
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
@@ -256,3 +242,6 @@ class Session:
         # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))
+
+    def _note(self, text: str) -> None:
+        self._listener(Noted(text))
