@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, rank
-from autotune.study.conflicts import nearest_legal
+from autotune.study.conflicts import Changes, smaller_choices
 from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
 
@@ -60,7 +60,7 @@ class Improvements:
         self._starts = tuple(problem.recipes if starts is None else starts)
         self._asked: set[Candidate] = set()
         self._codes = Codes(problem.choices)
-        self._changed: dict[Candidate, tuple[Candidate, ...]] = {}
+        self._changes = Changes(problem)
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
 
@@ -142,7 +142,7 @@ class Improvements:
         smaller = (
             [self._problem.normal(each.but(**{knob: choice})) for choice in choices]
             for each in larger
-            for knob, choices in self._smaller(each)
+            for knob, choices in smaller_choices(self._problem, each)
         )
         fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
         return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
@@ -236,19 +236,6 @@ class Improvements:
             chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
             yield self._problem.normal(Candidate(chosen))
 
-    def _changes(self, candidate: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidates with one other choice, with further changes where rules forbid it alone."""
-        if candidate not in self._changed:
-            singles = ((knob, choice) for knob, each in self._problem.choices.items() for choice in each)
-            found = (
-                each
-                for knob, choice in singles
-                if choice != candidate[knob]
-                for each in nearest_legal(self._problem, candidate, knob, choice)
-            )
-            self._changed[candidate] = tuple(dict.fromkeys(found))
-        return self._changed[candidate]
-
     def _rows_for_the_table(self, best: Estimate) -> Iterator[Batch]:
         """Yield what is shown with the best: what needs less and is as fast, what fits with certainty, and the smallest
         changes of the baseline."""
@@ -260,17 +247,8 @@ class Improvements:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
         if best.fits and not best.sure:
-            smaller = self._smaller(best.candidate)
+            smaller = smaller_choices(self._problem, best.candidate)
             yield from self._new(best.candidate.but(**{knob: choices[0]}) for knob, choices in smaller)
-
-    def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:
-        """Yield the smaller choices of each ordered knob that has any, the largest first."""
-        for knob, choices in self._problem.choices.items():
-            own = candidate[knob]
-            numbers = [each for each in choices if isinstance(each, int) and knob in self._problem.ordered]
-            smaller = [each for each in numbers if isinstance(own, int) and each < own]
-            if smaller:
-                yield knob, sorted(smaller, reverse=True)
 
     def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
