@@ -62,11 +62,6 @@ class Fit:
             for part, each in self._sections.items()
             if part.occurrence is not Occurrence.FURTHER or micro_batches > 1
         }
-        times: dict[Part, StepTime] = {}
-        for part, each in sections.items():
-            known = [(section.time, weight) for section, weight in zip(each, weights, strict=True) if section.time]
-            if len(known) == len(weights):
-                times[part] = mixed_times(known)
         replays = [reply.replayed(allocator) for reply in self._replies]
         tensors = [reply.device.bytes for reply in self._replies]
         # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
@@ -90,9 +85,17 @@ class Fit:
             returned_bytes=round(fmean(returned)),
             host_bytes=max(0, round(max(host))),
             machine_bytes=max(0, round(max(machine))),
-            times=times,
+            times=self._times(sections),
             between=self._between,
         )
+
+    def _times(self, sections: Mapping[Part, Sequence[Section]]) -> Mapping[Part, StepTime]:
+        """Return the times of parts, as far as those of all depths are known."""
+        terms = {
+            part: [(section.time, weight) for section, weight in zip(each, self._weights, strict=True) if section.time]
+            for part, each in sections.items()
+        }
+        return {part: mixed_times(each) for part, each in terms.items() if len(each) == len(self._weights)}
 
     def course(self, stretch: Stretch) -> list[Levels]:
         """Return the bytes of tensors at each moment of a stretch.
