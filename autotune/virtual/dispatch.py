@@ -224,7 +224,7 @@ class VirtualMode(TorchDispatchMode):
         place = ledger.place(outputs[0]) if outputs else Place.HOST
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor)
-        if self._in_backward and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
+        if self._in_backward and ledger.keeps_gradients and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
             ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.

@@ -35,6 +35,7 @@ class Ledger:
         device_type: type of the traced device; tensors on any other device count as host memory.
         times: how often the time of the operators that run now is to be counted.
         generates: whether completions are being generated.
+        keeps_gradients: whether parameters keep their gradients; if not, an engine moves each to a buffer of its own.
         again: micro-batches that are not traced, and for which functions are compiled again.
         streams: the stream on which a storage was allocated first, by its number, where it is not the default one.
     """
@@ -50,6 +51,7 @@ class Ledger:
         self.times = 1
         self.again = Recompiled()
         self.generates = False
+        self.keeps_gradients = True
         self.streams: dict[int, int] = {}
         self._multiplied: set[bool] = set()
         self._live: dict[int, _Live] = {}

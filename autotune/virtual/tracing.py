@@ -149,6 +149,11 @@ def generating() -> AbstractContextManager[object]:
     return mock.patch.object(_running[-1][1], "generates", True)
 
 
+def moving_gradients() -> AbstractContextManager[object]:
+    """Return a context in whose body an engine moves each gradient of a parameter to a buffer of its own."""
+    return mock.patch.object(_running[-1][1], "keeps_gradients", False)
+
+
 def is_tracing() -> bool:
     """Whether a trace is running."""
     return bool(_running)

@@ -119,7 +119,7 @@ class Fit:
             names = max((names for names, _ in peaks), key=len)
             if names:
                 levels = self._extrapolated([levels for _, levels in peaks], len(names))
-                yield (part, backward), Aligned(names, levels, levels, (0,), (False,), self._insertions)
+                yield (part, backward), Aligned(names, levels, levels, (0,), self._insertions)
 
     def _aligned(self, part: Part) -> Mapping[Stretch, Aligned] | None:
         """Return the stretches of a part at the moments that all depths share, or None if they cannot be aligned."""
@@ -133,8 +133,7 @@ class Fit:
             if first is None or last is None:
                 return None
             places.append((first, last))
-        moved = [[end - start for start, end in zip(*both, strict=True)] for both in places]
-        apart = [any(found) for found in zip(*moved, strict=True)]
+        moved = [end - start for start, end in zip(*places[-1], strict=True)]
         found_stretches = {}
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
@@ -144,9 +143,7 @@ class Fit:
                 for side in zip(*places, strict=True)
             )
             if names:
-                found_stretches[part, backward] = Aligned(
-                    names, start, end, moved[-1][kept], apart[kept], self._insertions, self._edges
-                )
+                found_stretches[part, backward] = Aligned(names, start, end, moved[kept], self._insertions, self._edges)
         return found_stretches
 
     def _extrapolated(self, depths: Sequence[SeriesLevels], moments: int) -> SeriesLevels:

@@ -40,7 +40,6 @@ class Aligned:
         start, end: extrapolated bytes at the same moments, aligned from either side.
         layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
             as many as the additional layers have. 0 where it is not one of the layers'.
-        apart: for each moment, whether the two sides differ in any trace: in chunks of the loss too.
         insertions: how often what the deeper trace adds comes in the whole model.
         edges: whether the first layers and the last ones are unlike those between, because weights are gathered before
             they are needed. The first are then aligned from the start alone, and the last from the end.
@@ -50,13 +49,13 @@ class Aligned:
     start: SeriesLevels
     end: SeriesLevels
     layer_moments: Sequence[int]
-    apart: Sequence[bool]
     insertions: int
     edges: bool = False
 
     def highest(self) -> Highest:
         """Return the moment with the largest total."""
-        last, first = self._at_edges() if self.edges else ([], [])
+        last = [moment for run in self._runs() for moment in run.moments[run.from_start :]]
+        first = [moment for run in self._runs() for moment in run.moments[: -run.from_end]]
         found = (self._highest(self.start, last), self._highest(self.end, first))
         return max(found, key=lambda highest: sum(highest.levels.values()))
 
@@ -66,43 +65,58 @@ class Aligned:
         moment = int(np.argmax(totals))
         return Highest(self.names[moment], _rounded({name: figures[moment] for name, figures in levels.items()}))
 
-    def _at_edges(self) -> tuple[list[int], list[int]]:
-        """Return the moments in the last layers of each pass, and those in the first."""
-        last: list[int] = []
-        first: list[int] = []
-        for in_layers, run in groupby(
-            range(len(self.layer_moments)), key=lambda moment: self.layer_moments[moment] > 0
-        ):
-            moments = list(run)
-            period = max(self.layer_moments[moment] for moment in moments)
-            if in_layers and len(moments) > LAYERS_AT_EDGES * period:
-                last += moments[-LAYERS_AT_EDGES * period :]
-                first += moments[: LAYERS_AT_EDGES * period]
-        return last, first
-
     def course(self) -> Iterator[Levels]:
         """Yield the bytes at the moments of the stretch, in order.
 
         Between the first layers and the last ones, memory changes evenly from layer to layer.
         """
         first, last = self.start, self.end
-        kinds = zip(self.apart, self.layer_moments, strict=True)
-        for (apart, period), run in groupby(enumerate(kinds), key=lambda item: item[1]):
-            moments = [moment for moment, _ in run]
-            places = [(moment, 0.0) for moment in moments]
-            if apart:
-                added = range(max(0, self.insertions * period - len(moments)))
-                within = moments[-period:]
-                places += [(within[place % len(within)], (1 + place // period) / self.insertions) for place in added]
-                places += [(moment, 1.0) for moment in moments]
-            for moment, share in places:
-                yield _rounded({name: _between(first[name], last[name], moment, share) for name in first})
+        for moments, period, from_start, from_end in self._runs():
+            for moment in moments[:from_start]:
+                yield _rounded({name: figures[moment] for name, figures in first.items()})
+            if not period:
+                continue
+            before, after = moments[:from_start][-period:], moments[-from_end:]
+            added = max(0, self.insertions * period + len(moments) - from_start - from_end)
+            for place in range(added):
+                low = before[place % period]
+                high = next(moment for moment in after if (moment - low) % period == 0)
+                share = (1 + place // period) / (1 + added / period)
+                yield _rounded({name: size + share * (last[name][high] - size) for name, size in _at(first, low)})
+            for moment in after:
+                yield _rounded({name: figures[moment] for name, figures in last.items()})
+
+    def _runs(self) -> Iterator[_Run]:
+        for in_layers, run in groupby(range(len(self.layer_moments)), key=lambda each: self.layer_moments[each] > 0):
+            moments = list(run)
+            period = max(self.layer_moments[moment] for moment in moments) if in_layers else 0
+            # Each kind of layer is looked at from either side.
+            most = max(0, len(moments) // period - 1) if period else 0
+            last, first = (min(LAYERS_AT_EDGES, most),) * 2 if self.edges else (0, min(1, most))
+            yield _Run(moments, period, len(moments) - last * period, len(moments) - first * period)
 
 
-def _between(first: Figures, last: Figures, moment: int, share: float) -> float:
-    # Both ends as they are: their highest moments are the forecast's.
-    low, high = float(first[moment]), float(last[moment])
-    return low if share == 0 else high if share == 1 else low + share * (high - low)
+class _Run(NamedTuple):
+    """Moments that follow one another: those of the layers of a pass, or those between passes.
+
+    Aligned from the end, the first layer of the shallow trace is the second of the deeper one: what the second holds
+    and the first does not would count once for each further layer. So the first layer counts from the start alone.
+
+    Attributes:
+        period: how many moments the additional layers have; 0 where the moments are in no layer.
+        from_start: of how many moments, from the first, the figures aligned from the start count.
+        from_end: of how many moments, from the last, those aligned from the end count.
+    """
+
+    moments: Sequence[int]
+    period: int
+    from_start: int
+    from_end: int
+
+
+def _at(course: SeriesLevels, moment: int) -> Iterator[tuple[str, float]]:
+    for name, figures in course.items():
+        yield name, float(figures[moment])
 
 
 def _rounded(sizes: Mapping[str, float]) -> Levels:

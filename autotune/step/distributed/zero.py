@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -15,6 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
 from autotune.units import GIB
 from autotune.virtual import assume, holds_gradients, is_tracing
+from autotune.virtual.tracing import moving_gradients
 
 
 @contextmanager
@@ -42,6 +43,7 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(backend, "build_shm_op", return_value=None),
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
+        mock.patch.object(Zero2, "copy_grads_in_partition", _noted(Zero2.copy_grads_in_partition)),
         mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
         mock.patch.object(
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
@@ -50,6 +52,8 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(comm, "cdb", None),
         # Keeps process groups for all engines of a process; those of this trace end with it.
         mock.patch.dict(vars(groups)),
+        # Of the whole model, the buffer alone follows from few layers (`with_shares_of`).
+        moving_gradients() if zero_stage(plan) == 2 else nullcontext(),
     ):
         deepspeed.init_distributed(dist_backend="fake")
         yield
@@ -103,15 +107,26 @@ def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
     return has_overflow
 
 
-def _tagging(end: Callable[..., None]) -> Callable[..., None]:
-    """Return a method that ends a backward pass, and tags the gradients of all parameters before and after.
+def _noted(copy: Callable[..., None]) -> Callable[..., None]:
+    """Return a method of ZeRO-2 that also tags the buffer it copies gradients to as gradients."""
 
-    Until then they are in ``.grad``, or in ``.grad_accum`` if they are added up in another type; for ZeRO-2 these are
-    parts of one buffer.
+    def copy_grads_in_partition(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        copy(optimizer, *args, **kwargs)
+        if optimizer.grads_in_partition is not None:
+            holds_gradients(optimizer.grads_in_partition)
+
+    return copy_grads_in_partition
+
+
+def _tagging(end: Callable[..., None]) -> Callable[..., None]:
+    """Return a method that ends a backward pass, and tags what ZeRO-1 has of gradients before and after.
+
+    They are in ``.grad``, or in ``.grad_accum`` if they are added up in another type. Those of ZeRO-2 are whole until
+    they are copied, and no share of a rank.
     """
 
     def tag(optimizer: Any) -> None:
-        for group in optimizer.bit16_groups:
+        for group in () if optimizer.partition_gradients else optimizer.bit16_groups:
             for parameter in group:
                 gradient = optimizer.get_gradient_for_reduction(parameter)
                 if gradient is not None:
