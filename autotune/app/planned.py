@@ -13,7 +13,6 @@ from stat import S_ISREG
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader
-from autotune.core.codec import encode
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.lengths import LengthDistribution
@@ -170,7 +169,7 @@ def planned_workload(
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, package_digest())
-    known = cache.decoded(Workload, key) if cache is not None else None
+    known = cache.get(Workload, key) if cache is not None else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)
@@ -180,7 +179,7 @@ def planned_workload(
         workload = reader.check_attention(workload, here, wanted, user_cache())
     # Traces read rows with images themselves, which the cache does not have.
     if cache is not None and not workload.has_images:
-        cache.put(key, encode(workload))
+        cache.put(key, workload)
     return workload
 
 

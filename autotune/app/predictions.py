@@ -14,7 +14,6 @@ from autotune.app.notes import notes_on_speed, notes_on_traces
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
-from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
 from autotune.core.estimate import Estimate, need
 from autotune.core.events import Listener, Noted, StageStarted
@@ -225,12 +224,12 @@ def speeds_of(
     """
     hardware = machine.hardware
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, encode(gpu))
-    known = cache.decoded(GpuSpeeds, key)
+    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, gpu)
+    known = cache.get(GpuSpeeds, key)
     if known is not None:
         return known
     measured = measure_speeds(server, SpeedsRequest(gpu), folder / "speeds")
-    cache.put(key, encode(measured))
+    cache.put(key, measured)
     return measured
 
 

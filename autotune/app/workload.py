@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.core.candidate import Choice
-from autotune.core.codec import encode
 from autotune.core.events import Listener, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.protocol import CheckPackingRequest, PrepareRequest
@@ -85,7 +84,7 @@ class WorkloadReader:
         identity = workload.trainer, workload.models_fingerprint, machine.hardware.name, environment(machine)
         packs = not workload.has_images
         keys = {each: fingerprint("packing", each, packs, *identity, package_digest()) for each in attentions}
-        kept = {each: cache.decoded(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
+        kept = {each: cache.get(PackingCheck, key) for each, key in keys.items()} if cache is not None else {}
         checks = {each: found for each, found in kept.items() if found is not None}
         missing = tuple(each for each in keys if each not in checks)
         if missing:
@@ -100,5 +99,5 @@ class WorkloadReader:
             # What failed before logits were compared may have lacked memory that the next run has.
             decided = checks[each].max_difference is not None if packs else checks[each].supported
             if cache is not None and decided:
-                cache.put(keys[each], encode(checks[each]))
+                cache.put(keys[each], checks[each])
         return replace(workload, packing_checks=checks)

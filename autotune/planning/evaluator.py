@@ -229,29 +229,27 @@ def memory_timeline(
         followed: see :class:`MemoryTimeline`.
         vllm: bytes that vLLM holds while completions are generated, and all the other time.
     """
+    at_peak = {name: size for name, size in training.breakdown.items() if name not in BESIDE_TENSORS}
+    most_bytes = sum(at_peak.values())
     moments: list[Levels] = []
     marks: list[Mark] = []
-    at_peak = {name: size for name, size in training.breakdown.items() if name not in BESIDE_TENSORS}
-    peaks: list[int] = []
+    are_peak: list[bool] = []
     for (part, backward), course in courses.items():
         if course:
             marks.append(Mark(part, backward, len(moments)))
         held = vllm[0] if part.phase == GENERATION else vllm[1]
-        for levels in course:
-            if levels == at_peak:
-                peaks.append(len(moments))
-            tensors = _at_most(levels, sum(at_peak.values()))
-            moments.append({**tensors, VLLM: held} if held else tensors)
+        beside = {VLLM: held} if held else {}
+        moments += [{**_at_most(levels, most_bytes), **beside} for levels in course]
+        are_peak += [levels == at_peak for levels in course]
     if not moments:
         return None
     names = list(dict.fromkeys(name for levels in moments for name in levels))
     totals = [sum(levels.values()) for levels in moments]
-    highest = totals.index(max(totals))
     return MemoryTimeline(
         marks=tuple(marks),
         levels={name: tuple([levels.get(name, 0) for levels in moments]) for name in names},
         # Of moments that hold equally much, the one that the breakdown is of.
-        peak=next((place for place in peaks if totals[place] == totals[highest]), highest),
+        peak=max(range(len(moments)), key=lambda moment: (totals[moment], are_peak[moment])),
         breakdown=memory.breakdown,
         error=memory.error,
         followed=followed,

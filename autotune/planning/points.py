@@ -16,6 +16,7 @@ from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
 from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.extrapolation.series import LAYERS_AT_EDGES
 from autotune.techniques.traits import between_layers, impact_in
 from autotune.trainers import find_trainer
 
@@ -23,8 +24,7 @@ Point = tuple[int, Shape]
 """A depth in layers, and a micro-batch."""
 # The first and the last layer run with different tensors held, so a trace needs both.
 _FEWEST = 2
-# Two at either end: see autotune.planning.extrapolation.series.LAYERS_AT_EDGES.
-_WITH_EDGES = 4
+_WITH_EDGES = 2 * LAYERS_AT_EDGES
 # Steps of one micro-batch have more rows in it than steps of several; on so few, one trace serves both.
 _FEW_ROWS = 2
 
@@ -62,28 +62,29 @@ def traced_depths(kinds: Sequence[str], every: int = 1, *, edges: bool = False) 
 def traced_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Mapping[Point, TrainingPlan]:
     """Return the points at which a plan has to be traced for a micro-batch, each with the plan to trace there."""
     few = dict.fromkeys(((depth, shape) for depth in depths_of(plan, layer_kinds)), plan)
-    return few | dict.fromkeys(_whole_points(plan, layer_kinds, shape), between_layers(plan))
+    whole = _whole_point(plan, layer_kinds, shape)
+    return few if whole is None else {**few, whole: between_layers(plan)}
 
 
 def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape, replies: Mapping[Point, TraceReply]) -> Fit:
     """Return what follows for a micro-batch from the traces of a plan at its points."""
-    wholes = [replies[point] for point in _whole_points(plan, layer_kinds, shape)]
     few = {depth: replies[depth, shape] for depth in depths_of(plan, layer_kinds)}
-    for whole in wholes:
-        few = {depth: with_shares_of(whole, reply) for depth, reply in few.items()}
+    whole = _whole_point(plan, layer_kinds, shape)
+    if whole is not None:
+        few = {depth: with_shares_of(replies[whole], reply) for depth, reply in few.items()}
     return Fit(few, len(layer_kinds), edges=impact_in(plan).gathers_ahead)
 
 
-def _whole_points(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> list[Point]:
-    """Return the point at which a plan is traced for what it holds between micro-batches; none if layers show it.
+def _whole_point(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Point | None:
+    """Return the point at which a plan is traced for what it holds between micro-batches; None if layers show it.
 
     It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch: the
     same one for many plans.
     """
     layers = len(layer_kinds)
     if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
-        return []
-    return [(layers, replace(shape, rows=min(shape.rows, _FEW_ROWS)))]
+        return None
+    return layers, replace(shape, rows=min(shape.rows, _FEW_ROWS))
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
@@ -153,15 +154,17 @@ def with_shares_of(whole: TraceReply, reply: TraceReply) -> TraceReply:
     """
     held, wanted = _held(reply), _held(whole)
     updates = {section.part: section for section in whole.sections if section.part.phase in _UPDATES}
-    sections = []
-    for section in reply.sections:
+
+    def shared(section: Section) -> Section:
         if section.part in updates:
-            sections.append(replace(updates[section.part], time=section.time))
-        elif section.part.occurrence is not Occurrence.AFTER and held:
-            sections.append(replace(section, levels=_scaled(section.levels, wanted, held)))
-        else:
-            sections.append(section)
-    return replace(reply, sections=tuple(sections))
+            return replace(updates[section.part], time=section.time)
+        gradients = section.levels.get(_GRADIENT)
+        if section.part.occurrence is Occurrence.AFTER or not held or gradients is None:
+            return section
+        scaled = tuple(round(size * wanted / held) for size in gradients)
+        return replace(section, levels={**section.levels, _GRADIENT: scaled})
+
+    return replace(reply, sections=tuple(map(shared, reply.sections)))
 
 
 _UPDATES = (CONSTRUCTION, OPTIMIZER_STEP)
@@ -169,12 +172,5 @@ _UPDATES = (CONSTRUCTION, OPTIMIZER_STEP)
 
 def _held(reply: TraceReply) -> int:
     """Return the bytes of gradients at the first moment of the update."""
-    update: Section | None = next((one for one in reply.sections if one.part.phase == OPTIMIZER_STEP), None)
-    return update.levels.get(_GRADIENT, (0,))[0] if update is not None else 0
-
-
-def _scaled(levels: Mapping[str, tuple[int, ...]], wanted: int, held: int) -> Mapping[str, tuple[int, ...]]:
-    return {
-        name: tuple(round(value * wanted / held) for value in values) if name == _GRADIENT else values
-        for name, values in levels.items()
-    }
+    updates = (section.levels for section in reply.sections if section.part.phase == OPTIMIZER_STEP)
+    return next(updates, {}).get(_GRADIENT, (0,))[0]

@@ -30,7 +30,7 @@ def audit(session: Session, proposer: Proposer) -> None:
     first = [candidate for candidate in nearest if candidate in needs]
     for candidate in dict.fromkeys((*first, *_spread(waiting, left))):
         reserve_seconds = session.settling_seconds()
-        if not session.has_time(reserve_seconds):
+        if not session.durations.has_time(reserve_seconds):
             return
         # The audit before may have corrected its prediction.
         if _needs(session, (candidate,)):

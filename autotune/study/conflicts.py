@@ -1,8 +1,8 @@
-"""Finds the legal candidates nearest to an illegal one, by changing the knobs that are in conflict."""
+"""Finds the legal candidates near another one: with one other choice, and with what else that takes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.study.problem import Problem
@@ -12,6 +12,37 @@ _MOST_CHANGES = 3
 and the rows of a micro-batch in addition to ``context_parallel``."""
 _MOST_OPEN = 24
 """Most illegal candidates of one distance that are followed."""
+
+
+class Changes:
+    """The legal candidates with one other choice, with further changes where rules forbid it alone."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._known: dict[Candidate, tuple[Candidate, ...]] = {}
+
+    def __call__(self, candidate: Candidate) -> tuple[Candidate, ...]:
+        """Return those of a legal candidate, computed once."""
+        if candidate not in self._known:
+            singles = ((knob, choice) for knob, each in self._problem.choices.items() for choice in each)
+            found = (
+                each
+                for knob, choice in singles
+                if choice != candidate[knob]
+                for each in nearest_legal(self._problem, candidate, knob, choice)
+            )
+            self._known[candidate] = tuple(dict.fromkeys(found))
+        return self._known[candidate]
+
+
+def smaller_choices(problem: Problem, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:
+    """Yield the smaller choices of each ordered knob that has any, the largest first."""
+    for knob, choices in problem.choices.items():
+        own = candidate[knob]
+        if knob in problem.ordered and isinstance(own, int):
+            smaller = [each for each in choices if isinstance(each, int) and each < own]
+            if smaller:
+                yield knob, sorted(smaller, reverse=True)
 
 
 def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:

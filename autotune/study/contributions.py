@@ -37,8 +37,8 @@ def measure_contributions(session: Session, winner: Record) -> bool:
     probed = False
     for candidate in unmeasured(session, winner):
         # If changing a choice back turns out better, that candidate has to be confirmed; the winner has been.
-        reserve = min(session.confirmation_seconds(), (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
-        if session.probes_left <= 0 or not session.has_time(reserve):
+        reserve = min(session.durations.confirmation_seconds, (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE)
+        if session.probes_left <= 0 or not session.durations.has_time(reserve):
             break
         # An earlier probe of this loop may have decided this candidate.
         judge = session.judge

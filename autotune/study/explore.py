@@ -52,21 +52,14 @@ def explore(session: Session, proposer: Proposer) -> Ending:
     _repeat(session)
     if not session.judge.predicts_speed:
         for recipe in _recipes(session):
-            if _limited_by(session) is None and not session.judge.is_slow(recipe):
+            if _limited_by(session) is None and not session.judge.failures.is_slow(recipe):
                 _consider(session, recipe, Purpose.RECIPE)
-    while (limit := _limited_by(session)) is None:
-        found = _next(session, proposer)
-        if isinstance(found, Ending):
-            limit = found
-            break
-        if found is not None:
-            session.probe(found, Purpose.SEARCH, _reserve_seconds(session))
-        elif (smallest := _smallest(session)) is not None:
-            _consider(session, smallest, Purpose.SEARCH, first=True)
+    while not isinstance(found := _next(session, proposer), Ending):
+        _consider(session, found, Purpose.SEARCH, first=True)
         _repeat(session)
-    if _may_probe_smallest(session) and (smallest := _smallest(session)) is not None:
+    if (smallest := _last_resort(session)) is not None:
         _consider(session, smallest, Purpose.SEARCH, first=True)
-    return limit
+    return found
 
 
 def _recipes(session: Session) -> list[Candidate]:
@@ -88,7 +81,7 @@ def may_explore(session: Session, ending: Ending) -> bool:
     return (
         any(_may_repeat(session, item) for item in session.log.unfinished)
         or (ending not in (Ending.EXHAUSTED, Ending.SAMPLED) and _limited_by(session) is None)
-        or _may_probe_smallest(session)
+        or _last_resort(session) is not None
     )
 
 
@@ -104,7 +97,7 @@ def _limited_by(session: Session) -> Ending | None:
     reserved = min(len(_unmeasured(session)), int(session.trials * _LARGEST_RESERVE))
     if session.probes_left <= max(kept, reserved):
         return Ending.TRIALS
-    return None if session.has_time(_reserve_seconds(session)) else Ending.TIME
+    return None if session.durations.has_time(_reserve_seconds(session)) else Ending.TIME
 
 
 def _has_no_gain(session: Session, proposer: Proposer) -> bool:
@@ -122,30 +115,25 @@ def _has_no_gain(session: Session, proposer: Proposer) -> bool:
     return _limited_by(session) is Ending.NO_GAIN
 
 
-def _may_probe_smallest(session: Session) -> bool:
-    return session.probes_left > 0 and not session.clock.over() and _smallest(session) is not None
+def _last_resort(session: Session) -> Candidate | None:
+    """Return the candidate with the smallest predicted need if there is a probe left that was kept for it."""
+    return _smallest(session) if session.probes_left > 0 and not session.clock.over() else None
 
 
 def _smallest(session: Session) -> Candidate | None:
     """Return the candidate with the smallest predicted need, if nothing fits, memory ran out, and it is to be tried."""
-    if session.leader() is not None or not session.judge.lacked_memory:
+    if session.leader() is not None or not session.judge.failures.of_device_memory:
         return None
     smallest = session.predictor.least()
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
 
 
-def _is_smallest_next(session: Session) -> bool:
-    """Whether the candidate with the smallest predicted need comes next: predictions were too low, or nothing is
-    predicted to fit."""
-    return _by_need(session) and _smallest(session) is not None
-
-
 def _by_need(session: Session) -> bool:
     """Whether candidates are probed in the order of their predicted need, since nothing fits so far."""
     judge = session.judge
-    if session.leader() is not None or not judge.lacked_memory:
+    if session.leader() is not None or not judge.failures.of_device_memory:
         return False
-    return judge.surprised or not judge.expects_a_fit
+    return judge.failures.surprised or not judge.expects_a_fit
 
 
 def _repeat(session: Session) -> None:
@@ -159,7 +147,7 @@ def _may_repeat(session: Session, item: Unfinished) -> bool:
     # The patience of the run that started it allowed it.
     return (
         session.probes_left > 0
-        and session.has_time(_reserve_seconds(session))
+        and session.durations.has_time(_reserve_seconds(session))
         and session.judge.is_open(item.candidate)
         and (item.deaths >= DEATHS or _is_in_turn(session, item.candidate, item.purpose))
     )
@@ -194,40 +182,39 @@ def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> boo
     return session.predictor.least() in (None, candidate)
 
 
-def _next(session: Session, proposer: Proposer) -> Candidate | Ending | None:
-    """Return the first proposed candidate that is worth a probe, traced; or why there is none.
+def _next(session: Session, proposer: Proposer) -> Candidate | Ending:
+    """Return the first proposed candidate that is worth a probe, traced, or why there is none.
 
-    None stands for the candidate with the smallest predicted need.
+    If predictions were too low, or nothing is predicted to fit, it is the one with the smallest predicted need.
     """
+    if (limit := _limited_by(session)) is not None:
+        return limit
     if _has_no_gain(session, proposer):
         return Ending.NO_GAIN
     judge, traced, by_sampler = session.judge, dict[Candidate, None](), _samplers_turn(session)
-    while not _is_smallest_next(session):
+    while (smallest := _smallest(session) if _by_need(session) else None) is None:
         first = session.leader()
         incumbent = first.candidate if first is not None else None
         enough = tuple(traced) if len(traced) >= _TRACED_FOR_A_PROBE else ()
-        proposed = proposer.proposals(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
-        for candidate in proposed:
-            known = judge.is_decided(candidate)
-            veto = judge.verdict(candidate)
-            if veto is not None:
-                session.veto(candidate, Purpose.SEARCH, veto)
-                session.vetoed_traces += not known
-            elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
-                return candidate
-            if (limit := _limited_by(session)) is not None:
-                return limit
-            if veto is None:
-                # As traced, it may come after others: they are put in order again, of which it may still be the first.
-                traced[candidate] = None
-            if veto is None or (by_sampler and session.vetoed_traces >= _MOST_VETOED_TRACES / 2):
-                by_sampler = False
-                break
-            if _is_smallest_next(session):
-                return None
-        else:
+        # In the order that follows from what has been traced so far.
+        candidate = proposer.proposal(incumbent, explore=by_sampler, by_need=_by_need(session), traced=enough)
+        if candidate is None:
             return proposer.ending
-    return None
+        known = judge.is_decided(candidate)
+        veto = judge.verdict(candidate)
+        if veto is not None:
+            session.veto(candidate, Purpose.SEARCH, veto)
+            session.vetoed_traces += not known
+            by_sampler = by_sampler and session.vetoed_traces < _MOST_VETOED_TRACES / 2
+        elif candidate in traced or ((known or by_sampler) and _is_in_turn(session, candidate, Purpose.SEARCH)):
+            return candidate
+        else:
+            # As traced, it may come after others.
+            traced[candidate] = None
+            by_sampler = False
+        if (limit := _limited_by(session)) is not None:
+            return limit
+    return smallest
 
 
 def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> float:
@@ -240,13 +227,14 @@ def _reserve_seconds(session: Session, candidate: Candidate | None = None) -> fl
         candidate: what is to be probed; None: one that is not known yet.
     """
     most = (session.clock.limit_seconds or 0.0) * _LARGEST_RESERVE
+    records, durations = session.log.records, session.durations
     if session.leader() is None:
-        kept = _smallest(session)
-        longest = max((record.measurement.wall_seconds for record in session.log.records), default=0.0)
-        return 0.0 if kept in (None, candidate) else min(longest, most)
-    reserve = min(len(_unmeasured(session)) * session.probe_seconds() + session.settling_seconds(), most)
-    compared = sum(record.probed for record in session.log.records) + len(session.cut_off)
-    return reserve if compared >= _COMPARED or session.has_time(reserve) else 0.0
+        if _smallest(session) in (None, candidate):
+            return 0.0
+        return min(max((record.measurement.wall_seconds for record in records), default=0.0), most)
+    reserve = min(len(_unmeasured(session)) * durations.probe_seconds + session.settling_seconds(), most)
+    compared = sum(record.probed for record in records) + len(session.cut_off)
+    return reserve if compared >= _COMPARED or durations.has_time(reserve) else 0.0
 
 
 def _unmeasured(session: Session) -> list[Candidate]:

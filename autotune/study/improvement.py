@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, rank
-from autotune.study.conflicts import nearest_legal
+from autotune.study.conflicts import Changes, smaller_choices
 from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
 
@@ -60,7 +60,7 @@ class Improvements:
         self._starts = tuple(problem.recipes if starts is None else starts)
         self._asked: set[Candidate] = set()
         self._codes = Codes(problem.choices)
-        self._changed: dict[Candidate, tuple[Candidate, ...]] = {}
+        self._changes = Changes(problem)
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
 
@@ -76,11 +76,7 @@ class Improvements:
             yield from self._new(self._changes(baseline))
             best = self._best()
         since = 0
-        while best is not None:
-            batch = (self._promising(best) if since < _PATIENCE else []) or self._shrunk_misfits(best)
-            batch = batch or self._neighbours_of_fastest_misfit(best) or self._optimistic_neighbours(best)
-            if not batch:
-                break
+        while best is not None and (batch := next(filter(None, self._attempts(best, since)), None)):
             self._asked.update(batch)
             yield batch
             found = self._best() or best
@@ -88,6 +84,19 @@ class Improvements:
             best = found
         if best is not None:
             yield from self._rows_for_the_table(self._best() or best)
+
+    def _attempts(self, best: Estimate, since: int) -> Iterator[Batch]:
+        """Yield batches that may be empty, of which the first that is not comes next.
+
+        Args:
+            since: candidates in a row that brought nothing better.
+        """
+        if since < _PATIENCE:
+            yield self._promising(best)
+        if best.fits:
+            yield self._shrunk_misfits(best)
+            yield self._neighbours_of_fastest_misfit(best)
+            yield self._optimistic_neighbours(best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
         """Run the candidates that are legal and not known."""
@@ -128,14 +137,12 @@ class Improvements:
         How much slower fewer rows are depends on the other choices, which a Gaussian process underestimates. Example:
         4-bit weights are dequantised for each micro-batch.
         """
-        if not best.fits:
-            return []
         need, rate = self._need(), self._rate()
         larger = [each for each, logarithm in self._larger(rate).items() if logarithm > _least_worth(best)]
         smaller = (
             [self._problem.normal(each.but(**{knob: choice})) for choice in choices]
             for each in larger
-            for knob, choices in self._smaller(each)
+            for knob, choices in smaller_choices(self._problem, each)
         )
         fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
         return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
@@ -146,8 +153,7 @@ class Improvements:
         The gain of one choice depends on the others. Example: LoRA of attention alone is a quarter faster than LoRA of
         all layers with packed rows, and a tenth with padded rows and 4-bit weights.
         """
-        first = self._traced()[:_BEST] if best.fits else []
-        changes = dict.fromkeys(change for each in first for change in self._changes(each.candidate))
+        changes = dict.fromkeys(change for each in self._traced()[:_BEST] for change in self._changes(each.candidate))
         near = [each for each in changes if self._is_open(each)]
         if not near:
             return []
@@ -167,13 +173,13 @@ class Improvements:
         A choice may free memory with one other choice alone: there is little to offload where all layers are
         checkpointed.
         """
-        larger, rate = next(iter(self._larger(self._rate()).items()), (best.candidate, -math.inf))
-        if not best.fits or larger in self._freed or rate <= _least_worth(best):
+        larger = self._larger(self._rate())
+        fastest = next(iter(larger), None)
+        if fastest is None or fastest in self._freed or larger[fastest] <= _least_worth(best):
             return []
-        self._freed.add(larger)
-        ordered = self._problem.ordered
-        changes = (each for each in self._changes(larger) if self._is_open(each))
-        return [each for each in changes if not ordered & each.differences(larger).keys()]
+        self._freed.add(fastest)
+        changes = (each for each in self._changes(fastest) if self._is_open(each))
+        return [each for each in changes if self._problem.ordered.isdisjoint(each.differences(fastest))]
 
     def _larger(self, rate: Figure) -> dict[Candidate, float]:
         """Return what does not fit with the logarithms of the expected rates, the fastest first."""
@@ -230,19 +236,6 @@ class Improvements:
             chosen = {knob: self._random.choice(choices) for knob, choices in self._problem.choices.items()}
             yield self._problem.normal(Candidate(chosen))
 
-    def _changes(self, candidate: Candidate) -> tuple[Candidate, ...]:
-        """Return the candidates with one other choice, with further changes where rules forbid it alone."""
-        if candidate not in self._changed:
-            singles = ((knob, choice) for knob, each in self._problem.choices.items() for choice in each)
-            found = (
-                each
-                for knob, choice in singles
-                if choice != candidate[knob]
-                for each in nearest_legal(self._problem, candidate, knob, choice)
-            )
-            self._changed[candidate] = tuple(dict.fromkeys(found))
-        return self._changed[candidate]
-
     def _rows_for_the_table(self, best: Estimate) -> Iterator[Batch]:
         """Yield what is shown with the best: what needs less and is as fast, what fits with certainty, and the smallest
         changes of the baseline."""
@@ -254,17 +247,8 @@ class Improvements:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
         if best.fits and not best.sure:
-            smaller = self._smaller(best.candidate)
+            smaller = smaller_choices(self._problem, best.candidate)
             yield from self._new(best.candidate.but(**{knob: choices[0]}) for knob, choices in smaller)
-
-    def _smaller(self, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:
-        """Yield the smaller choices of each ordered knob that has any, the largest first."""
-        for knob, choices in self._problem.choices.items():
-            own = candidate[knob]
-            numbers = [each for each in choices if isinstance(each, int) and knob in self._problem.ordered]
-            smaller = [each for each in numbers if isinstance(own, int) and each < own]
-            if smaller:
-                yield knob, sorted(smaller, reverse=True)
 
     def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""

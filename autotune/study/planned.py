@@ -13,7 +13,7 @@ from autotune.study.problem import Problem
 MOST_TRACED = 100
 """Most candidates that a plan traces. A trace of an 8B shape takes 0.4 to 0.7 s of one core, and a candidate two to six
 of them."""
-_FIRST = (1, 3)
+_FIRST = 4
 """Candidates that are run at first, so that there is a ranking after a few seconds."""
 
 
@@ -53,9 +53,8 @@ def search_by_traces(
     known: dict[Candidate, Estimate] = {}
     proposals = Improvements(problem, known, starts).proposals()
     left: list[Candidate] = []
-    sizes = list(_FIRST)
     while goes_on():
-        most = min(limit - len(known), at_once, sizes.pop(0) if sizes else at_once)
+        most = min(limit - len(known), at_once, _FIRST - len(known) if len(known) < _FIRST else at_once)
         if most <= 0:
             break
         left = left or list(next(proposals, ()))

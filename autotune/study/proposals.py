@@ -55,25 +55,24 @@ class Proposer:
         # What other workers probe at this moment is not proposed again: the judge knows it.
         self._sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=False)
 
-    def proposals(
+    def proposal(
         self,
         incumbent: Candidate | None,
         *,
         explore: bool,
         by_need: bool = False,
         traced: Collection[Candidate] = (),
-    ) -> Iterator[Candidate]:
-        """Yield unknown candidates, the most promising first of those with the same priority, until no more are found.
+    ) -> Candidate | None:
+        """Return an unknown candidate, the most promising of those with the smallest priority; None if none is found.
 
-        Candidates that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a
-        probe.
+        One that the sampler drew may be vetoed, since the sampler learns from vetoes; all others are worth a probe.
 
         Args:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
-            by_need: whether those that are predicted to need the least come first, as far as any is predicted.
+            by_need: whether the one that is predicted to need the least comes next, as far as any is predicted.
             traced: candidates that were traced for this probe, if there may be no more: they, and others that are
-                predicted, are proposed first.
+                predicted, come first.
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
@@ -83,16 +82,17 @@ class Proposer:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())
                 if self._is_in_turn(candidate) and surrogate.excess(candidate) <= _NEAR_MISS:
-                    yield candidate
+                    return candidate
         found = self._surroundings(incumbent)
         if traced:
             known = (each for each in found if self._predictor.predict(each) is not None)
             found = dict.fromkeys((*known, *(each for one in traced for each in self._fresh(one))))
+        if not found:
+            return next(self._by_chance(_MOST_EXAMINED), None)
         ranked = (
             sorted(found, key=self._judge.need_bytes) if by_need else surrogate.promising_first(found, self._standing())
         )
-        yield from sorted(ranked, key=self._rank)
-        yield from self._by_chance(_MOST_EXAMINED)
+        return min(ranked, key=self._rank)
 
     @property
     def ending(self) -> Ending:
@@ -125,7 +125,7 @@ class Proposer:
         if not self._judge.is_open(candidate):
             return False
         if self._judge.priority(candidate) is not Priority.ABOVE:
-            return not self._judge.is_slow(candidate)
+            return not self._judge.failures.is_slow(candidate)
         return self._judge.veto(candidate) is not None
 
     def _rank(self, candidate: Candidate) -> tuple[Priority, bool, float]:
@@ -133,7 +133,7 @@ class Proposer:
         need above what ran out of memory."""
         priority = self._judge.priority(candidate)
         need_bytes = self._judge.need_bytes(candidate) if priority is Priority.ABOVE else 0.0
-        return priority, self._judge.is_slow(candidate), need_bytes
+        return priority, self._judge.failures.is_slow(candidate), need_bytes
 
     def _draw(self) -> Candidate:
         # A trial outside of the study lets the sampler draw repeatedly without leaving a trial for each draw.

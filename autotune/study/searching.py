@@ -115,7 +115,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         interrupted=ending is None,
         contradicted=contradicted(records, session.log.memory_limit_bytes),
         ending=ending,
-        comparisons=session.comparisons(winner) if winner is not None else 0,
+        comparisons=session.durations.comparisons(winner, session.baseline) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
     )
 

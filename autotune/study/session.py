@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from statistics import fmean
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import Effort
 from autotune.core.events import CandidateVetoed, Listener, Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
-from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
+from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.study.clock import Clock
-from autotune.study.comparison import next_turn, pair_seconds, runs_after, short_runs, untimed_seconds
+from autotune.study.comparison import next_turn
+from autotune.study.durations import WHOLE_STEPS, Durations
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
@@ -24,9 +23,6 @@ from autotune.study.trial_log import TrialLog
 
 _MAX_CONFIRMED = 3
 """Number of confirmed candidates after which the best of them is taken without confirming others."""
-
-_WHOLE_STEPS = 4
-"""Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
 
 
 class TurnLost(Exception):  # noqa: N818 (nothing has failed)
@@ -65,6 +61,7 @@ class Session:
         self.trials = trials
         self.clock = clock
         self.predictor = predictor
+        self.durations = Durations(log, effort, clock)
         self.judge = Judge(problem, predictor, log.memory_limit_bytes)
         self.vetoed_traces = 0
         self.without_gain = (-1, 0)
@@ -74,7 +71,6 @@ class Session:
         self._passed = 0
         # What earlier runs of the study found is learnt, and reported by `report_resumed`.
         self._own = {record.number for record in log.records}
-        self._learnt_later: Counter[int] = Counter()
         self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
         self._follow()
@@ -106,7 +102,7 @@ class Session:
         If there is no time to confirm another candidate, a confirmed one is recommended, even if another was faster in
         one run.
         """
-        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.confirmation_seconds())
+        confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.durations.confirmation_seconds)
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
     def report_resumed(self) -> None:
@@ -121,40 +117,9 @@ class Session:
         vetoed = sum(not record.probed for record in records)
         self._listener(StudyResumed(self._counted, vetoed, self.trials, best))
 
-    def probe_seconds(self) -> float:
-        """Return the seconds that a probe that fits takes, estimated from those so far; 0 before the first."""
-        walls = [measurement.wall_seconds for measurement in self._ran()]
-        return fmean(walls) if walls else 0.0
-
-    def has_time(self, reserve_seconds: float) -> bool:
-        """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
-        walls = [record.measurement.wall_seconds for record in self.log.records if record.probed]
-        usual = self.probe_seconds() or (fmean(walls) if walls else 0.0)
-        return not self.clock.over(reserve_seconds + usual)
-
-    def confirmation_seconds(self) -> float:
-        """Return the most seconds that the longer run of the winner takes, estimated from the probes so far."""
-        slowest = max((measurement.step_seconds or 0.0 for measurement in self._ran()), default=0.0)
-        longest = max(self.effort.confirmation.max_seconds, _WHOLE_STEPS * slowest)
-        return fmean(map(untimed_seconds, self._ran())) + longest if self.probe_seconds() else 0.0
-
     def settling_seconds(self) -> float:
-        """Return the most seconds that confirmation and comparison take, estimated from the probes so far."""
-        first = self.leader()
-        if first is None:
-            return 0.0
-        return self.confirmation_seconds() + self.comparisons(first) * self._pair_seconds(first)
-
-    def comparisons(self, winner: Record) -> int:
-        """Return the short runs of a winner and of the baseline, each."""
-        limit_seconds = self.clock.limit_seconds
-        return short_runs(self._pair_seconds(winner), self.log.records, self.effort.comparisons, limit_seconds)
-
-    def _pair_seconds(self, winner: Record) -> float:
-        return pair_seconds(winner, self.baseline, self.effort.comparison)
-
-    def _ran(self) -> list[Measurement]:
-        return [record.measurement for record in self.log.records if record.measurement.ok]
+        """Return the most seconds that confirmation and comparison take."""
+        return self.durations.settling_seconds(self.leader(), self.baseline)
 
     def refresh(self) -> None:
         """Read what the other workers have stored, learn from it, and tell the listener."""
@@ -194,33 +159,26 @@ class Session:
             self.log.abandon(number, "the time limit ended it")
             self.cut_off.append(record)
             self.judge.set_aside(candidate)
+        elif (kept := self.log.finish(number, measurement)) is not None:
+            self._own.add(kept.number)
         else:
-            self._store(number, measurement)
+            self._note(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
         self._follow()
         self._finished(record, purpose, measurement)
         return True
 
-    def _store(self, number: int, measurement: Measurement) -> None:
-        kept = self.log.finish(number, measurement)
-        if kept is None:
-            self._listener(
-                Noted(f"This worker's lease expired during trial {number}; another worker repeats the trial.")
-            )
-        else:
-            self._own.add(kept.number)
-
     def _follow(self) -> None:
         """Learn from what is new in the study, of this worker and of others."""
         for record in self.log.news():
-            self._learn(record)
+            self.judge.learn(record)
             if record.number in self._own:
                 continue
             if record.probed:
                 self._finished(record, record.purpose, record.measurement)
             else:
                 self._listener(CandidateVetoed(record.number, record.candidate, record.measurement.reason))
-        self._learn_later()
-        self.judge.set_running_elsewhere(trial.candidate for trial in self.log.others_running)
+        self.judge.learn_later(self.log.records)
+        self.judge.set_running_elsewhere([trial.candidate for trial in self.log.others_running])
 
     def run_again(self, number: int, turn: ComparisonTurn | None = None) -> None:
         """Run a trial's candidate again, longer or in a turn of a comparison, and record the measurement.
@@ -234,21 +192,23 @@ class Session:
             purpose, schedule = Purpose.COMPARISON, self.effort.comparison
         probed = record.measurement
         # As long as the probe, and whole steps.
-        expected_seconds = probed.wall_seconds + _WHOLE_STEPS * (probed.step_seconds or 0.0)
+        expected_seconds = probed.wall_seconds + WHOLE_STEPS * (probed.step_seconds or 0.0)
         measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
-        self._require_turn()
+        if self.lapsed:
+            self._note("This worker's lease expired while it confirmed a winner: it queues again.")
+            raise TurnLost
         if not self._was_cut_off(number, measurement):
             if turn is None:
                 self.log.confirm(number, measurement)
                 self._passed += measurement.ok and record.candidate != self.baseline_candidate
             else:
                 self.log.compare(turn, measurement)
-            self._learn_later()
+            self.judge.learn_later(self.log.records)
         self._finished(record, purpose, measurement)
 
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
-        return next_turn(winner, self.baseline, self.comparisons(winner))
+        return next_turn(winner, self.baseline, self.durations.comparisons(winner, self.baseline))
 
     def queue(self) -> None:
         """Take note that this worker queues, to confirm when it is its turn."""
@@ -259,11 +219,6 @@ class Session:
         """Whether this worker's lease expired since it queued, so that another may be first now."""
         return self.log.lapses != self._lapses
 
-    def _require_turn(self) -> None:
-        if self.lapsed:
-            self._listener(Noted("This worker's lease expired while it confirmed a winner: it queues again."))
-            raise TurnLost
-
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
         self._own.add(run.number)
         self._listener(ProbeStarted(run.number, run.candidate, run.purpose, self.trials, self.clock.left()))
@@ -273,7 +228,7 @@ class Session:
         """Whether the search's time limit ended a probe, so that its result says nothing about the candidate."""
         cut_off = measurement.status is ProbeStatus.TIMEOUT and self.clock.over(reserve_seconds)
         if cut_off:
-            self._listener(Noted(f"The time limit ended the run of trial {number}: --resume repeats it."))
+            self._note(f"The time limit ended the run of trial {number}: --resume repeats it.")
         return cut_off
 
     def veto(self, candidate: Candidate, purpose: Purpose, veto: Veto) -> None:
@@ -281,24 +236,12 @@ class Session:
         self.log.veto(candidate, purpose, veto.reason, veto.prediction)
         self._follow()
 
-    def _learn(self, record: Record) -> None:
-        self.judge.learn(record)
-        if record.probed:
-            self.predictor.learn(record.candidate, record.measurement)
-
-    def _learn_later(self) -> None:
-        """Learn from the runs after probes that ran out of memory, each once, of this worker and of others."""
-        records = self.log.records
-        for record in records:
-            lacked = [run for run in runs_after(record, records) if run.status in OUT_OF_MEMORY]
-            for run in lacked[self._learnt_later[record.number] :]:
-                self._learnt_later[record.number] += 1
-                self.judge.learn_later(record, run)
-                self.predictor.learn(record.candidate, run)
-
     def _finished(self, record: Record, purpose: Purpose, measurement: Measurement) -> None:
         first = self.leader()
         leads = measurement.ok and first is not None and first.number == record.number
         # A short run measures a known winner again, so it never counts as a new best.
         best = leads and purpose is not Purpose.COMPARISON
         self._listener(ProbeFinished(record.number, record.candidate, purpose, measurement, best))
+
+    def _note(self, text: str) -> None:
+        self._listener(Noted(text))

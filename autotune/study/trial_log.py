@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,7 @@ class TrialLog:
         space: the sampler's search space: the knobs that have more than one choice.
         unfinished: probes that were started and not finished, and that nobody repeats at this moment.
         running: trials of all workers that are alive, this one included.
+        others_running: those of the others.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrialLog:
         self.memory_limit_bytes = memory_limit_bytes
         self.unfinished: list[Unfinished] = []
         self.running: list[Running] = []
+        self.others_running: list[Running] = []
         self._opened = opened
         self._roster = roster
         self._choices = choices
@@ -75,11 +78,6 @@ class TrialLog:
     def records(self) -> list[Record]:
         """All records in the order of their numbers."""
         return [self._records[number] for number in sorted(self._records)]
-
-    @property
-    def others_running(self) -> list[Running]:
-        """What other workers probe at this moment."""
-        return [trial for trial in self.running if trial.worker != self._roster.me.key]
 
     @property
     def lapses(self) -> int:
@@ -109,6 +107,7 @@ class TrialLog:
                 self._keep(trial, kept)
         begun = [trial for trial in trials if not trial.state.is_finished()]
         self.running = [found for trial in begun for found in running(trial)]
+        self.others_running = [trial for trial in self.running if trial.worker != self._roster.me.key]
         probed = {record.candidate for record in self._records.values()}
         self.unfinished = cut_off(trials, probed | {trial.candidate for trial in self.running})
 
@@ -136,14 +135,18 @@ class TrialLog:
         probed = [record for record in self._records.values() if record.probed]
         purposes = [*(trial.purpose for trial in before), *(record.purpose for record in probed)]
         used = sum((known is Purpose.AUDIT) == (purpose is Purpose.AUDIT) for known in purposes)
-        ended = any(self._plans.get(record.number) == plan for record in probed)
-        if ended or any(trial.plan == plan for trial in before):
-            self.abandon(mine[0], "another worker probes this candidate", WITHDRAWN)
-            return None
-        if used >= most:
-            self.abandon(mine[0], "other workers probe the last candidates", WITHDRAWN)
-            return None
-        return mine[0]
+        if plan in self._probed_plans or any(trial.plan == plan for trial in before):
+            lost = "another worker probes this candidate"
+        elif used >= most:
+            lost = "other workers probe the last candidates"
+        else:
+            return mine[0]
+        self.abandon(mine[0], lost, WITHDRAWN)
+        return None
+
+    @property
+    def _probed_plans(self) -> set[str]:
+        return {self._plans[record.number] for record in self._records.values() if record.probed}
 
     def finish(self, number: int, measurement: Measurement) -> Record | None:
         """Store a probe's measurement and pass it to the samplers.
@@ -166,8 +169,7 @@ class TrialLog:
         if lost.number in self._records:
             return self._records[lost.number]
         plan, candidate = lost.system_attrs[PLAN], candidate_of(lost)
-        probed = {self._plans[record.number] for record in self._records.values() if record.probed}
-        if candidate is None or plan in probed or any(trial.plan == plan for trial in self.running):
+        if candidate is None or plan in self._probed_plans or any(trial.plan == plan for trial in self.running):
             return None
         self._create(candidate, purpose_of(lost), prediction_of(lost), plan, measurement)
         self.refresh()
@@ -180,14 +182,12 @@ class TrialLog:
             mark: the system attribute that says how it comes that it did not end; None: it has none.
         """
         trial, storage = self._id(number), self._opened.storage
-        try:
+        with suppress(UpdateFinishedTrialError):
             if mark is not None:
                 storage.set_trial_system_attr(trial, mark, reason)
             storage.set_trial_user_attr(trial, OUTCOME, "not finished")
             storage.set_trial_user_attr(trial, REASON, reason)
             storage.set_trial_state_values(trial, TrialState.FAIL)
-        except UpdateFinishedTrialError:
-            return
 
     def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> None:
         """Store a candidate that is decided without a probe, and pass it to the samplers.
@@ -252,12 +252,10 @@ class TrialLog:
         """Pass a measurement to the samplers, unless another worker has done so for this trial."""
         measurement = record.measurement
         state, value = _end_of(measurement)
-        try:
+        with suppress(UpdateFinishedTrialError):
             trial.set_constraint(CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
             values = None if value is None else [value]
             self._opened.storage.set_trial_state_values(self._id(trial.number), state, values)
-        except UpdateFinishedTrialError:
-            return
 
     def _close_lost(self, number: int, kept: Mapping[str, Any]) -> None:
         """Close the trial of a worker that is gone: by its measurement, if that was stored, else as failed."""

@@ -103,7 +103,7 @@ def compare(
             if mine and time.monotonic() < last_seconds:
                 measure = partial(_operators, server, device, where.budget_bytes, folder / f"operators-{name}")
                 predict_measured(where, mine, folder / "cache" / name, measure, kept, record.told)
-        record.operators(kept.get(OPERATORS))
+        record.operators(kept.get(dict[str, dict[str, float]], OPERATORS))
     return record.outcomes
 
 

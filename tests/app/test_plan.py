@@ -199,5 +199,5 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     file.write_text("")
     cache = Cache(file / "cache")
     cache.put("key", {"a": 1})
-    assert cache.get("key") is None
+    assert cache.get(dict[str, int], "key") is None
     assert "cannot be made" in cache.failure

@@ -43,7 +43,7 @@ def test_a_document_that_was_asked_for_stays(tmp_path: Path) -> None:
     for key in "abcd":
         cache.put(key, TEXT)
     age(tmp_path, "a", "b", "c", "d")
-    assert cache.get("a") == TEXT
+    assert cache.get(str, "a") == TEXT
     cache.put("e", TEXT)
     assert kept(tmp_path) == {"a", "c", "d", "e"}
 
@@ -109,7 +109,7 @@ def test_without_a_cache_nothing_is_kept_or_found(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(TEXT), encoding="utf-8")
     cache = Cache(tmp_path, 0)
     cache.put("b", TEXT)
-    assert cache.get("a") is None
+    assert cache.get(str, "a") is None
     assert kept(tmp_path) == {"a"}
     assert cache.failure == ""
 
@@ -134,7 +134,7 @@ def test_without_a_home_directory_nothing_is_kept_and_the_reason_is_known(monkey
     monkeypatch.setattr(Path, "home", homeless)
     cache = user_cache()
     cache.put("a", TEXT)
-    assert cache.get("a") is None
+    assert cache.get(str, "a") is None
     assert cache.failure == "there is no home directory, and XDG_CACHE_HOME is not set"
 
 

@@ -14,7 +14,8 @@ from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
-from autotune.study.comparison import next_turn, pair_seconds, pairs, short_runs
+from autotune.study.comparison import next_turn, pairs
+from autotune.study.durations import pair_seconds, short_runs
 from autotune.study.judge import Judge
 from autotune.study.problem import ComparisonTurn, ShortRun
 from autotune.study.selection import leader

@@ -12,7 +12,6 @@ from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.check.task import Task
 from autotune.app.planned import CPU, planned_machine
-from autotune.core.codec import encode
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
@@ -72,7 +71,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware) if planned is not None else 0
     task, cache = Task(asked, text, planned, budget_bytes, started, absent), user_cache()
     key = key_of(asked, text, planned) if planned is not None else None
-    known = cache.decoded(Verdict, key) if key is not None else None
+    known = cache.get(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
         budget = memory_budget(asked.memory_budget, _device_per_process(planned, launch).hardware)
@@ -82,7 +81,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
     verdict = _checked(task, tracer)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
-        cache.put(key, encode(verdict))
+        cache.put(key, verdict)
     return verdict
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -12,7 +12,7 @@ from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.core.traced import TraceReply
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_times
-from autotune.planning.extrapolation.series import Aligned, Levels, Series, SeriesLevels
+from autotune.planning.extrapolation.series import Aligned, Figures, Levels, SeriesLevels
 
 DEFAULT_USE = AllocatorUse()
 
@@ -40,6 +40,8 @@ class Fit:
         self._depths = sorted(replies)
         self._replies = [replies[depth] for depth in self._depths]
         self._weights = layer_weights(self._depths, layers)
+        # The weight of the deeper trace is how often what it adds comes in the whole model.
+        self._insertions = round(sum(self._weights[1:]))
         self.assumptions = frozenset(assumed for reply in self._replies for assumed in reply.assumptions)
         self._between = next((reply.between for reply in self._replies), Occurrence.FURTHER)
         parts = dict.fromkeys(section.part for reply in self._replies for section in reply.sections)
@@ -48,11 +50,9 @@ class Fit:
         alike = {part for part in parts if edges and part.occurrence is Occurrence.AFTER}
         aligned = {part: self._aligned(part) if part not in alike else None for part in parts}
         self.aligned = all(found is not None or part in alike for part, found in aligned.items())
-        self._stretches = [
-            stretch
-            for part, found in aligned.items()
-            for stretch in (found if found is not None else self._peaks(part))
-        ]
+        self._stretches: dict[Stretch, Aligned] = {}
+        for part, found in aligned.items():
+            self._stretches.update(found if found is not None else self._peaks(part))
 
     def forecast(self, micro_batches: int, allocator: AllocatorUse = DEFAULT_USE) -> Forecast:
         """Return the forecast for a number of micro-batches per optimizer step, and an allocator."""
@@ -62,11 +62,6 @@ class Fit:
             for part, each in self._sections.items()
             if part.occurrence is not Occurrence.FURTHER or micro_batches > 1
         }
-        times: dict[Part, StepTime] = {}
-        for part, each in sections.items():
-            known = [(section.time, weight) for section, weight in zip(each, weights, strict=True) if section.time]
-            if len(known) == len(weights):
-                times[part] = mixed_times(known)
         replays = [reply.replayed(allocator) for reply in self._replies]
         tensors = [reply.device.bytes for reply in self._replies]
         # What the allocator adds to the bytes of tensors is a share of them and a constant: which blocks are split
@@ -80,9 +75,9 @@ class Fit:
         machine = (_weighted([section.machine_bytes for section in each], weights) for each in sections.values())
         return Forecast(
             stretches={
-                aligned.stretch: aligned.highest(weights).levels
-                for aligned in self._stretches
-                if aligned.stretch[0] in sections
+                stretch: aligned.highest().levels
+                for stretch, aligned in self._stretches.items()
+                if stretch[0] in sections
             },
             rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
             workspace_bytes=always,
@@ -90,40 +85,44 @@ class Fit:
             returned_bytes=round(fmean(returned)),
             host_bytes=max(0, round(max(host))),
             machine_bytes=max(0, round(max(machine))),
-            times=times,
+            times=self._times(sections),
             between=self._between,
         )
+
+    def _times(self, sections: Mapping[Part, Sequence[Section]]) -> Mapping[Part, StepTime]:
+        """Return the times of parts, as far as those of all depths are known."""
+        terms = {
+            part: [(section.time, weight) for section, weight in zip(each, self._weights, strict=True) if section.time]
+            for part, each in sections.items()
+        }
+        return {part: mixed_times(each) for part, each in terms.items() if len(each) == len(self._weights)}
 
     def course(self, stretch: Stretch) -> list[Levels]:
         """Return the bytes of tensors at each moment of a stretch.
 
         At the peak alone if the moments could not be aligned; none if no trace has the stretch.
         """
-        # The weight of the deeper trace is how often what it adds comes in the whole model.
-        insertions = round(sum(self._weights[1:]))
-        found = (aligned.course(self._weights, insertions) for aligned in self._stretches if aligned.stretch == stretch)
-        return [levels for course in found for levels in course]
+        return list(self._stretches[stretch].course()) if stretch in self._stretches else []
 
     def highest_moment(self, stretch: Stretch) -> str:
         """Return the name of the moment of a stretch with the most bytes; empty if no trace has the stretch."""
-        found = (aligned.highest(self._weights).moment for aligned in self._stretches if aligned.stretch == stretch)
-        return next(found, "")
+        return self._stretches[stretch].highest().moment if stretch in self._stretches else ""
 
     def weighted(self) -> list[tuple[int, TraceReply, float]]:
         """Return each trace with its number of layers, and the weight of its figures in those of the whole model."""
         return list(zip(self._depths, self._replies, self._weights, strict=True))
 
-    def _peaks(self, part: Part) -> list[Aligned]:
-        found = []
+    def _peaks(self, part: Part) -> Iterator[tuple[Stretch, Aligned]]:
+        """Yield the stretches of a part, each at the highest moment of each depth."""
         for backward in (False, True):
             peaks = [_peak(section, in_backward=backward) for section in self._sections[part]]
             names = max((names for names, _ in peaks), key=len)
-            series = Series((part, backward), names, [levels for _, levels in peaks])
-            found.append(Aligned(series, series, (0,) * series.moments))
-        return found
+            if names:
+                levels = self._extrapolated([levels for _, levels in peaks], len(names))
+                yield (part, backward), Aligned(names, levels, levels, (0,), self._insertions)
 
-    def _aligned(self, part: Part) -> list[Aligned] | None:
-        """Return the memory of a part at the moments that all depths share, or None if they cannot be aligned."""
+    def _aligned(self, part: Part) -> Mapping[Stretch, Aligned] | None:
+        """Return the stretches of a part at the moments that all depths share, or None if they cannot be aligned."""
         sections = self._sections[part]
         # Deeper traces have whole layers inserted.
         shortest = min(sections, key=lambda section: len(section.moments))
@@ -135,20 +134,24 @@ class Fit:
                 return None
             places.append((first, last))
         moved = [end - start for start, end in zip(*places[-1], strict=True)]
-        found_stretches = []
+        found_stretches = {}
         for backward in (False, True):
             kept = _moments_of(shortest, in_backward=backward)
+            names = shortest.moments[kept]
             start, end = (
-                Series(
-                    (part, backward),
-                    shortest.moments[kept],
-                    [_cut(*each, kept) for each in zip(sections, side, strict=True)],
-                )
+                self._extrapolated([_cut(*each, kept) for each in zip(sections, side, strict=True)], len(names))
                 for side in zip(*places, strict=True)
             )
-            if start.moments:
-                found_stretches.append(Aligned(start, end, moved[kept], self._edges))
+            if names:
+                found_stretches[part, backward] = Aligned(names, start, end, moved[kept], self._insertions, self._edges)
         return found_stretches
+
+    def _extrapolated(self, depths: Sequence[SeriesLevels], moments: int) -> SeriesLevels:
+        found: dict[str, Figures] = {}
+        for weight, levels in zip(self._weights, depths, strict=True):
+            for name, values in levels.items():
+                found[name] = found.get(name, np.zeros(moments)) + weight * values
+        return found
 
 
 def layer_weights(known: Sequence[int], wanted: int) -> tuple[float, ...]:

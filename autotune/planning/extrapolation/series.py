@@ -1,16 +1,14 @@
-"""Memory at the aligned moments of a stretch of a step, and its extrapolation moment by moment."""
+"""The memory of the whole model at the moments of a stretch of a step, in order and at its highest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from autotune.planning.extrapolation.forecast import Stretch
 
 Figures = NDArray[np.float64]
 SeriesLevels = Mapping[str, Figures]
@@ -30,96 +28,56 @@ class Highest(NamedTuple):
     levels: Levels
 
 
-class Series:
-    """Bytes by category at the aligned moments of a stretch, for each traced point.
-
-    Args:
-        names: of the moments.
-
-    Attributes:
-        moments: number of moments, equal at every point.
-    """
-
-    def __init__(self, stretch: Stretch, names: Sequence[str], levels: Sequence[SeriesLevels]) -> None:
-        self.stretch = stretch
-        self._names = names
-        self._levels = levels
-        self.moments = max((len(values) for point in levels for values in point.values()), default=0)
-        self._totals = [sum(point.values(), start=np.zeros(self.moments)) for point in levels]
-
-    def highest(self, weights: Sequence[float], left_out: Sequence[int] = ()) -> Highest:
-        """Return the moment with the largest extrapolated total.
-
-        Args:
-            left_out: moments that are not looked at.
-        """
-        if not self.moments:
-            return Highest("", {})
-        # One after another: a matrix product adds in an order that differs between machines, and so may the last digit.
-        weighted = (weight * totals for weight, totals in zip(weights, self._totals, strict=True))
-        totals = sum(weighted, start=np.zeros(self.moments))
-        totals[list(left_out)] = -np.inf
-        moment = int(np.argmax(totals))
-        levels = _rounded({name: figures[moment] for name, figures in self.course(weights).items()})
-        return Highest(self._names[moment], levels)
-
-    def course(self, weights: Sequence[float]) -> SeriesLevels:
-        """Return the extrapolated bytes by category at all moments; at the highest one, those of :meth:`highest`."""
-        found: dict[str, Figures] = {}
-        for weight, levels in zip(weights, self._levels, strict=True):
-            for name, values in levels.items():
-                found[name] = found.get(name, np.zeros(self.moments)) + weight * values
-        return found
-
-
 @dataclass(frozen=True)
 class Aligned:
-    """A stretch of a step at the moments that all traces share, aligned from its start and from its end.
+    """A stretch of the whole model's step, at the moments that all traces share.
 
     Example: of traces of two and of three layers, the moments of two layers are shared. Aligned from the start they are
     those of the first two layers, aligned from the end those of the last two.
 
     Attributes:
-        start, end: the same moments, aligned from either side.
+        names: of the moments, as :class:`autotune.core.timeline.Section` has them.
+        start, end: extrapolated bytes at the same moments, aligned from either side.
         layer_moments: for each moment, how many moments further on it is in the deeper trace if aligned from the end:
             as many as the additional layers have. 0 where it is not one of the layers'.
+        insertions: how often what the deeper trace adds comes in the whole model.
         edges: whether the first layers and the last ones are unlike those between, because weights are gathered before
             they are needed. The first are then aligned from the start alone, and the last from the end.
     """
 
-    start: Series
-    end: Series
+    names: Sequence[str]
+    start: SeriesLevels
+    end: SeriesLevels
     layer_moments: Sequence[int]
+    insertions: int
     edges: bool = False
 
-    @property
-    def stretch(self) -> Stretch:
-        """Which one."""
-        return self.start.stretch
-
-    def highest(self, weights: Sequence[float]) -> Highest:
-        """Return the moment with the largest extrapolated total."""
+    def highest(self) -> Highest:
+        """Return the moment with the largest total."""
         last = [moment for run in self._runs() for moment in run.moments[run.from_start :]]
         first = [moment for run in self._runs() for moment in run.moments[: -run.from_end]]
-        found = (self.start.highest(weights, last), self.end.highest(weights, first))
+        found = (self._highest(self.start, last), self._highest(self.end, first))
         return max(found, key=lambda highest: sum(highest.levels.values()))
 
-    def course(self, weights: Sequence[float], insertions: int) -> Iterator[Levels]:
-        """Yield the extrapolated bytes at the moments of the stretch, in order.
+    def _highest(self, levels: SeriesLevels, left_out: Collection[int]) -> Highest:
+        totals = sum(levels.values(), start=np.zeros(len(self.names)))
+        totals[list(left_out)] = -np.inf
+        moment = int(np.argmax(totals))
+        return Highest(self.names[moment], _rounded({name: figures[moment] for name, figures in levels.items()}))
+
+    def course(self) -> Iterator[Levels]:
+        """Yield the bytes at the moments of the stretch, in order.
 
         Between the first layers and the last ones, memory changes evenly from layer to layer.
-
-        Args:
-            insertions: how often what the deeper trace adds comes in the whole model.
         """
-        first, last = self.start.course(weights), self.end.course(weights)
+        first, last = self.start, self.end
         for moments, period, from_start, from_end in self._runs():
             for moment in moments[:from_start]:
                 yield _rounded({name: figures[moment] for name, figures in first.items()})
             if not period:
                 continue
             before, after = moments[:from_start][-period:], moments[-from_end:]
-            added = max(0, insertions * period + len(moments) - from_start - from_end)
+            added = max(0, self.insertions * period + len(moments) - from_start - from_end)
             for place in range(added):
                 low = before[place % period]
                 high = next(moment for moment in after if (moment - low) % period == 0)

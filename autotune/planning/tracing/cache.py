@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from autotune.core.codec import DecodeError, decode, encode
+from autotune.core.codec import decode, encode
 from autotune.core.exchange import write_document
 from autotune.core.json_text import read_json
 from autotune.errors import InputError
@@ -96,38 +96,29 @@ class Cache:
             if not os.access(directory, os.W_OK | os.X_OK):
                 self.failure = f"{directory} is not writable"
 
-    def get(self, key: str) -> Any | None:
-        """Return the document, or None if there is none; a document that is not JSON is removed."""
-        file = self._file(key)
+    def get(self, kind: type[_Kind], key: str) -> _Kind | None:
+        """Return the document as an object of a class, or None if there is none; a document of another is removed."""
         if not self._limit_bytes:
             return None
+        file = self._file(key)
         try:
-            document = read_json(file.read_text(encoding="utf-8"))
+            found = decode(kind, read_json(file.read_text(encoding="utf-8")))
         except OSError:
             return None
         except ValueError:
-            self.drop(key)
+            self._drop(file)
             return None
         with suppress(OSError):  # another process has just removed it, or the directory can only be read
             os.utime(file)
-        return document
+        return found
 
-    def decoded(self, kind: type[_Kind], key: str) -> _Kind | None:
-        """Return the document as an object of a class, or None if there is none; a document of another is removed."""
-        document = self.get(key)
-        try:
-            return decode(kind, document) if document is not None else None
-        except DecodeError:
-            self.drop(key)
-            return None
-
-    def put(self, key: str, document: Any) -> None:
-        """Keep a document; if that fails, record the failure and go on."""
+    def put(self, key: str, value: object) -> None:
+        """Keep an object as a document; if that fails, record the failure and go on."""
         if self.failure or not self._limit_bytes:
             return
         file = self._file(key)
         try:
-            write_document(file, document)
+            write_document(file, encode(value))
             with suppress(FileNotFoundError):
                 self._unchecked_bytes += file.stat().st_size
             if self._unchecked_bytes > self._limit_bytes * _CHECKED_SHARE:
@@ -136,10 +127,10 @@ class Cache:
         except OSError as error:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 
-    def drop(self, key: str) -> None:
+    def _drop(self, file: Path) -> None:
         """Remove a document that cannot be used."""
         try:
-            self._file(key).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
         except OSError as error:
             self.failure = f"{self._directory} cannot be written: {error.strerror}"
 

@@ -10,7 +10,6 @@ from functools import cache
 from math import inf, log
 from typing import Any
 
-from autotune.core.codec import encode
 from autotune.core.machine import DeviceKind
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Section
@@ -60,7 +59,7 @@ class OperatorTimes:
         self._cache = cache
         self._key = key
         self.failure = ""
-        kept = cache.decoded(dict[str, _Measured], key)
+        kept = cache.get(dict[str, _Measured], key)
         self._known: dict[str, _Measured] = dict(kept or {})
         self._forms: dict[str, list[_Measured]] = defaultdict(list)
         for call, measured in self._known.items():
@@ -95,7 +94,7 @@ class OperatorTimes:
                 self._known[operator.call] = found
                 self._forms[form_of(operator.call)].append(found)
         # Another run may have more memory for what could not be run in this one.
-        self._cache.put(self._key, encode({call: found for call, found in self._known.items() if found.seconds}))
+        self._cache.put(self._key, {call: found for call, found in self._known.items() if found.seconds})
 
     def _unlike(self, replies: Sequence[TraceReply]) -> list[TracedOperator]:
         """Return the operators that no measured one stands for, those first that take the most time in all."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.codec import encode
 from autotune.core.gpu import Gpu
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
@@ -23,10 +22,27 @@ _At = tuple[str, _Capability]
 
 @dataclass(frozen=True)
 class _Document:
-    """The traces of a request, each with the compute capabilities of the GPUs that it stands for."""
+    """What is known of a request: its traces, and why there is none for GPUs of some compute capabilities."""
 
-    replies: tuple[tuple[tuple[_Capability, ...], TraceReply], ...] = ()
-    failures: tuple[tuple[tuple[_Capability, ...], Untraceable], ...] = ()
+    replies: tuple[TraceReply, ...] = ()
+    failures: tuple[tuple[_Capability, Untraceable], ...] = ()
+
+    def find(self, capability: _Capability) -> Traced | None:
+        """Return what is known of GPUs of a compute capability."""
+        traces = (reply for reply in self.replies if capability in _capabilities(reply))
+        return dict(self.failures).get(capability) or next(traces, None)
+
+    def but(self, capability: _Capability, traced: Traced) -> _Document:
+        """Return the document with a new trace, which takes the place of those that stand for no other GPUs."""
+        if isinstance(traced, Untraceable):
+            return replace(self, failures=((capability, traced), *self.failures))
+        others = (reply for reply in self.replies if not _capabilities(reply) <= _capabilities(traced))
+        return replace(self, replies=(traced, *others))
+
+    @property
+    def lasting(self) -> _Document:
+        """What may be kept between runs."""
+        return replace(self, failures=tuple(each for each in self.failures if each[1].lasting))
 
 
 class Traces:
@@ -52,22 +68,27 @@ class Traces:
         self._gpus = tuple(gpus)
         self.cache = cache
         self._identity = (model_fingerprint, dict(versions))
-        self._known: dict[_At, Traced] = {}
-        self._new: set[_At] = set()
+        self._known: dict[str, _Document] = {}
+        self._places: set[_At] = set()
+        self._new: list[Traced] = []
 
     @property
     def count(self) -> int:
         """Number of traces."""
-        return len({id(traced) for traced in self._known.values()})
+        return len(self._ids())
 
     @property
     def new_count(self) -> int:
         """How many of them were run rather than found."""
-        return len({id(self._known[at]) for at in self._new})
+        return len(self._ids() & {id(traced) for traced in self._new})
+
+    def _ids(self) -> set[int]:
+        return {id(self._find(at)) for at in self._places}
 
     def is_new(self, request: TraceRequest) -> bool:
         """Return whether the trace of a request was run rather than found."""
-        return self._at(self._asked(request)) in self._new
+        found = self._find(self._at(self._asked(request)))
+        return any(traced is found for traced in self._new)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run."""
@@ -75,16 +96,11 @@ class Traces:
         places = [self._at(request) for request in asked]
         missing = self._missing(zip(places, asked, strict=True))
         replies = self._tracer([*missing.values()]) if missing else ()
-        for (key, capability), traced in zip(missing, replies, strict=True):
-            before = self._known.get((key, capability))
-            others = [figures.capability for figures in traced.gpus] if isinstance(traced, TraceReply) else []
-            # Not those with a trace of their own.
-            sharing = (other for other in others if self._known.get((key, other), before) is before)
-            capabilities = tuple(dict.fromkeys((capability, *sharing)))
-            self._known.update(((key, each), traced) for each in capabilities)
-            self._new.update((key, each) for each in capabilities)
-            self._keep(key, capabilities, traced)
-        found = [_of(self._known[at], request) or self._known[at] for at, request in zip(places, asked, strict=True)]
+        for at, traced in zip(missing, replies, strict=True):
+            self._keep(at, traced)
+        self._places.update(places)
+        traces = (self._find(at) for at in places)
+        found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True) if traced]
         return self.times.timed(found) if self.times is not None else found
 
     def _asked(self, request: TraceRequest) -> TraceRequest:
@@ -130,29 +146,26 @@ class Traces:
     def _find(self, at: _At) -> Traced | None:
         """Return what is known of a request, from memory or the cache."""
         key, capability = at
-        if at not in self._known:
-            for capabilities, traced in self._kept(key):
-                if capability in capabilities:
-                    for each in capabilities:
-                        self._known.setdefault((key, each), traced)
-        return self._known.get(at)
+        if key not in self._known:
+            self._known[key] = self.cache.get(_Document, key) or _Document()
+        return self._known[key].find(capability)
 
-    def _kept(self, key: str) -> Sequence[tuple[tuple[_Capability, ...], Traced]]:
-        document = self.cache.decoded(_Document, key) or _Document()
-        return (*document.replies, *document.failures)
+    def _keep(self, at: _At, traced: Traced) -> None:
+        """Keep a new trace, with those of GPUs that it does not stand for.
 
-    def _keep(self, key: str, capabilities: Sequence[_Capability], traced: Traced) -> None:
-        """Write the document of a request with a new trace, and with those of GPUs that it does not stand for.
-
-        If two processes write one at once, the trace of one of them is lost and run again when it is asked for.
+        If two processes write those of one request, the traces of one of them are lost, and run again when they are
+        asked for.
         """
-        kept = [(capabilities, traced)]
-        for known, other in self._kept(key):
-            kept.append(([each for each in known if each not in capabilities], other))
-        if not isinstance(traced, Untraceable) or traced.lasting:
-            replies = [entry for entry in kept if entry[0] and isinstance(entry[1], TraceReply)]
-            failures = [entry for entry in kept if entry[0] and isinstance(entry[1], Untraceable)]
-            self.cache.put(key, encode({"replies": replies, "failures": failures}))
+        key, capability = at
+        self._new.append(traced)
+        self._known[key] = self._known[key].but(capability, traced)
+        if isinstance(traced, TraceReply) or traced.lasting:
+            self.cache.put(key, self._known[key].lasting)
+
+
+def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
+    """Return the compute capabilities of the GPUs that a trace stands for."""
+    return frozenset(figures.capability for figures in reply.gpus)
 
 
 def _of(traced: Traced, request: TraceRequest) -> Traced | None:

@@ -1,0 +1,115 @@
+"""Estimates how long the runs of a search take, by those so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+
+from autotune.core.effort import Effort
+from autotune.core.measurement import Measurement, Schedule
+from autotune.study.clock import Clock
+from autotune.study.problem import Purpose, Record
+from autotune.study.trial_log import TrialLog
+
+WHOLE_STEPS = 4
+"""Fewest whole optimizer steps of a longer run: its warm-up, two that are timed, and the worst batch again."""
+
+_FEWEST = 2
+"""Short runs of each of the two that an interval needs."""
+
+_LEAST_SECONDS = 300.0
+"""A comparison may take this long, however short the search was."""
+
+_SHARE_OF_LIMIT = 1 / 3
+"""With a time limit, it may take no more than this share of it, so that candidates have time too. With 300 s for it, a
+search of 200 s on an H100 ended after two candidates."""
+
+_SHARE_OF_PROBES = 0.5
+"""It may take this share of the time of the probes that fitted, if that is longer."""
+
+_EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
+
+
+class Durations:
+    """Estimates how long runs take, by those so far."""
+
+    def __init__(self, log: TrialLog, effort: Effort, clock: Clock) -> None:
+        self._log = log
+        self._effort = effort
+        self._clock = clock
+
+    @property
+    def _ran(self) -> list[Measurement]:
+        return [record.measurement for record in self._log.records if record.measurement.ok]
+
+    @property
+    def probe_seconds(self) -> float:
+        """The seconds that a probe that fits takes; 0 before the first."""
+        return fmean(each.wall_seconds for each in self._ran) if self._ran else 0.0
+
+    def has_time(self, reserve_seconds: float) -> bool:
+        """Whether a further probe probably ends in time, and leaves ``reserve_seconds``."""
+        walls = [record.measurement.wall_seconds for record in self._log.records if record.probed]
+        usual = self.probe_seconds or (fmean(walls) if walls else 0.0)
+        return not self._clock.over(reserve_seconds + usual)
+
+    @property
+    def confirmation_seconds(self) -> float:
+        """The most seconds that the longer run of a winner takes."""
+        if not self.probe_seconds:
+            return 0.0
+        slowest = max(each.step_seconds or 0.0 for each in self._ran)
+        longest = max(self._effort.confirmation.max_seconds, WHOLE_STEPS * slowest)
+        return fmean(map(untimed_seconds, self._ran)) + longest
+
+    def comparisons(self, winner: Record, baseline: Record | None) -> int:
+        """Return the short runs of a winner and of the baseline, each."""
+        seconds = pair_seconds(winner, baseline, self._effort.comparison)
+        return short_runs(seconds, self._log.records, self._effort.comparisons, self._clock.limit_seconds)
+
+    def settling_seconds(self, winner: Record | None, baseline: Record | None) -> float:
+        """Return the most seconds that confirmation and comparison of a winner take; 0 without one."""
+        if winner is None:
+            return 0.0
+        seconds = pair_seconds(winner, baseline, self._effort.comparison)
+        return self.confirmation_seconds + self.comparisons(winner, baseline) * seconds
+
+
+def pair_seconds(winner: Record, baseline: Record | None, schedule: Schedule) -> float:
+    """Return the most seconds that a short run of each of the two takes, estimated from their probes."""
+    ran = {record.number: record.measurement for record in (winner, baseline) if record is not None}
+    return sum(_run_seconds(measurement, schedule) for measurement in ran.values() if measurement.ok)
+
+
+def _run_seconds(probed: Measurement, schedule: Schedule) -> float:
+    """Return the most seconds that a run with a schedule takes; 0 where the probe's time is not known."""
+    if not probed.wall_seconds:
+        return 0.0
+    fewest = schedule.min_micro_batches * (probed.micro_batch_seconds or 0.0)
+    return untimed_seconds(probed) + max(schedule.max_seconds, fewest)
+
+
+def untimed_seconds(probed: Measurement) -> float:
+    """Return the seconds of a probe outside of timed micro-batches: its start, warm-up and worst batch."""
+    return max(0.0, probed.wall_seconds - probed.micro_batches_timed * (probed.micro_batch_seconds or 0.0))
+
+
+def short_runs(seconds: float, records: Iterable[Record], most: int, limit_seconds: float | None) -> int:
+    """Return the number of short runs of each of the two: fewer where they take long, but two at least.
+
+    Args:
+        seconds: of one short run of each, from :func:`pair_seconds`; 0: not known.
+        records: all of the search; a share of the time of its probes may go into short runs.
+        most: number of short runs where they are quick.
+        limit_seconds: of the search; None: it has no time limit.
+    """
+    if not seconds:
+        return most
+    # A probe that a contribution needs comes after the comparison and must not change its length.
+    probing = sum(
+        record.measurement.wall_seconds
+        for record in records
+        if record.measurement.ok and record.purpose in _EXPLORING and record.measurement.wall_seconds
+    )
+    least = _LEAST_SECONDS if limit_seconds is None else min(_LEAST_SECONDS, _SHARE_OF_LIMIT * limit_seconds)
+    return min(most, max(_FEWEST, round(max(least, _SHARE_OF_PROBES * probing) / seconds)))

@@ -1,0 +1,100 @@
+"""Keeps the candidates that ran out of memory or of time, and finds others that would too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.status import ProbeStatus
+from autotune.study.problem import Problem, Record
+
+_RAN_OUT = {
+    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
+}
+
+
+class Failures:
+    """The candidates that ran out of memory or of time.
+
+    Attributes:
+        surprised: whether a candidate ran out of device memory that was expected to fit.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        # Records with the run that failed, their probe or a later one, by number.
+        self._failed: dict[int, Record] = {}
+        self._trained: list[Candidate] = []
+        self.surprised = False
+
+    def learn(self, run: Record, *, expected_to_fit: bool) -> None:
+        """Use a probe, or a record with a later run in its place.
+
+        Args:
+            expected_to_fit: by a prediction, or since the probe did.
+        """
+        status = run.measurement.status
+        if status in _RAN_OUT or status is ProbeStatus.TIMEOUT:
+            self._failed[run.number] = run
+            self.surprised |= status is ProbeStatus.OUT_OF_MEMORY and expected_to_fit
+        elif run.measurement.ok:
+            self._trained.append(run.candidate)
+
+    @property
+    def of_device_memory(self) -> list[Record]:
+        """Those that ran out of device memory."""
+        return [run for run in self._failed.values() if run.measurement.status is ProbeStatus.OUT_OF_MEMORY]
+
+    def is_slow(self, candidate: Candidate) -> bool:
+        """Whether micro-batches as large took too long for a probe with other choices, and none as large ended."""
+        knobs = self._problem.longer
+        slow = (run.candidate for run in self._failed.values() if run.measurement.status is ProbeStatus.TIMEOUT)
+        return any(_as_large(candidate, other, knobs) for other in slow) and not any(
+            _as_large(other, candidate, knobs) for other in self._trained
+        )
+
+    def implied(self, candidate: Candidate) -> str | None:
+        """Return which failure shows that a candidate would fail too, in words, or None."""
+        found = (self._implied_by(run, candidate) for run in self._failed.values())
+        return next((reason for reason in found if reason is not None), None)
+
+    def _implied_by(self, run: Record, candidate: Candidate) -> str | None:
+        """Return why a candidate fails where another one did: it differs in nothing that would help."""
+        measurement, problem = run.measurement, self._problem
+        differing = {knob: choice for knob, choice in candidate.items() if choice != run.candidate.get(knob)}
+        if not differing:
+            return None
+        if measurement.status is ProbeStatus.TIMEOUT:
+            longer = _growth(candidate, run.candidate, differing, problem.longer)
+            killed = f"trial {run.number} was {measurement.reason}"
+            return longer and f"{killed}, and this never takes less time: {longer}, all else equal"
+        ended = f"trial {run.number} {_RAN_OUT[measurement.status]}"
+        lacked = measurement.out_of_memory
+        helping = [
+            knob for knob in differing if lacked is None or problem.only_in.get(knob, lacked.phase) == lacked.phase
+        ]
+        if lacked is not None and not helping:
+            changes = ", ".join(f"{knob}={choice}" for knob, choice in differing.items())
+            return f"{ended} in {lacked.phase}, where {changes} makes no difference"
+        larger = _growth(candidate, run.candidate, helping, problem.ordered)
+        return larger and f"{ended}, and this never needs less: {larger}, all else equal"
+
+
+def _growth(candidate: Candidate, other: Candidate, knobs: Iterable[str], ordered: frozenset[str]) -> str | None:
+    """Return how choices are larger than another candidate's, in words; None if one is not, or its knob not ordered.
+
+    Only integers are compared: the order does not cover choices such as ``off`` or ``none``.
+    """
+    if not all(knob in ordered and _exceeds(candidate[knob], other.get(knob)) for knob in knobs):
+        return None
+    return ", ".join(f"{knob} {other[knob]} → {candidate[knob]}" for knob in knobs)
+
+
+def _as_large(candidate: Candidate, other: Candidate, knobs: frozenset[str]) -> bool:
+    """Whether no choice of these knobs is smaller than another candidate's."""
+    return not any(_exceeds(other[knob], candidate.get(knob)) for knob in knobs if knob in other)
+
+
+def _exceeds(choice: Choice, other: Choice | None) -> bool:
+    return isinstance(choice, int) and isinstance(other, int) and choice > other
