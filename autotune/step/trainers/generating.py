@@ -58,10 +58,14 @@ class OnTokenizedPrompts(_Trl):
         self._wanted: list[int] = []
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Any:
-        # TRL's repeats rows; here they are in the order in which they are yielded.
+        if self.args.train_sampling_strategy != "sequential":
+            return super()._get_train_sampler(dataset)
         return SequentialSampler(self.train_dataset if dataset is None else dataset)
 
-    _get_eval_sampler = _get_train_sampler
+    def _get_eval_sampler(self, dataset: Dataset) -> Any:
+        if self.args.train_sampling_strategy != "sequential":
+            return super()._get_eval_sampler(dataset)
+        return SequentialSampler(dataset)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on a micro-batch, and count those that are left out after the last of a step."""
