@@ -42,7 +42,13 @@ env:
 model_init_kwargs: {{token: planted0secret5}}
 accelerate_config: {accelerate}
 """
-ACCELERATE = "distributed_type: 'NO'\nnum_processes: 1\naws_secret_access_key: planted0secret6\n"
+# accelerate refuses a key that it does not know, unless it is within one of its own.
+ACCELERATE = """\
+distributed_type: 'NO'
+num_processes: 1
+mpirun_config: {aws_secret_access_key: planted0secret6}
+tpu_env: [AWS_SECRET_ACCESS_KEY=planted0secret8]
+"""
 # SQLite passes over what it does not know; elsewhere a password stands there.
 STORAGE = "sqlite:///file:study.db?uri=true&password=planted0secret7"
 SPACE = """

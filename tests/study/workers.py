@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -80,8 +81,8 @@ class Workers:
                 raise AssertionError(process.stderr.read().decode())
 
     def kill(self, chance: random.Random) -> None:
-        """Kill one with -9, in the middle of a probe."""
-        self.strike(signal.SIGKILL, chance)
+        """Kill one with -9, in the middle of a probe, and wait until it is gone: another kill would choose it again."""
+        self.strike(signal.SIGKILL, chance).wait()
 
     def strike(self, number: signal.Signals, chance: random.Random) -> subprocess.Popen[bytes]:
         """Send a signal to one of those that probe at this moment, and return it.
@@ -91,15 +92,24 @@ class Workers:
         found: list[subprocess.Popen[bytes]] = []
 
         def some_probe(lines: list[list[str]]) -> bool:
-            last = {words[0]: words[1] for words in lines if words[1] in ("begins", "ends")}
-            alive = [process for process in self.processes if process.poll() is None]
-            found[:] = [process for process in alive if last.get(str(process.pid)) == "begins"]
+            found[:] = self._probing(lines)
             return bool(found)
 
-        self.until(some_probe)
-        struck = chance.choice(found)
-        struck.send_signal(number)
-        return struck
+        while True:
+            self.until(some_probe)
+            struck = chance.choice(found)
+            # It may have ended its probe since the log was read, so it is stopped before the log is read again.
+            struck.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, struck.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            if struck in self._probing(self.lines()):
+                struck.send_signal(number)
+                return struck
+            struck.send_signal(signal.SIGCONT)
+
+    def _probing(self, lines: list[list[str]]) -> list[subprocess.Popen[bytes]]:
+        """Return those that run and are in the middle of a probe, by what was logged."""
+        last = {words[0]: words[1] for words in lines if words[1] in ("begins", "ends")}
+        return [each for each in self.processes if each.poll() is None and last.get(str(each.pid)) == "begins"]
 
     def outcomes(self) -> list[SearchOutcome]:
         """Wait for all to end, and return the outcomes of those that were not killed."""
