@@ -22,10 +22,14 @@ _SAVED = 0.05
 """Smallest share of the memory that has to be saved by that: predictions of memory are off by 3 % at most."""
 
 
-def offers(evaluator: Evaluator, best: Estimate) -> tuple[str, ...]:
-    """Return all offers in addition to the recommended candidate; a faster one is of use only if that fits."""
+def offers(evaluator: Evaluator, best: Estimate, *, fits: bool) -> tuple[str, ...]:
+    """Return all offers in addition to the recommended candidate.
+
+    Args:
+        fits: whether it does, as measured or else as predicted, so that a faster one is of use.
+    """
     problem = evaluator.problem
-    packing = packing_offer(problem, evaluator.run, best) if best.fits else ()
+    packing = packing_offer(problem, evaluator.run, best) if fits else ()
     return (*packing, *dropping_offer(problem, evaluator.estimate_in_setting, best.candidate))
 
 

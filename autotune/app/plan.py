@@ -78,9 +78,9 @@ def plan(asked: PlanArguments) -> Plan:
     cache = user_cache()
     tracking = Tracking(listener)
     with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer:
-        # A bundle may need a copy of the rows, and a workload in the cache has none.
-        kept = cache if folder is None else None
-        workload = planned_workload(options, source, rows, tracer, kept, listener, evaluation)
+        workload = planned_workload(
+            options, source, rows, tracer, cache, listener, evaluation, rows_needed=folder is not None
+        )
         workload = rows_of_length(workload, asked.seq_len, batch)
         problem = problem_of(options, workload, planned, batch)
         check_server(problem, asked.server_gpus)
@@ -94,7 +94,7 @@ def plan(asked: PlanArguments) -> Plan:
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown
         explanation = _explanation(evaluator, best) if asked.explain else None
-        offered = offers(evaluator, best[0]) if best else ()
+        offered = offers(evaluator, best[0], fits=best[0].fits) if best else ()
         split = _server_split(evaluator, best, asked.server_gpus)
         written: PlannedBundle | str = ""
         failure: InputError | None = None

@@ -144,6 +144,7 @@ def planned_workload(
     *,
     checked: tuple[str, ...] | None = None,
     most_seconds: float | None = None,
+    rows_needed: bool = False,
 ) -> Workload:
     """Return the workload, with the self-test of those attention implementations that run on a CPU.
 
@@ -155,6 +156,7 @@ def planned_workload(
         evaluation: the rows that training is evaluated on, or None.
         checked: the attention implementations to test; None: all that the options leave.
         most_seconds: time after which reading and tokenising is ended; None: never.
+        rows_needed: whether the tokenised rows are needed later, so that a cached workload will not do.
 
     Raises:
         InputError: the model or the dataset cannot be used.
@@ -169,7 +171,7 @@ def planned_workload(
     if dataset is None and options.rollouts.column is not None:
         raise InputError("--completion-length names a column, and there is no dataset.", hint="Give a DATASET.")
     key = fingerprint("workload", *asked, adapter, states, wanted, here.packages, package_digest())
-    known = cache.get(Workload, key) if cache is not None else None
+    known = cache.get(Workload, key) if cache is not None and not rows_needed else None
     if known is not None:
         return known
     reader = WorkloadReader(tracer.server, tracer.new_folder(), listener, most_seconds)

@@ -225,5 +225,5 @@ def _offers(predictions: Predictions, outcome: SearchOutcome) -> tuple[str, ...]
         return ()
     with suppress(AutotuneError):
         (found,) = evaluator.run([outcome.winner.candidate])
-        return offers(evaluator, found) if found.memory is not None else ()
+        return offers(evaluator, found, fits=True) if found.memory is not None else ()
     return ()

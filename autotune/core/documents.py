@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autotune.core.table import Numbers
 
 _REMEMBERED = 16
-"""Datasets of which the figures for all lengths are remembered; a training has rows to train and to evaluate on."""
+"""Figures for all lengths that are remembered, by dataset; a training has rows to train and to evaluate on."""
 Document = tuple[Any, ...]
 """A document: the smallest maximum length at which it is kept, then the tokens of each sequence that it sends through
 the model, before any cutting. They are numbers; or arrays with a number for each row, where all rows are meant at once.

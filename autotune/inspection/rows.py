@@ -83,7 +83,7 @@ def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
             return _check_lines(file, stream, limit_bytes)
     if compressed or file.stat().st_size > limit_bytes:
         return None
-    document = _parsed(file.read_bytes(), str(file), "line {0.lineno}, column {0.colno}")
+    document = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), "line {0.lineno}, column {0.colno}")
     if not isinstance(document, list):  # datasets takes a lone object for a single row
         nested = nested_rows_hint(document) if isinstance(document, dict) else ""
         raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
@@ -142,7 +142,7 @@ def _parsed(content: bytes, name: str, place: str, hint: str = "") -> object:
         InputError: it is no JSON in UTF-8.
     """
     try:
-        return read_json(content.decode("utf-8-sig"))
+        return read_json(content.decode("utf-8"))
     except json.JSONDecodeError as error:
         raise InputError(f"{name} is not JSON: {error.msg} at {place.format(error)}.", hint=hint) from error
     except UnicodeDecodeError as error:

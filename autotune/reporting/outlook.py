@@ -34,8 +34,10 @@ def trial_counts_text(result: Result) -> str:
     counts = Counter(trial.status for trial in result.trials)
     parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
     candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
-    taken = "in the study; this run took" if result.settings.get("resume") else "in"
-    return f"{candidates} {taken} {format_duration(result.wall_seconds)}{': ' if parts else ''}{', '.join(parts)}."
+    listed, taken = f"{': ' if parts else ''}{', '.join(parts)}", format_duration(result.wall_seconds)
+    if result.settings.get("resume"):
+        return f"{candidates} in the study{listed}; this run took {taken}."
+    return f"{candidates} in {taken}{listed}."
 
 
 def veto_lines(result: Result) -> tuple[str, ...]:

@@ -69,6 +69,12 @@ def test_a_parquet_file_passes_and_loads(tmp_path: Path) -> None:
     assert (source.path, load(source).num_rows) == ("parquet", 2)
 
 
+def test_a_byte_order_mark_within_a_file_is_named_by_its_line(tmp_path: Path) -> None:
+    joined = write(tmp_path / "joined.jsonl", GOOD + b"\xef\xbb\xbf" + GOOD)
+    with pytest.raises(InputError, match=r"Line 3 of .*joined.jsonl is not JSON: Unexpected UTF-8 BOM"):
+        dataset_source(joined)
+
+
 def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep" / "first.jsonl", b'{"text": "one"}\n')

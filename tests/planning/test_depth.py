@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from autotune.planning.extrapolation.fit import from_end, from_start, layer_weights
+from autotune.planning.extrapolation.series import Aligned
 from autotune.planning.points import traced_depths
 
 
@@ -74,3 +76,9 @@ def test_the_place_of_an_insertion_is_found_in_a_long_trace(place: int) -> None:
 def test_a_model_that_does_something_else_is_not_aligned() -> None:
     other = [name.replace("head 4", "another head") for name in model(3)]
     assert from_start(model(2), other) is None
+
+
+def test_the_course_goes_on_where_an_added_layer_has_more_moments_than_those_that_traces_share() -> None:
+    figures = {"activation": np.arange(1.0, 8.0)}
+    aligned = Aligned("pabcdxq", figures, figures, layer_moments=(0, 5, 5, 5, 5, 0, 0), insertions=5)
+    assert len([*aligned.course()]) == 7 + 5 * 5

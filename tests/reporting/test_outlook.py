@@ -42,7 +42,7 @@ def test_trials_are_counted_by_how_they_ended() -> None:
 
 def test_the_time_of_a_resumed_run_is_not_taken_for_that_of_all_its_trials() -> None:
     resumed = a_result(trials=TRIALS[:1], settings={"resume": True})
-    assert trial_counts_text(resumed) == "1 candidate in the study; this run took 5 min 12 s: 1 ok."
+    assert trial_counts_text(resumed) == "1 candidate in the study: 1 ok; this run took 5 min 12 s."
 
 
 def test_vetoes_are_counted_by_reason_most_frequent_first() -> None:

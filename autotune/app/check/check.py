@@ -21,7 +21,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
-from autotune.planning.tracing.cache import user_cache
+from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
@@ -79,7 +79,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
-    verdict = _checked(task, tracer)
+    verdict = _checked(task, tracer, cache)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, verdict)
     return verdict
@@ -129,7 +129,7 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     return ""
 
 
-def _checked(task: Task, tracer: ServerTracer) -> Verdict:
+def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
@@ -165,7 +165,7 @@ def _checked(task: Task, tracer: ServerTracer) -> Verdict:
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
-    return Fitting(task, known, config, started, found, tracer).verdict()
+    return Fitting(task, known, config, started, found, tracer, cache).verdict()
 
 
 def _of_source(task: Task) -> Iterator[Finding]:
@@ -200,7 +200,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
-        return Fitting(task, known, found, launched, (), tracer).verdict()
+        return Fitting(task, known, found, launched, (), tracer, user_cache()).verdict()
 
 
 def _check_options(asked: CheckArguments) -> None:

@@ -30,7 +30,7 @@ from autotune.inspection.command_line import options_of
 from autotune.inspection.yaml_edit import Edit, edited, unified_diff
 from autotune.planning.points import chosen_rows
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
-from autotune.planning.tracing.cache import user_cache
+from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
@@ -68,6 +68,7 @@ class Fitting:
     launching: Launching
     found: tuple[Finding, ...]
     tracer: ServerTracer
+    cache: Cache
 
     @cached_property
     def user(self) -> UserPlan:
@@ -129,7 +130,7 @@ class Fitting:
             found += (finding(task.written, Severity.NOTE, "reward_funcs", sentence),)
         answer, remedy = None, None
         if not fatal(found):
-            steps = PlanTracer(traces_of(workload, planned, self.tracer, user_cache()), setting, planned.gpu)
+            steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), steps, workload)
             memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
             found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
@@ -215,7 +216,7 @@ class Fitting:
             named.dataset,
             tracer,
             # A module of rewards may have changed since.
-            None if self.task.asked.probe or self.task.asked.imports else user_cache(),
+            None if self.task.asked.probe or self.task.asked.imports else self.cache,
             listener,
             named.evaluation,
             checked=wanted,

@@ -79,8 +79,9 @@ class Aligned:
             before, after = moments[:from_start][-period:], moments[-from_end:]
             added = max(0, self.insertions * period + len(moments) - from_start - from_end)
             for place in range(added):
-                low = before[place % period]
-                high = next(moment for moment in after if (moment - low) % period == 0)
+                # An added layer may have moments that no layer of the shallow trace has: fewer are there than it adds.
+                low = before[place % len(before)]
+                high = next((moment for moment in after if (moment - low) % period == 0), after[place % len(after)])
                 share = (1 + place // period) / (1 + added / period)
                 yield _rounded({name: size + share * (last[name][high] - size) for name, size in _at(first, low)})
             for moment in after:

@@ -168,6 +168,7 @@ def accelerator(device: torch.device) -> Iterator[Any]:
         "device": lambda *_, **__: nullcontext(),
         "current_device_name": lambda _: f"{name}:0",
         "is_fp16_supported": lambda _: True,
+        "supported_dtypes": lambda _: [torch.float32, torch.float16, torch.bfloat16],
         "on_accelerator": lambda _, tensor: tensor.device.type == name,
         **dict.fromkeys(_MEMORY_FIGURES, lambda *_, **__: 0),
         **dict.fromkeys(("total_memory", "available_memory"), lambda *_, **__: _MEMORY_BYTES),
