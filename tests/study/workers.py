@@ -151,7 +151,8 @@ def assert_shared(workers: Workers, outcomes: list[SearchOutcome], study: optuna
     assert recorded <= set(probes)
     assert lost <= last, lost
     assert len(recorded) == workers.trials
-    plans = Counter(TableProblem().identity(record.candidate) for record in probed(first))
+    identity = TableProblem().identity
+    plans = Counter(identity(record.candidate) for record in probed(first))
     assert set(plans.values()) == {1}
     after = Counter(tuple(words[2:]) for words in ended if words[3] in (Purpose.CONFIRMATION, Purpose.COMPARISON))
     confirmations = {key: count for key, count in after.items() if key[1] == Purpose.CONFIRMATION}
@@ -159,7 +160,7 @@ def assert_shared(workers: Workers, outcomes: list[SearchOutcome], study: optuna
     trials = study.get_trials(deepcopy=False)
     assert not [trial for trial in trials if not trial.state.is_finished()]
     begun = [int(words[2]) for words in lines if words[1] == "begins" and int(words[2]) not in recorded]
-    known = {record.candidate for record in first.records}
-    # What a worker was killed over is repeated by another.
-    assert {decode(Candidate, trials[number].user_attrs["candidate"]) for number in begun} <= known
+    # What a worker was killed over is repeated by another, maybe as another candidate with the same plan.
+    repeated = {identity(decode(Candidate, trials[number].user_attrs["candidate"])) for number in begun}
+    assert repeated <= {identity(record.candidate) for record in first.records}
     return begun
