@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autotune.app.arguments import ALL, PlanArguments
 from autotune.app.epoch import epoch_of
@@ -78,9 +79,8 @@ def plan(asked: PlanArguments) -> Plan:
     cache = user_cache()
     tracking = Tracking(listener)
     with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer:
-        workload = planned_workload(
-            options, source, rows, tracer, cache, listener, evaluation, rows_needed=folder is not None
-        )
+        read = partial(planned_workload, options, source, rows, tracer, cache, listener, evaluation)
+        workload = read()
         workload = rows_of_length(workload, asked.seq_len, batch)
         problem = problem_of(options, workload, planned, batch)
         check_server(problem, asked.server_gpus)
@@ -100,7 +100,9 @@ def plan(asked: PlanArguments) -> Plan:
         failure: InputError | None = None
         if folder is not None:
             try:
-                written = write_plan(folder, evaluator, best, split, asked.settings)
+                written = write_plan(
+                    folder, evaluator, best, split, asked.settings, lambda: read(rows_needed=True)
+                )
             except InputError as error:
                 written, failure = error.message.rstrip("."), error
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.app.servers import longest_sequence
 from autotune.core.bundle import SCHEMA, Basis, PlannedBundle, ServerSplit
 from autotune.core.estimate import Estimate
-from autotune.core.workload import DatasetSource
+from autotune.core.workload import DatasetSource, Workload
 from autotune.emit.bundle import remove_planned_bundle, write_planned_bundle
 from autotune.emit.figures import planned as handover_of
 from autotune.emit.files import check_writable
+from autotune.emit.rows import copies_rows
 from autotune.emit.serving import with_server_address
 from autotune.errors import InputError
 from autotune.inspection.dataset import check_one_load
@@ -53,6 +54,7 @@ def write_plan(
     best: Sequence[Estimate],
     split: ServerSplit | str | None,
     settings: Mapping[str, object],
+    read: Callable[[], Workload],
 ) -> PlannedBundle | str:
     """Write the bundle of the fastest training that is predicted to fit.
 
@@ -65,6 +67,7 @@ def write_plan(
         best: the best estimate, if there is one.
         split: the vLLM server, or why vLLM does not start; None without a server.
         settings: of the plan.
+        read: reads the dataset again, for the tokenised rows, which a cached workload does not have.
 
     Raises:
         InputError: the folder cannot be written.
@@ -76,6 +79,8 @@ def write_plan(
     problem = evaluator.problem
     workload, planned = problem.setting.workload, problem.setting.machine
     plan = problem.trainer.plan(fastest.candidate, problem.setting)
+    if copies_rows(workload, plan) and not Path(workload.dataset.tokenized_directory).exists():
+        workload = read()
     document = PlannedBundle(
         schema=SCHEMA,
         basis=Basis.PLANNED,

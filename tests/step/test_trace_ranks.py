@@ -189,6 +189,15 @@ def test_what_zero_1_keeps_of_gradients_is_no_activation(traced: Any, args: dict
 
 @pytest.mark.nightly
 @needs_deepspeed
+def test_the_share_in_which_zero_2_adds_up_in_float32_is_one_of_gradients(traced: Any) -> None:
+    engine = zero(2)
+    engine["deepspeed"]["data_types"] = {"grad_accum_dtype": "fp32"}
+    levels = section(traced({**engine, **ACCUMULATED}), MICRO_BATCH, Occurrence.FURTHER).levels
+    assert levels["gradient"][0] == pytest.approx(4 * PARAMETERS / RANKS, rel=0.01)
+
+
+@pytest.mark.nightly
+@needs_deepspeed
 def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(
     job_server: JobServer, tmp_path: Path
 ) -> None:

@@ -79,7 +79,7 @@ class Aligned:
             before, after = moments[:from_start][-period:], moments[-from_end:]
             added = max(0, self.insertions * period + len(moments) - from_start - from_end)
             for place in range(added):
-                # An added layer may have moments that no layer of the shallow trace has: fewer are there than it adds.
+                # `before` is shorter than a period where the added layer has more moments than the shallow trace's.
                 low = before[place % len(before)]
                 high = next((moment for moment in after if (moment - low) % period == 0), after[place % len(after)])
                 share = (1 + place // period) / (1 + added / period)

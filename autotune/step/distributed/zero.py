@@ -46,6 +46,9 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
         mock.patch.object(Zero2, "copy_grads_in_partition", _noted(Zero2.copy_grads_in_partition)),
+        mock.patch.object(
+            Zero2, "_build_compact_grad_partition_buffer", _built(Zero2._build_compact_grad_partition_buffer)
+        ),
         mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
         mock.patch.object(
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
@@ -54,7 +57,8 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(comm, "cdb", None),
         # Keeps process groups for all engines of a process; those of this trace end with it.
         mock.patch.dict(vars(groups)),
-        # Of the whole model, the buffer alone follows from few layers (`with_shares_of`).
+        # `with_shares_of` scales all bytes of gradients to the whole model's, and of those of ZeRO-2 only the
+        # buffer grows with it: a whole gradient is there for the moment until it is copied.
         moving_gradients() if zero_stage(plan) == 2 else nullcontext(),
     ):
         deepspeed.init_distributed(dist_backend="fake")
@@ -118,6 +122,20 @@ def _noted(copy: Callable[..., None]) -> Callable[..., None]:
             holds_gradients(optimizer.grads_in_partition)
 
     return copy_grads_in_partition
+
+
+def _built(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of ZeRO-2 that also tags what it builds as gradients: the share of a rank in float32.
+
+    It takes the place of the other buffer where ``data_types.grad_accum_dtype`` is wider than the model's type.
+    """
+
+    def _build_compact_grad_partition_buffer(optimizer: Any, group: int) -> Any:
+        buffers = build(optimizer, group)
+        holds_gradients(buffers.flat_partition)
+        return buffers
+
+    return _build_compact_grad_partition_buffer
 
 
 def _tagging(end: Callable[..., None]) -> Callable[..., None]:

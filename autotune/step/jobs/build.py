@@ -21,7 +21,7 @@ from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.shrink import FEWEST_BUILT, first_layers
 from autotune.step.objects import config
-from autotune.step.run.traced_training import kernels_of, world_of
+from autotune.step.run.traced_training import capability_of, world_of
 from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.step.trainers.prompts import reward_function
@@ -57,7 +57,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
             used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
 
     try:
-        run_virtually(run, target=request.target, capability=kernels_of(request.gpu), world=world_of(plan))
+        run_virtually(run, target=request.target, capability=capability_of(request.gpu), world=world_of(plan))
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan

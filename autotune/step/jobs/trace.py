@@ -35,7 +35,7 @@ from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
-from autotune.step.run.traced_training import TraceFacts, kernels_of, traced_training, world_of
+from autotune.step.run.traced_training import TraceFacts, capability_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
@@ -151,8 +151,8 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
             return run_virtually(
                 steps,
                 target=request.target,
-                capability=kernels_of(request.gpu),
-                others=[kernels_of(gpu) for gpu in request.others],
+                capability=capability_of(request.gpu),
+                others=[capability_of(gpu) for gpu in request.others],
                 world=world,
             )
 
@@ -213,7 +213,7 @@ def _figures(
     """
     works = [None if records is None else _works(records) for records in run]
     replays: dict[int, tuple[Replayed, ...]] = {}
-    alike = [gpu for gpu in request.others if kernels_of(gpu) in traced.alike]
+    alike = [gpu for gpu in request.others if capability_of(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
         capability = gpu.compute_capability if gpu is not None else None
         workspace = workspace_bytes(capability)

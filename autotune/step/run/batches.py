@@ -194,9 +194,14 @@ def plan_batches(
 
 
 def _opening(begins: Sequence[Counts], ends: Sequence[Counts], in_step: int) -> list[Counts | None]:
-    """Return the micro-batches of the first steps: those that begin one, those that end one, and None between them.
+    """Return the micro-batches of the first steps, ``in_step`` each; None stands for a typical one.
 
-    A step ends with as many as follow another one of it. None stands for a typical one.
+    Example: of steps of three, ``begins`` of one micro-batch and ``ends`` of three give ``begin, -, -``, then
+    ``-, end, end`` and ``-, -, end``: a micro-batch of ``ends`` always follows another one of its step.
+
+    Args:
+        begins: the micro-batches to begin with.
+        ends: those to end the steps after that with.
     """
     opening: list[Counts | None] = [*begins, *[None] * (-len(begins) % in_step)]
     for start in range(0, len(ends), _after_others(in_step)):

@@ -128,7 +128,7 @@ def _models_as_before_liger() -> Iterator[None]:
                 vars(sys.modules[name]).update(names)
 
 
-def kernels_of(gpu: Gpu | None) -> tuple[int, int]:
+def capability_of(gpu: Gpu | None) -> tuple[int, int]:
     """Return the compute capability by which kernels are chosen for a GPU.
 
     Of one that is only known by its memory, it is Ampere's, whose kernels most GPUs in use for training run.
