@@ -89,7 +89,7 @@ def plan(asked: PlanArguments) -> Plan:
         tracking.search(evaluator)
         evaluator = with_last_resorts_if_nothing_fits(evaluator)
         problem = evaluator.problem
-        evaluator.confirm_best_at_full_depth()
+        evaluator.confirm_at_full_depth(asked.top)
         estimates = tuple(each.shown for each in evaluator.ranked())
         best = list(estimates[:1])
         baseline = evaluator.estimate(problem.baseline).shown
@@ -100,9 +100,7 @@ def plan(asked: PlanArguments) -> Plan:
         failure: InputError | None = None
         if folder is not None:
             try:
-                written = write_plan(
-                    folder, evaluator, best, split, asked.settings, lambda: read(rows_needed=True)
-                )
+                written = write_plan(folder, evaluator, best, split, asked.settings, lambda: read(rows_needed=True))
             except InputError as error:
                 written, failure = error.message.rstrip("."), error
         timelines = [evaluator.timeline(one.candidate) for one in (*best, baseline)]

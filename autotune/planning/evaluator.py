@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.plan import AllocatorUse
@@ -23,8 +23,8 @@ from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 from autotune.trainers.prompts import GENERATION
 
-_SETTLED = 4
-"""Most candidates that are traced at full depth: each takes seconds."""
+_REPLACED = 4
+"""Most candidates that are traced at full depth for each that is shown: what does not fit by that is replaced."""
 
 
 class Evaluator:
@@ -48,6 +48,7 @@ class Evaluator:
         # By the fingerprints of training plans, which candidates have.
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
+        self._confirmed: set[Candidate] = set()
         self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._tracer = PlanTracer(traces, problem.setting, device, _uses_of(problem))
 
@@ -161,22 +162,30 @@ class Evaluator:
         traced = self._plans.get(self._known.get(candidate, ""))
         return traced if isinstance(traced, TracedPlan) else None
 
-    def confirm_best_at_full_depth(self) -> None:
-        """Trace the best candidate at full depth, and the next one where it does not fit by that."""
-        for _ in range(_SETTLED):
-            best = next(iter(self.ranked()), None)
-            if best is None or not best.fits:
-                return
-            self.trace_full_depth(best.candidate)
-            if self.estimate(best.candidate).fits:
-                return
+    def confirm_at_full_depth(self, count: int) -> None:
+        """Trace the first ``count`` distinct candidates and the baseline at full depth where they may fit.
 
-    def trace_full_depth(self, candidate: Candidate) -> None:
-        """Trace a candidate at full depth, with micro-batches of varied lengths; its later estimates follow from it."""
-        traced = self.traced_plan(candidate)
-        if traced is not None:
-            varied = traced.geometry.typical != traced.geometry.worst
-            self._plans[self._known[candidate]] = self._tracer.whole(traced, varied=varied)
+        If others come first by that, they follow. The best one is traced with micro-batches of varied lengths, too.
+        """
+        missing = [self.problem.baseline]
+        while missing and len(self._confirmed) < _REPLACED * count:
+            self.trace_full_depth(missing, varied=False)
+            first = distinct(self.ranked(), count)
+            missing = [each.candidate for each in first if each.may_fit and each.candidate not in self._confirmed]
+        best = self.ranked()[0]
+        if best.fits:
+            self.trace_full_depth([best.candidate])
+
+    def trace_full_depth(self, candidates: Sequence[Candidate], *, varied: bool = True) -> None:
+        """Trace candidates at full depth; their later estimates follow from it.
+
+        Args:
+            varied: whether to trace micro-batches of varied lengths, too, where lengths vary.
+        """
+        found = {self._known.get(candidate, ""): self.traced_plan(candidate) for candidate in candidates}
+        plans = {name: traced for name, traced in found.items() if traced is not None}
+        self._plans.update(zip(plans, self._tracer.whole([*plans.values()], varied=varied), strict=True))
+        self._confirmed.update(candidates)
 
     def timeline(self, candidate: Candidate) -> MemoryTimeline | None:
         """Return the memory of a candidate through one step; None if it was not traced."""

@@ -11,7 +11,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.setting import Setting
-from autotune.core.traced import TraceRequest
+from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
 from autotune.planning.extrapolation.series import Levels
@@ -139,7 +139,7 @@ class PlanTracer:
         if isinstance(found, Untraceable):
             raise UntraceableError(found.reason)
         if whole:
-            found = self.whole(found, varied=varied)
+            (found,) = self.whole([found], varied=varied)
         shared = with_vllm(found.memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)
@@ -160,40 +160,53 @@ class PlanTracer:
             for sized, sizes in zip(every, wanted, strict=True)
         ]
 
-    def whole(self, traced: TracedPlan, *, varied: bool) -> TracedPlan:
-        """Return a plan with its worst micro-batch traced at full depth, or as it is where that cannot be traced.
+    def whole(self, every: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
+        """Return plans with their worst micro-batches traced at full depth, or as they are where that fails.
 
         What the caching allocator reserves cannot be extrapolated: which freed blocks later tensors fit into changes
         with the depth. Example: of a Llama of 1.1B parameters it leaves 0.5 GB unused with 4 of its 22 layers, and 1.2
         with all. The CPU's allocator keeps no cache.
 
         Args:
-            varied: whether to trace what micro-batches of varied lengths may add.
+            varied: whether to trace what micro-batches of varied lengths may add, where lengths vary.
         """
-        plan, geometry = traced.plan, traced.geometry
         if self._setting.machine.hardware.kind == "cpu":
-            return replace(traced, memory=replace(traced.memory, varied_bytes=0))
+            return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in every]
+        requests = [self._whole_request(traced, varied=varied) for traced in every]
+        replies = self._traces.get(requests)
+        return [
+            self._whole(traced, request, reply) if isinstance(reply, TraceReply) else traced
+            for traced, request, reply in zip(every, requests, replies, strict=True)
+        ]
+
+    def _whole_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
+        plan, geometry = traced.plan, traced.geometry
+        varies = varied and geometry.typical != geometry.worst
+        # Varied lengths are replayed with the plan's own use of the allocator alone.
+        uses = (plan.allocator,) if varies else self._uses_with(plan)
         layers = len(self._layer_kinds)
-        uses = (plan.allocator,)
         request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device, uses)
-        request = replace(request, varied=varied)
-        (reply,) = self._traces.get([request])
-        if isinstance(reply, Untraceable):
-            return traced
+        return replace(request, varied=varies)
+
+    def _whole(self, traced: TracedPlan, request: TraceRequest, reply: TraceReply) -> TracedPlan:
+        plan, geometry, layers = traced.plan, traced.geometry, len(self._layer_kinds)
         fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
         worst = self._at_worst(plan, geometry, geometry.worst, fits)
         memory = self._memory(plan, geometry, worst, traced.typical)
+        varied_bytes = 0 if geometry.typical == geometry.worst else reply.varied_bytes
         return replace(
             traced,
             worst=worst,
-            memory=replace(memory, varied_bytes=reply.varied_bytes if varied else 0),
+            memory=replace(memory, varied_bytes=varied_bytes),
             fits=fits,
             requests={(layers, geometry.worst): request},
         )
 
+    def _uses_with(self, plan: TrainingPlan) -> tuple[AllocatorUse, ...]:
+        return tuple(dict.fromkeys((plan.allocator, *self._uses)))
+
     def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
-        plan = sized.plan
-        uses = tuple(dict.fromkeys((plan.allocator, *self._uses)))
+        plan, uses = sized.plan, self._uses_with(sized.plan)
         return {
             point: trace_request(traced, size[0], point[1], point[0], self._setting, self._device, uses)
             for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()

@@ -99,9 +99,7 @@ def test_rows_that_the_bundle_does_not_copy_are_not_read_again(model: str, tmp_p
     for folder in ("first", "second"):
         events: list[Event] = []
         output = tmp_path / folder
-        autotune.plan(
-            model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=1, output=output, listener=events.append
-        )
+        autotune.plan(model, rows, gpu="RTX4090", fix=ONE_WAY, token_coverage=1, output=output, listener=events.append)
         assert names(output) == ["config.yaml", "plan.json", "train.py"]
         tokenised.append(any("tokenising" in event.text for event in events if isinstance(event, StageStarted)))
     assert tokenised == [True, False]

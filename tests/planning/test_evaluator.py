@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.core.estimate import Origin, smallest_changes
+from autotune.core.estimate import Origin, distinct, smallest_changes
 from autotune.core.setting import Wishes
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
@@ -269,7 +269,7 @@ def test_what_is_reserved_and_what_varied_lengths_add_is_traced_for_the_asked_ca
     assert best.memory.varied_bytes is None
     asked = len(tracer.requests)
 
-    evaluator.trace_full_depth(best.candidate)
+    evaluator.trace_full_depth([best.candidate])
 
     found = evaluator.estimate(best.candidate).memory
     assert found is not None
@@ -290,18 +290,35 @@ def test_what_is_reserved_and_what_varied_lengths_add_is_traced_for_the_asked_ca
     ) == TOKENS * int(str(best.candidate["per_device_train_batch_size"]))
 
 
+def test_the_candidates_that_a_plan_shows_are_traced_at_full_depth(tmp_path: Path) -> None:
+    tracer, count = AnalyticTracer(), 3
+    evaluator = searched(problem_of({TOKENS: 8, 64: 8}), tracer, tmp_path)
+    asked = len(tracer.requests)
+
+    evaluator.confirm_at_full_depth(count)
+
+    shown = [*distinct(evaluator.ranked(), count), evaluator.estimate(evaluator.problem.baseline)]
+    traced = [evaluator.traced_plan(each.candidate) for each in shown]
+    assert all(each is not None and [depth for depth, _, _ in each.fit.weighted()] == [LAYERS] for each in traced)
+    # The best one is traced once more. The stand-in leaves so much unused at full depth that many are replaced.
+    *once, last = tracer.requests[asked:]
+    assert len(once) <= 4 * count
+    assert {(request.layers, request.varied) for request in once} == {(LAYERS, False)}
+    assert (last.layers, last.varied) == (LAYERS, True)
+
+
 def test_rows_of_one_length_vary_nothing_and_what_cannot_be_traced_is_not_known(tmp_path: Path) -> None:
     tracer, here = AnalyticTracer(), problem_of()
     equal = evaluator_of(here, tracer, tmp_path / "equal")
     equal.run([here.baseline])
-    equal.trace_full_depth(here.baseline)
+    equal.trace_full_depth([here.baseline])
     memory = equal.estimate(here.baseline).memory
     assert memory is not None
     assert (memory.varied_bytes, tracer.requests[-1].layers, tracer.requests[-1].varied) == (0, LAYERS, False)
 
     lost = evaluator_of(here, LosingTracer(), tmp_path / "lost")
     lost.run([here.baseline])
-    lost.trace_full_depth(here.baseline)
+    lost.trace_full_depth([here.baseline])
     assert lost.estimate(here.baseline).memory is None
 
 
@@ -332,5 +349,5 @@ def test_varied_lengths_are_replayed_with_the_allocator_of_the_candidate(tmp_pat
     evaluator = evaluator_of(here, tracer, tmp_path)
     growing = here.baseline.but(allocator="expandable_segments")
     evaluator.run([growing])
-    evaluator.trace_full_depth(growing)
+    evaluator.trace_full_depth([growing])
     assert [request.allocators[0].expandable_segments for request in tracer.requests if request.varied] == [True]
