@@ -52,7 +52,9 @@ class SupervisedFineTuning(FusedHead):
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
-        reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
+        reading=frozenset({
+            CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field", "eos_token",
+        }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
         }),

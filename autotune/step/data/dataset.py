@@ -19,17 +19,20 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
+from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.hub import not_loaded
+from autotune.step.images.sizes import image_column
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+_UNPREPARED = "skip_prepare_dataset"
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -56,13 +59,14 @@ def load_rows(
     Raises:
         InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
             column, or needs something that the tokenizer lacks.
-        UnreadError: the hub cannot be reached.
+        UnreadError: the hub cannot be reached, or the trainer takes rows of text as they are.
     """
     rows = _loaded(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
     check_images(trainer, source, rows, loaded.format, processor)
+    _check_prepared(source, rows)
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)
@@ -141,6 +145,15 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
         f"{source.name} has no column that {trainer.label} can use: it has {', '.join(rows.column_names)}.",
         hint=" ".join(filter(None, (f"It needs {trainer.wanted_columns}{renamed}.", advice or nested))),
     )
+
+
+def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
+    # With images, TRL never prepares them (SFTTrainer.__init__).
+    if mapping(source.reading.get("dataset_kwargs")).get(_UNPREPARED) and image_column(rows) is None:
+        raise UnreadError(
+            f"{source.name} is read with {_UNPREPARED}: TRL neither cuts nor packs its rows, whatever max_length and "
+            "packing are. For rows of input_ids, max_length: null and packing: false do the same."
+        )
 
 
 def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
