@@ -54,7 +54,8 @@ class SupervisedFineTuning(FusedHead):
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
         reading=frozenset({
-            CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field", "eos_token", TRUNCATION,
+            "assistant_only_loss", CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field",
+            "eos_token", TRUNCATION,
         }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
