@@ -121,6 +121,14 @@ def test_rows_without_the_answers_that_the_loss_is_to_count_are_refused_as_by_tr
         prepared(text_rows(TEXTS), assistant_only_loss=True)
 
 
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_a_prompt_of_text_beside_answers_of_messages_is_told(prepared: Prepare, trainer: str) -> None:
+    answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    message = r"rows.jsonl has text in prompt, and messages in chosen and rejected: .*Remove what the others hold"
+    with pytest.raises(InputError, match=message):
+        prepared([{"prompt": "a", "chosen": answer, "rejected": answer}] * 2, trainer)
+
+
 def test_pairs_of_a_reward_model_are_written_by_the_template_that_the_configuration_names(
     prepared: Prepare, template: str, tmp_path: Path
 ) -> None:

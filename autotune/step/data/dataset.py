@@ -33,6 +33,8 @@ from autotune.trainers.declared import DatasetFormat
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
 _UNPREPARED = "skip_prepare_dataset"
+_ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
+"""Columns of which ``trl.data_utils.is_conversational`` asks the first one of a set, which has no order."""
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -186,7 +188,7 @@ def _check_tokenizer(
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]
-    if is_conversational(first) or is_conversational_from_value(first):
+    if _is_conversational(trainer, loaded, source):
         if getattr(processor, "chat_template", None) is None and CHAT_TEMPLATE not in source.reading:
             raise InputError(
                 f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
@@ -205,6 +207,33 @@ def _check_tokenizer(
             f"The tokenizer of {model.name} has no end-of-sequence token, which TRL adds to every text.",
             hint='Set "eos_token" in its tokenizer_config.json.',
         )
+
+
+def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSource) -> bool:
+    """Whether rows hold messages.
+
+    Raises:
+        InputError: some columns of theirs do, and others do not; or there is a prompt without its completion.
+    """
+    first, columns = loaded.rows[0], loaded.format.columns
+    # Where the model generates, TRL asks the prompt alone.
+    asked = columns if trainer.generates else _ASKED
+    found = {name: is_conversational({name: first[name]}) for name in asked if name in first}
+    # Of rows with images, TRL takes the columns by themselves.
+    if image_column(loaded.rows) is None:
+        if "prompt" in found and "prompt" not in columns and "completion" not in found:
+            raise InputError(
+                f"{source.name} has prompt and no completion: TRL reads both where there is a prompt.",
+                hint="Remove or rename prompt.",
+            )
+        texts, messages = (" and ".join(name for name in found if found[name] is kind) for kind in (False, True))
+        if texts and messages:
+            raise InputError(
+                f"{source.name} has text in {texts}, and messages in {messages}: TRL takes a row for all text or for "
+                "all messages, by any one of them.",
+                hint="Remove what the others hold already, or write all of them alike.",
+            )
+    return any(found.values()) or is_conversational_from_value(first)
 
 
 def _first_line(error: BaseException) -> str:
