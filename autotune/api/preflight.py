@@ -139,9 +139,13 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             quantization = _saved(base, processor, folder / "model")
+            config = _arguments(args, base, quantization)
+            if self._asked.dataset is None:
+                # A trainer's own rows have the labels that this makes, and TRL refuses it for tokens.
+                config.assistant_only_loss = False
             asked = replace(
                 self._asked,
-                config=_arguments(args, base, quantization),
+                config=config,
                 model=str(folder / "model"),
                 dataset=self._asked.dataset or str(_rows(args, processor, kwargs["train_dataloader"], folder)),
                 peft_config=peft_config,

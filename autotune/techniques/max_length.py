@@ -18,6 +18,8 @@ from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
+TRUNCATION, KEEP_END = "truncation_mode", "keep_end"
+"""TRL's field, and its value with which rows are cut at their beginning, so that something is left of every row."""
 # Strategies that move a row's overflow into the next row, so that no token is dropped.
 _KEEP_OVERFLOW = frozenset({SPLIT, WRAPPED})
 # Tensor cores work on tiles of 8 and more elements (NVIDIA, "Matrix Multiplication Background"), so a length that is

@@ -8,6 +8,7 @@ from typing import ClassVar
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.techniques.packing import EVALUATION_PACKED, NONE, SEPARATING, never_separated, not_separated
 from autotune.techniques.trace_impact import SIZES
 
@@ -47,6 +48,9 @@ class PaddingFree(Technique):
             return f"padding_free does not go with packing={candidate['packing']}: its rows have no padding"
         if candidate["per_device_train_batch_size"] == 1:
             return "with one row per micro-batch there is no padding to remove"
+        cuts = int(candidate["max_length"]) < setting.workload.longest
+        if cuts and setting.users_entry(f"args.{TRUNCATION}") == KEEP_END:
+            return f"{TRUNCATION}={KEEP_END}: without packing, rows are cut at their end before TRL has them"
         if setting.workload.evaluation is not None and setting.users_entry(EVALUATION_PACKED):
             return "eval_packing needs a max_length, which TRL refuses with padding_free where training does not pack"
         return not_separated(candidate, setting)

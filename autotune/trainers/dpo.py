@@ -10,6 +10,7 @@ from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.workload import ModelProfile
+from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
@@ -46,12 +47,13 @@ class PreferenceOptimization(FusedHead):
         traced=frozenset({
             "beta", "disable_dropout", "discopop_tau", "f_alpha_divergence_coef", "f_divergence_type",
             "label_smoothing", "ld_alpha", "loss_type", "loss_weights", "precompute_ref_batch_size",
-            "router_aux_loss_coef", "sync_ref_model", "truncation_mode", "use_weighting",
+            "router_aux_loss_coef", "sync_ref_model", TRUNCATION, "use_weighting",
         }),
         without_effect=frozenset({
             "dataset_num_proc", "model_init_kwargs", "pad_token", "padding_free", "ref_model_mixup_alpha",
             "ref_model_sync_steps", "trust_remote_code",
         }),
+        reading=frozenset({TRUNCATION}),
         others=frozenset({
             "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs",
         }),

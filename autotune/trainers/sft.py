@@ -9,6 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
+from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
@@ -43,7 +44,7 @@ class SupervisedFineTuning(FusedHead):
     takes_images = True
     parts = ("tokens",)
     config_fields = ConfigFields(
-        traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef", "truncation_mode"}),
+        traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef", TRUNCATION}),
         without_effect=frozenset({
             "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
             "model_init_kwargs", "pad_token", "shuffle_dataset", "trust_remote_code",
@@ -52,7 +53,10 @@ class SupervisedFineTuning(FusedHead):
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
             "completion_only_loss": "the loss counts every token, whatever completion_only_loss leaves out",
         },
-        reading=frozenset({CHAT_TEMPLATE, "completion_only_loss", "dataset_text_field", "eos_token"}),
+        reading=frozenset({
+            "assistant_only_loss", CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field",
+            "eos_token", TRUNCATION,
+        }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
         }),

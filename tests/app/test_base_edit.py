@@ -172,12 +172,16 @@ def test_a_fixed_choice_is_written_over_the_file_s(tmp_path: Path) -> None:
 
 
 def test_another_model_and_other_rows_are_named_in_place_of_the_file_s(tmp_path: Path) -> None:
-    search = started(a_base(tmp_path, "dataset_name: mine # d\n"))
+    search = started(a_base(tmp_path, "dataset_name: mine # d\nassistant_only_loss: true\n"))
     rows = TrainingRows("parquet", "train", "/bundle/rows.parquet", "rows.parquet", cut=True)
     values = yaml.safe_load(after(search, search.problem.baseline, model="/other", rows=rows))
     assert values["model_name_or_path"] == "/other"
     assert values["datasets"] == [{"path": "parquet", "data_files": "/bundle/rows.parquet", "split": "train"}]
     assert values["dataset_name"] is None
+    # TRL refuses it for rows of tokens, whose labels are made.
+    assert values["assistant_only_loss"] is False
+    whole = after(search, search.problem.baseline, rows=replace(rows, cut=False))
+    assert yaml.safe_load(whole)["assistant_only_loss"] is True
 
 
 def test_the_accumulation_follows_a_global_batch_that_was_asked_for(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare, probe
-from autotune.step.run.evaluation import evaluated_sizes, rows_at_once
+from autotune.step.rows import RowSizes
+from autotune.step.run.evaluation import as_trained_on, rows_at_once
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer, train
 from autotune.step.run.worst import worst_order
-from autotune.step.trainers import adapter
+from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import MIB
@@ -34,6 +35,12 @@ from tests.step.requests import BRIEF
 MakeWorkload = Callable[..., Workload]
 TRAINED = [9, 30, 12, 44, 25, 18, 31, 40]
 EVALUATED = [11, 57, 23, 8, 70, 38, 52, 14, 45, 29, 33]
+
+
+def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
+    """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
+    with as_trained_on(trainer, rows_at_once(trainer, known)):
+        return known.sizes(trainer)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer
-from autotune.step.run.evaluation import evaluated_sizes, rows_at_once
+from autotune.step.run.evaluation import rows_at_once
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.step.run.training import build_trainer
@@ -32,6 +32,7 @@ from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from tests.small import small_config, small_tokenizer
 from tests.step.requests import trained
+from tests.step.test_evaluation import evaluated_sizes
 from tests.step.test_images_tokenised import of_answers, prepared
 from tests.trainers.prepared import Prepared, prepared_rows, prepared_sample
 from tests.vision import picture

@@ -176,6 +176,10 @@ def test_experts_and_conv1d_modules_are_found(prepared: Callable[..., Workload],
         ),
         ([{"text": 1}, {"text": 2}], r"Row 1 of rows.jsonl holds neither text nor messages in text\."),
         ([{"messages": "a"}, {"messages": "b"}], r"Row 1 of rows.jsonl holds neither text nor messages in messages\."),
+        (
+            [{"prompt": "a", **row} for row in messages_rows(TEXTS)],
+            r"rows.jsonl has prompt and no completion: .*Remove or rename prompt\.",
+        ),
     ],
 )
 def test_rows_that_sft_cannot_use_are_told(prepared: Callable[..., Workload], rows: Rows, message: str) -> None:

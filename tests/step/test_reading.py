@@ -30,6 +30,11 @@ Rows = list[dict[str, Any]]
 Prepare = Callable[..., Workload]
 TEXTS = long_tailed_texts(12)
 TEMPLATE = "{% for message in messages %}<|user|>wordy {{ message.content }} ## {% endfor %}{{ mood }}"
+MARKED = (
+    "{% for message in messages %}<|{{ message.role }}|>{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|end|>{% endgeneration %}{% else %}{{ message.content }}{% endif %}"
+    "{% endfor %}"
+)
 FEW = {"max_length": None, "use_cpu": True, "bf16": False, "report_to": "none"}
 
 
@@ -102,6 +107,26 @@ def test_tokens_and_labels_follow_the_configuration(
     prepared: Prepare, rows: Rows, reading: dict[str, Any], tmp_path: Path
 ) -> None:
     check_same(prepared(rows, **reading), sft_rows(rows, tmp_path, **reading))
+
+
+def test_the_loss_counts_the_answers_alone_where_the_configuration_has_it_so(prepared: Prepare, tmp_path: Path) -> None:
+    file = tmp_path / "marked.jinja"
+    file.write_text(MARKED)
+    rows, reading = messages_rows(TEXTS), {"assistant_only_loss": True, "chat_template_path": str(file)}
+    check_same(prepared(rows, **reading), sft_rows(rows, tmp_path, **reading))
+
+
+def test_rows_without_the_answers_that_the_loss_is_to_count_are_refused_as_by_trl(prepared: Prepare) -> None:
+    with pytest.raises(InputError, match=r"TRL refuses rows\.jsonl with assistant_only_loss: .* not conversational"):
+        prepared(text_rows(TEXTS), assistant_only_loss=True)
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_a_prompt_of_text_beside_answers_of_messages_is_told(prepared: Prepare, trainer: str) -> None:
+    answer = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    message = r"rows.jsonl has text in prompt, and messages in chosen and rejected: .*Remove what the others hold"
+    with pytest.raises(InputError, match=message):
+        prepared([{"prompt": "a", "chosen": answer, "rejected": answer}] * 2, trainer)
 
 
 def test_pairs_of_a_reward_model_are_written_by_the_template_that_the_configuration_names(

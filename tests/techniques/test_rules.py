@@ -349,6 +349,13 @@ def test_rows_to_evaluate_on_are_not_packed_without_a_length() -> None:
         assert found is None if reason is None else reason in str(found)
 
 
+def test_padding_free_rows_are_not_cut_at_another_end_than_the_user_s() -> None:
+    here = replace(setting(), base=Base("mine.yaml", {}, entries={"args.truncation_mode": "keep_end"}))
+    assert "are cut at their end" in str(SFT.illegal(candidate(here, padding_free="on", max_length=1999), here))
+    for choices in ({"padding_free": "on", "max_length": 2000}, {"max_length": 1999}):
+        assert SFT.illegal(candidate(here, **choices), here) is None
+
+
 @pytest.mark.parametrize("zero3", [True, False])
 def test_selective_checkpointing_of_adapters_is_refused_where_weights_are_shared_out(zero3: bool) -> None:
     machine = replace(TWO, packages={**TWO.packages, "transformers": "5.16.0"})

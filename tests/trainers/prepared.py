@@ -129,11 +129,13 @@ def prepared_rows(
     *,
     evaluated: Rows | None = None,
     rollouts: Rollouts | None = None,
+    reading: Mapping[str, object] | None = None,
 ) -> Prepared:
     """Return rows that a ``prepare`` job of a trainer, run in this process, has tokenised.
 
     Args:
         evaluated: rows to evaluate on.
+        reading: fields of its configuration by which it reads them.
 
     Raises:
         InputError: the trainer cannot use them.
@@ -141,7 +143,7 @@ def prepared_rows(
     folder.mkdir(parents=True, exist_ok=True)
     named = {"rows": rows, "evaluated": evaluated}
     files = [write_rows(folder / f"{name}.jsonl", some) for name, some in named.items() if some is not None]
-    source, *others = (DatasetSource(file.name, "json", str(file)) for file in files)
+    source, *others = (DatasetSource(file.name, "json", str(file), reading=reading or {}) for file in files)
     asked = PrepareRequest(
         ModelSource(str(model)),
         source,

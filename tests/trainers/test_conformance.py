@@ -106,8 +106,7 @@ def test_each_of_its_fields_means_one_thing_to_a_trace(trainer: Trainer) -> None
     said = [*meant.traced, *meant.without_effect, *meant.assumed]
     assert len(said) == len(set(said))
     assert set(said) <= trainer.fields
-    # Rows are no part of a step.
-    assert meant.reading <= meant.without_effect | meant.assumed.keys()
+    assert meant.reading <= meant.traced | meant.without_effect | meant.assumed.keys()
     # Techniques may write into a field that is a mapping, whose other keys mean nothing to a trace.
     assert not (meant.traced | meant.assumed.keys()) & written
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -17,9 +17,10 @@ from autotune.core.candidate import Choice
 from autotune.core.plan import TrainingPlan
 from autotune.step.run.batches import plan_batches
 from autotune.step.run.training import step_size
-from autotune.techniques.max_length import token_coverage
+from autotune.techniques.max_length import KEEP_END, TRUNCATION, token_coverage
 from autotune.trainers import Trainer, trainers
-from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, richest
+from tests.trainers.prepared import WHOLE_STEPS, Prepare, Prepared, prepared_rows, richest
+from tests.trainers.samples import sample_rows
 
 Choices = Mapping[str, Choice]
 Seen = Callable[[Prepared, TrainingPlan], "Real"]
@@ -221,6 +222,19 @@ def test_a_probe_s_worst_micro_batch_is_the_plan_s(
     assert worst == max(probed.collated)
     # Documents seldom fill every packed row, and a plan does not know which rows they leave unfilled.
     assert worst == planned if packed_from is None else worst <= planned
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
+    trainer: str, small_model_directory: Path, tmp_path: Path
+) -> None:
+    known = trainers()[trainer]
+    rows, mode = sample_rows(trainer, richest(known)), {TRUNCATION: KEEP_END}
+    found = prepared_rows(known, rows, small_model_directory, tmp_path, reading=mode)
+    plan, said = legal(found, {"max_length": 8})
+    seen = real(found, replace(plan, args={**plan.args, **mode}), tmp_path / "built")
+    assert said.rows == seen.rows == len(rows)
+    assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
 
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)

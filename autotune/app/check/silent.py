@@ -17,8 +17,6 @@ from autotune.trainers import Trainer
 from autotune.units import counted, format_share
 from autotune.userconfig.candidate import NearestCandidate
 
-_KEEPS_END = "keep_end"
-"""The ``truncation_mode`` that cuts rows at their beginning, so that something is left of every row."""
 _HALF = ("bfloat16", "float16")
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
@@ -123,7 +121,7 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
     if length is None or length >= documents.longest:
         return
     strategy = strategy_of(plan)
-    dropping = strategy == NONE and plan.args.get("truncation_mode") != _KEEPS_END
+    dropping = strategy == NONE
     dropped = documents.rows_dropped(length) if dropping else 0
     cut = documents.rows_cut(length) + (documents.rows_dropped(length) - dropped)
     if strategy not in (NONE, CUTTING):

@@ -19,17 +19,22 @@ from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
 
+from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.hub import not_loaded
+from autotune.step.images.sizes import image_column
 from autotune.step.models.loading import tokenizer_of
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+_UNPREPARED = "skip_prepare_dataset"
+_ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
+"""Columns of which ``trl.data_utils.is_conversational`` asks the first one of a set, which has no order."""
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -56,13 +61,14 @@ def load_rows(
     Raises:
         InputError: it is missing, broken, has images that cannot be trained on, no row or no usable
             column, or needs something that the tokenizer lacks.
-        UnreadError: the hub cannot be reached.
+        UnreadError: the hub cannot be reached, or the trainer takes rows of text as they are.
     """
     rows = _loaded(source, folder)
     check_no_images(source, rows, [name for form in trainer.formats for name in form.columns])
     check_row_count(Path(source.name), len(rows))
     loaded = LoadedRows(rows, _format(trainer, source, rows))
     check_images(trainer, source, rows, loaded.format, processor)
+    _check_prepared(source, rows)
     used = (*loaded.format.columns, *trainer.optional_columns)
     for column in (name for name in used if name in rows.column_names):
         _check_no_nulls(source, rows, column)
@@ -143,6 +149,15 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
     )
 
 
+def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
+    # With images, TRL never prepares them (SFTTrainer.__init__).
+    if mapping(source.reading.get("dataset_kwargs")).get(_UNPREPARED) and image_column(rows) is None:
+        raise UnreadError(
+            f"{source.name} is read with {_UNPREPARED}: TRL neither cuts nor packs its rows, whatever max_length and "
+            "packing are. For rows of input_ids, max_length: null and packing: false do the same."
+        )
+
+
 def _check_no_nulls(source: DatasetSource, rows: Dataset, column: str) -> None:
     values = rows.with_format("arrow")[:][column]
     if values.null_count:
@@ -173,7 +188,7 @@ def _check_tokenizer(
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]
-    if is_conversational(first) or is_conversational_from_value(first):
+    if _is_conversational(trainer, loaded, source):
         if getattr(processor, "chat_template", None) is None and CHAT_TEMPLATE not in source.reading:
             raise InputError(
                 f"{source.name} is conversational and the tokenizer of {model.name} has no chat template.",
@@ -192,6 +207,33 @@ def _check_tokenizer(
             f"The tokenizer of {model.name} has no end-of-sequence token, which TRL adds to every text.",
             hint='Set "eos_token" in its tokenizer_config.json.',
         )
+
+
+def _is_conversational(trainer: Trainer, loaded: LoadedRows, source: DatasetSource) -> bool:
+    """Whether rows hold messages.
+
+    Raises:
+        InputError: some columns of theirs do, and others do not; or there is a prompt without its completion.
+    """
+    first, columns = loaded.rows[0], loaded.format.columns
+    # Where the model generates, TRL asks the prompt alone.
+    asked = columns if trainer.generates else _ASKED
+    found = {name: is_conversational({name: first[name]}) for name in asked if name in first}
+    # Of rows with images, TRL takes the columns by themselves.
+    if image_column(loaded.rows) is None:
+        if "prompt" in found and "prompt" not in columns and "completion" not in found:
+            raise InputError(
+                f"{source.name} has prompt and no completion: TRL reads both where there is a prompt.",
+                hint="Remove or rename prompt.",
+            )
+        texts, messages = (" and ".join(name for name in found if found[name] is kind) for kind in (False, True))
+        if texts and messages:
+            raise InputError(
+                f"{source.name} has text in {texts}, and messages in {messages}: TRL takes a row for all text or for "
+                "all messages, by any one of them.",
+                hint="Remove what the others hold already, or write all of them alike.",
+            )
+    return any(found.values()) or is_conversational_from_value(first)
 
 
 def _first_line(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.rows import Counts, distribution
 from autotune.step.trainers import adapter
+from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
 
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -85,7 +86,9 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     trainer, known = find_trainer(request.trainer), adapter(request.trainer)
     lengths, trainable = known.lengths(rows), known.trainable(rows)
     counted = None if (trainable == lengths.sum(axis=1)).all() else trainable
-    documents = documents_of(trainer, lengths, known.kept_from(rows), counted)
+    # Cut at their beginning, rows keep the tokens that the loss counts.
+    keeps_all = request.dataset.reading.get(TRUNCATION) == KEEP_END
+    documents = documents_of(trainer, lengths, None if keeps_all else known.kept_from(rows), counted)
     completions = known.completions(rows)
     single = documents.sequences == 1 and all((part[:, 1] <= 1).all() for part in documents.groups.parts())
     return DatasetProfile(
@@ -104,16 +107,19 @@ def dataset_profile(request: PrepareRequest, loaded: LoadedRows, rows: Any) -> D
     )
 
 
-def documents_of(trainer: Trainer, lengths: Counts, kept_from: Counts, trained: Counts | None = None) -> Documents:
+def documents_of(
+    trainer: Trainer, lengths: Counts, kept_from: Counts | None, trained: Counts | None = None
+) -> Documents:
     """Return the documents of rows, given what an adapter reads of them.
 
     Args:
         lengths: tokens of each row in each of the trainer's parts; shape (rows, parts).
         kept_from: the smallest maximum length at which each row is kept, beyond what its lengths imply; shape (rows,).
+            None: any length keeps every row.
         trained: tokens of each row that the loss counts; shape (rows,). None: all, or not known.
     """
     needs, *sequences = trainer.document(tuple(lengths.T))
-    columns = [np.maximum(needs, kept_from), *sequences]
+    columns = [np.ones(len(lengths)) if kept_from is None else np.maximum(needs, kept_from), *sequences]
     stacked = np.stack(columns, axis=1, dtype=np.int32, casting="unsafe")
     return Documents.of_rows(stacked, ordered=trainer.ordered, trained=trained)
 

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import CHAT_TEMPLATE, DroppedRows
-from autotune.errors import InputError
+from autotune.errors import InputError, one_line
 from autotune.step.data.dataset import LoadedRows
 from autotune.step.models.loading import model_class
 from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
@@ -27,7 +27,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     """Return the dataset's rows with the columns of the trainer's adapter, neither truncated nor packed.
 
     Raises:
-        InputError: the chat template raises an error for a row.
+        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
     """
     architecture = model_class(model_config)
     known = adapter(request.trainer)
@@ -47,13 +47,15 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
             **known.arguments_for_built_model(None, small_model),
         )
     except Exception as error:
-        if not isinstance(error, TemplateError) and not _raised_in_template(error):
-            raise
-        template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
-        raise InputError(
-            f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
-            hint="Look for messages whose roles or order the template does not know.",
-        ) from error
+        if isinstance(error, TemplateError) or _raised_in_template(error):
+            template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
+            raise InputError(
+                f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
+                hint="Look for messages whose roles or order the template does not know.",
+            ) from error
+        if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
+            raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
+        raise
     return known.tokenized(trainer, request.rollouts, request.dataset.name)
 
 
@@ -62,6 +64,7 @@ def _raised_in_template(error: Exception) -> bool:
     return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
 
 
+_ANSWERS = "assistant_only_loss"
 _TEMPLATE_CODE = "<template>"
 """Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
 _FEWEST = 2

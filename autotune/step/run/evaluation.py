@@ -12,7 +12,7 @@ import numpy as np
 
 from autotune.core.blocks import block_rows
 from autotune.core.program import EVALUATE
-from autotune.step.rows import RowSizes, spread
+from autotune.step.rows import spread
 from autotune.step.run.progress import Progress
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers.base import Adapter
@@ -32,7 +32,7 @@ def evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> fl
     """
     rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
     copies = known.evaluation_drawing(trainer).copies
-    with _as_trained_on(trainer, count):
+    with as_trained_on(trainer, count):
         sizes, collation = known.sizes(trainer), known.collation(trainer)
         worst = np.stack(worst_order(sizes, count, collation))
         # As the loader makes them, of neighbouring rows.
@@ -67,14 +67,8 @@ def rows_at_once(trainer: Any, known: Adapter) -> int:
     return min(known.evaluation_drawing(trainer).rows, len(trainer.eval_dataset))
 
 
-def evaluated_sizes(trainer: Any, known: Adapter) -> RowSizes:
-    """Return the sizes of the rows that a trainer evaluates on, after it has packed or dropped some."""
-    with _as_trained_on(trainer, rows_at_once(trainer, known)):
-        return known.sizes(trainer)
-
-
 @contextmanager
-def _as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
+def as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
     """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
     with (
         mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),

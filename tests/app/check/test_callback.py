@@ -38,6 +38,8 @@ from autotune.app.arguments import CheckArguments
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
 from tests.app.check.conftest import cache_of
+from tests.small import messages_rows, write_rows
+from tests.step.test_reading import MARKED
 
 CLASSES: dict[str, tuple[Any, Any, dict[str, object]]] = {
     "sft": (SFTTrainer, SFTConfig, {"max_length": 32}),
@@ -121,6 +123,19 @@ def test_what_fits_is_trained(small_model_directory: Path, rows: Callable[[str],
     training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", peft_config=lora)
     training.train()
     assert training.state.global_step == 1
+
+
+@pytest.mark.slow
+def test_the_labels_that_a_trainer_has_made_of_answers_are_those_of_its_check(
+    small_model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "marked.jinja").write_text(MARKED)
+    options = {"assistant_only_loss": True, "chat_template_path": str(tmp_path / "marked.jinja")}
+    file = write_rows(tmp_path / "chats.jsonl", messages_rows(["a b c", "d"]))
+    training = built("sft", small_model_directory, file, tmp_path / "out", "4GiB", options=options)
+    with caplog.at_level(logging.INFO):
+        training.train()
+    assert "autotune: fits" in caplog.text
 
 
 @pytest.mark.parametrize("config", [DPOConfig, KTOConfig])

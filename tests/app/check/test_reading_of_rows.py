@@ -93,6 +93,14 @@ def test_what_the_rows_say_of_the_loss_is_not_taken_for_granted(of: Check) -> No
     assert not any("completion_only_loss" in item.message for item in verdict.findings)
 
 
+def test_rows_that_trl_is_to_take_as_they_are_are_not_taken_for_cut_or_packed_ones(of: Check) -> None:
+    rows = [{"input_ids": [1] * tokens} for tokens in (8, 2000)]
+    verdict = of(rows, "packing: true\ndataset_kwargs: {skip_prepare_dataset: true}\n")
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "skip_prepare_dataset: TRL neither cuts nor packs its rows" in verdict.reason
+    assert tokens_of(of(rows, "dataset_kwargs: {skip_prepare_dataset: false}\n")) == 2000
+
+
 def test_the_rows_of_a_base_are_read_as_it_says(template: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", [{"content": "a"}] * 2)
     model = write_small_model(tmp_path / "model", weights=False)

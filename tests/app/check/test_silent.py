@@ -84,10 +84,3 @@ def test_an_optimizer_step_is_counted_in_rows_and_in_prompts() -> None:
     plan = replace(plan, args={**plan.args, **sizes}, launch=Launch(2))
     said = "An optimizer step trains on 16 completions of 4 prompts (4 rows x 2 accumulated x 2 processes); an epoch"
     assert said in findings(plan, here)
-
-
-def test_rows_that_are_cut_at_their_beginning_are_not_dropped() -> None:
-    here = setting(of=replace(workload(), trainer="dpo"))
-    plan = plan_with(here, {"max_length": 100}, "dpo")
-    kept = replace(plan, args={**plan.args, "truncation_mode": "keep_end"})
-    assert "max_length=100 cuts 10 of 100 rows" in findings(kept, here)
