@@ -99,14 +99,15 @@ def nothing_fits_text(result: Result) -> str:
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
-    ended = next((trial for trial in other if trial.status is not ProbeStatus.OK), None)
+    least, unfinished = _trial_of(result, result.smallest), [each for each in other if each.status is not ProbeStatus.OK]
+    ended = _ended_text(least if least in unfinished else unfinished[0]) if unfinished else ""
     if other and not any(_lacked_memory(trial) for trial in result.trials):
-        found = f"No candidate can be recommended{_ended_text(ended) if ended is not None else ''}."
+        found = f"No candidate can be recommended{ended}."
     else:
         seen = _smallest_peak_text(result)
         tried = "" if _is_proven(result) else " that was tried"
         what = "Nothing that may be recommended" if barred else "Nothing"
-        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
+        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
     return " ".join((
         found,
         *_nearest_text(result, failed),
@@ -132,11 +133,12 @@ def _smallest_peak_text(result: Result) -> str:
 
 
 def _is_proven(result: Result) -> bool:
-    """Whether no candidate was left, or the one with the smallest predicted need was probed."""
+    """Whether the candidate with the smallest predicted need lacked memory, or all that may be recommended did."""
     trial = _trial_of(result, result.smallest)
     if trial is not None:
-        return trial.status is not ProbeStatus.VETOED
-    return result.ended in (None, Ending.EXHAUSTED)
+        return _lacked_memory(trial)
+    legal = [trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED]
+    return result.ended in (None, Ending.EXHAUSTED) and all(map(_lacked_memory, legal))
 
 
 def _lacked_memory(trial: Trial) -> bool:
