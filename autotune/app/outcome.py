@@ -105,10 +105,10 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
     but = f", but for {others:,} that one probe cannot tell from it" if others else ""
-    if ending in (None, Ending.EXHAUSTED) or count >= candidates:
+    if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{but}" if but else ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
+    ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending or 'an interruption'} ended the search"
     return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 
