@@ -17,7 +17,6 @@ from autotune.reporting.words import (
     bytes_or_dash,
     differences,
     kept_text,
-    rate_or_dash,
     short_path,
     status_text,
     written,
@@ -71,12 +70,6 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
     )
 
 
-def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
-    """Return the fastest trial that ran to the end and may be recommended, or None without any."""
-    found = [trial for trial in ran(trials) if not trial.illegal and trial.tokens_per_second is not None]
-    return max(found, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
-
-
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
@@ -84,20 +77,13 @@ def interrupted_text(result: Result) -> str:
         ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
         longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
         return f"{ended} before any probe decided whether a candidate fits.{longer}"
-    best, ended = best_so_far(result.trials), "Interrupted"
-    if best is None:
-        allowed = " that may be recommended" if ran(result.trials) else ""
-        return f"{ended} before any candidate{allowed} ran to the end."
-    return (
-        f"{ended}. Best so far, not confirmed by a longer run: {candidate_name(result, best.candidate)} "
-        f"at {rate_or_dash(best.tokens_per_second)}, peak {bytes_or_dash(best.peak_bytes)}."
-    )
+    allowed = " that may be recommended" if ran(result.trials) else ""
+    return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
 
 def nothing_fits_text(result: Result) -> str:
     """Return that nothing fits, and by how much, and what fits but may not be recommended."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
-    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     least, unfinished = _trial_of(result, result.smallest), [each for each in other if each.status is not ProbeStatus.OK]
     ended = _ended_text(least if least in unfinished else unfinished[0]) if unfinished else ""
@@ -110,7 +96,7 @@ def nothing_fits_text(result: Result) -> str:
         found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
     return " ".join((
         found,
-        *_nearest_text(result, failed),
+        *_nearest_text(result),
         *_smallest_text(result),
         *(_barred_text(result, trial) for trial in barred),
     ))  # fmt: skip
@@ -151,8 +137,9 @@ def _ended_text(trial: Trial) -> str:
     return f"; trial {trial.number} ended {status_text(trial.status)}{reason}"
 
 
-def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
+def _nearest_text(result: Result) -> Iterable[str]:
     """Yield the later failure of the lightest candidate that had fit its probe."""
+    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
     trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
