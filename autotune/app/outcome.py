@@ -108,7 +108,9 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{but}" if but else ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending or 'an interruption'} ended the search"
+    ended = f"{ending or 'an interruption'} ended the search"
+    if ending is Ending.NO_GAIN:
+        ended = "less than 1 % is expected of any other"
     return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 

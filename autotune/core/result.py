@@ -134,10 +134,11 @@ class Contribution:
         instead_of: the baseline's choice.
         status: status of the candidate with that choice changed back.
         reason: why it was not measured, in words; empty otherwise.
-        speedup: the winner's token rate divided by that candidate's, with equal schedules; None when not measured.
+        speedup: the winner's token rate divided by that candidate's, each the mean of the runs after its probe, or the
+            probe's without any; None when not measured.
         peak_bytes_saved: that candidate's peak minus the winner's; None when not measured.
-        told_apart: whether ``speedup``, of one probe each, is further from 1 than the spread between the winner's runs
-            explains; None if that spread or the speed-up was not measured.
+        told_apart: whether that candidate's rate is outside the range of a further run of the winner; None if either
+            was not measured.
     """
 
     knob: str

@@ -85,7 +85,8 @@ def nothing_fits_text(result: Result) -> str:
     """Return that nothing fits, and by how much, and what fits but may not be recommended."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
-    least, unfinished = _trial_of(result, result.smallest), [each for each in other if each.status is not ProbeStatus.OK]
+    unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
+    least = _trial_of(result, result.smallest)
     ended = _ended_text(least if least in unfinished else unfinished[0]) if unfinished else ""
     if other and not any(_lacked_memory(trial) for trial in result.trials):
         found = f"No candidate can be recommended{ended}."
