@@ -141,13 +141,13 @@ def _ended_text(trial: Trial) -> str:
 def _nearest_text(result: Result) -> Iterable[str]:
     """Yield the later failure of the lightest candidate that had fit its probe."""
     failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
-    trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
+    trial = min(failed, key=lambda one: one.held_bytes or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
     ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {status_text(later.status)}"
     again = "in the longer run" if later.longer else "in a further run"
-    held = f"{bytes_or_dash(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
+    held = f"{bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
 
 
@@ -179,10 +179,6 @@ def _barred_text(result: Result, trial: Trial) -> str:
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
     return baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
-
-
-def _held_bytes(trial: Trial) -> int | None:
-    return trial.reserved_bytes or trial.peak_bytes
 
 
 def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:

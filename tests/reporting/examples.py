@@ -185,6 +185,7 @@ def a_result(**changes: Any) -> Result:
             ),
             tokens_per_second=23_000.0,
             peak_bytes=21 * GIB,
+            reserved_bytes=22 * GIB,
             device_bytes=23 * GIB,
             seconds_per_epoch=7.4,
             token_coverage=0.995,

@@ -159,12 +159,16 @@ class CudaMeter(Meter):
         return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
     def peaks(self) -> Measurement:
-        """Return the caching allocator's peaks and the driver's figure for this process."""
+        """Return the caching allocator's peaks, and with the context what the device has to hold.
+
+        The driver's figure is that of now, after memory may have been returned; most containers have none.
+        """
+        reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
         return Measurement(
             ProbeStatus.OK,
             peak_bytes=self.held_bytes,
-            reserved_bytes=max(self._reserved_bytes, int(torch.cuda.max_memory_reserved())),
-            device_bytes=_driver_process_bytes(self._uuid),
+            reserved_bytes=reserved_bytes,
+            device_bytes=max(self._context_bytes + reserved_bytes, _driver_process_bytes(self._uuid)),
             host_peak_bytes=self._host.held_bytes,
             allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),
         )
@@ -185,11 +189,11 @@ def _driver_used_bytes() -> dict[str, int]:
     return used
 
 
-def _driver_process_bytes(uuid: str) -> int | None:
-    """Return the driver's figure for this process, or None where it has none, as in most containers."""
+def _driver_process_bytes(uuid: str) -> int:
+    """Return the driver's figure for this process, or 0 where it has none, as in most containers."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
-    return None
+    return 0
