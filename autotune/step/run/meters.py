@@ -16,8 +16,14 @@ import torch
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.errors import InputError
 from autotune.step.run.host_memory import HostMemory
-from autotune.units import format_bytes
+from autotune.units import MIB, format_bytes
+
+_RELEASE_SECONDS = 10
+"""Time that a driver may take to free what a killed process held."""
+_SLACK_BYTES = 256 * MIB
+"""By how much what others hold may grow, as that of a desktop does, or a driver's figures may differ."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,13 @@ class Meter(ABC):
 
         Raises:
             torch.OutOfMemoryError: it already holds more.
+        """
+
+    def require(self, limit_bytes: int) -> None:  # noqa: B027 the kernel reclaims memory of a host for a process
+        """Check that other processes leave ``limit_bytes`` of the device.
+
+        Raises:
+            InputError: they hold more, so that a failed allocation would say nothing about a candidate.
         """
 
     def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
@@ -122,6 +135,24 @@ class CudaMeter(Meter):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._allocated_bytes = self._reserved_bytes = 0
+
+    def require(self, limit_bytes: int) -> None:
+        """Check that other processes leave ``limit_bytes``; where NVML is missing, theirs is not known."""
+        others_bytes = self._others_bytes()
+        for _ in range(_RELEASE_SECONDS):
+            if limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:
+                return
+            time.sleep(1.0)
+            others_bytes = self._others_bytes()
+        raise InputError(
+            f"Other processes hold {format_bytes(others_bytes)} of the GPU's {format_bytes(self._total_bytes)}, and "
+            f"{format_bytes(limit_bytes)} are needed for a probe.",
+            hint="End what uses the GPU, then run the command again; a search goes on with --resume.",
+        )
+
+    def _others_bytes(self) -> int:
+        free_bytes, _ = torch.cuda.mem_get_info()
+        return max(0, self._total_bytes - free_bytes - self._context_bytes - torch.cuda.memory_reserved())
 
     def limit(self, limit_bytes: int) -> None:
         """Limit context and caching allocator together to ``limit_bytes``.
