@@ -14,6 +14,7 @@ from enum import Enum, auto
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.result import Contribution
+from autotune.core.status import Ending
 from autotune.study.contributions import contributions, unmeasured
 from autotune.study.problem import Record
 from autotune.study.roster import Doing, Roster, Worker
@@ -48,6 +49,7 @@ class Settled:
         winner: number of the recommended trial, or None.
         complete: whether nothing was left to do.
         asked: the limits that it settled by.
+        ending: what had ended its search for further candidates.
     """
 
     after: int
@@ -55,6 +57,7 @@ class Settled:
     contributions: tuple[Contribution, ...]
     complete: bool
     asked: str
+    ending: Ending
 
 
 class Queue:
@@ -104,7 +107,7 @@ class Queue:
             return None
         return found if found.complete or self._session.clock.over() else None
 
-    def settle(self) -> Settled:
+    def settle(self, ending: Ending) -> Settled:
         """Store what this worker has settled, and return it."""
         session = self._session
         records, winner = session.log.records, session.leader()
@@ -114,6 +117,7 @@ class Queue:
             contributions=contributions(session, winner) if winner else (),
             complete=self._is_complete(winner),
             asked=self._asked(),
+            ending=ending,
         )
         self._opened.study.set_user_attr(_SETTLED, encode(found))
         return found
