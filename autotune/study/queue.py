@@ -20,6 +20,7 @@ from autotune.study.problem import Record
 from autotune.study.roster import Doing, Roster, Worker
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy
+from autotune.study.trial_documents import RECOMMENDED
 
 _SETTLED = "autotune:settled"
 
@@ -120,6 +121,7 @@ class Queue:
             ending=ending,
         )
         self._opened.study.set_user_attr(_SETTLED, encode(found))
+        self._opened.study.set_user_attr(RECOMMENDED, found.winner)
         return found
 
     def is_disturbed(self) -> bool:

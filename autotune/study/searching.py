@@ -57,7 +57,7 @@ def search(
     """
     clock = Clock(timeout_seconds)
     with opened(storage, listener) as study, Roster(study, storage.sharing) as roster:
-        log = TrialLog(study, roster, problem.choices, memory_limit_bytes)
+        log = TrialLog(study, roster, problem, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
         predictor = predictor or Predictor()
         session = Session(problem, probe, log, effort, limit, clock, listener, predictor)
