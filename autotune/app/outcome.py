@@ -15,7 +15,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
-from autotune.core.status import Ending, ProbeStatus, RunStatus
+from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
@@ -101,8 +101,8 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
 
 def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
     """Return of how many candidates the recommendation is the fastest, and what ended the search."""
-    undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
-    count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
+    decided = (ProbeStatus.OK, *OUT_OF_MEMORY)
+    count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
     but = f", but for {others:,} that one probe cannot tell from it" if others else ""
     if ending is Ending.EXHAUSTED or count >= candidates:

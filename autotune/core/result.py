@@ -213,7 +213,7 @@ class Result:
         environment: versions of the software that the figures were measured with, by package; ``driver`` too.
         budget_bytes: memory that a candidate may need, before the margin is subtracted.
         margin: share of the budget that was kept free while probing.
-        recommended: None unless ``status`` is ``found``.
+        recommended: the winner, or the best so far of an interrupted search; None if there is neither.
         baseline: TRL's default at the same global batch, or the user's own configuration; None when it was never
             measured.
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of

@@ -300,7 +300,8 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
     barred, winner = record(0, ran(100), max_length=64), record(1, ran(90), max_length=2000)
     probed = [record(number, RAN_OUT, max_length=2000 + number) for number in range(2, 2 + others)]
     undecided = [
-        record(8, Measurement(status), max_length=3000) for status in (ProbeStatus.TIMEOUT, ProbeStatus.VETOED)
+        record(8, Measurement(status), max_length=3000)
+        for status in (ProbeStatus.TIMEOUT, ProbeStatus.VETOED, ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED)
     ]
     found = outcome_of(barred, winner, *probed, *undecided, winner=winner)
     shown = result_of(replace(found, ending=ending), PROBLEM, FACTS)
