@@ -117,8 +117,7 @@ def probe(asked: ProbeArguments) -> Result:
             timelines=timelines,
         )
         # No other run may write to the folder before.
-        result = write_result(result_of(outcome, problem, facts), out.directory)
-    return result
+        return write_result(result_of(outcome, problem, facts), out.directory)
 
 
 def _check_study(asked: ProbeArguments, out: Output) -> None:

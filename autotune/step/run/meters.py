@@ -152,7 +152,8 @@ class CudaMeter(Meter):
 
     def _others_bytes(self) -> int:
         free_bytes, _ = torch.cuda.mem_get_info()
-        return max(0, self._total_bytes - free_bytes - self._context_bytes - torch.cuda.memory_reserved())
+        own_bytes = self._context_bytes + torch.cuda.memory_reserved()
+        return max(0, int(self._total_bytes - free_bytes - own_bytes))
 
     def limit(self, limit_bytes: int) -> None:
         """Limit context and caching allocator together to ``limit_bytes``.
