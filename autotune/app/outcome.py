@@ -15,7 +15,7 @@ from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import mean_rate, next_run, relative_error
-from autotune.core.status import Ending, ProbeStatus, RunStatus
+from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.inspection.machine import environment
 from autotune.study.comparison import runs_after
 from autotune.study.problem import Record, SearchOutcome
@@ -101,14 +101,16 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
 
 def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:
     """Return of how many candidates the recommendation is the fastest, and what ended the search."""
-    undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
-    count = sum(trial.status not in undecided and not trial.illegal for trial in trials)
+    decided = (ProbeStatus.OK, *OUT_OF_MEMORY)
+    count = sum(trial.status in decided and not trial.illegal for trial in trials)
     others, ending = len(equally_fast(outcome)), outcome.ending
     but = f", but for {others:,} that one probe cannot tell from it" if others else ""
-    if ending in (None, Ending.EXHAUSTED) or count >= candidates:
+    if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{but}" if but else ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = "less than 1 % is expected of any other" if ending is Ending.NO_GAIN else f"{ending} ended the search"
+    ended = f"{ending or 'an interruption'} ended the search"
+    if ending is Ending.NO_GAIN:
+        ended = "less than 1 % is expected of any other"
     return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 

@@ -99,25 +99,25 @@ def probe(asked: ProbeArguments) -> Result:
         offered = _offers(predictions, outcome) if in_time else ()
         untried = notes_on_untried(problem, outcome)
         file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
-    facts = RunFacts(
-        budget_bytes=budget_bytes,
-        margin=asked.margin,
-        notes=(
-            *file_notes,
-            *notes_on(problem),
-            *notes_on_workers(hardware, len(further)),
-            *predictions.notes(),
-            *offered,
-            *untried,
-        ),
-        wall_seconds=time.monotonic() - started,
-        settings=asked.settings,
-        output_directory=str(out.directory),
-        base=file,
-        timelines=timelines,
-    )
-    result = result_of(outcome, problem, facts)
-    return write_result(result, out.directory)
+        facts = RunFacts(
+            budget_bytes=budget_bytes,
+            margin=asked.margin,
+            notes=(
+                *file_notes,
+                *notes_on(problem),
+                *notes_on_workers(hardware, len(further)),
+                *predictions.notes(),
+                *offered,
+                *untried,
+            ),
+            wall_seconds=time.monotonic() - started,
+            settings=asked.settings,
+            output_directory=str(out.directory),
+            base=file,
+            timelines=timelines,
+        )
+        # No other run may write to the folder before.
+        return write_result(result_of(outcome, problem, facts), out.directory)
 
 
 def _check_study(asked: ProbeArguments, out: Output) -> None:

@@ -102,7 +102,7 @@ def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
-    """Return the other candidates whose probe is at least as fast as a further run of the winner may be.
+    """Return the other candidates that are at least as fast, mostly in one probe, as a further run of the winner.
 
     Without several runs of the winner there is no such range, and none is returned. The winner's own probe is not used:
     the winner was selected for its high rate. The baseline is none of them: its runs in turn with the winner's tell
@@ -119,7 +119,7 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
         and (baseline is None or record.number != baseline.number)
         and record.measurement.ok
         and record.failure is None
-        and (record.measurement.tokens_per_second or 0.0) >= expected.low
+        and record.tokens_per_second >= expected.low
     )
 
 

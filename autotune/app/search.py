@@ -19,6 +19,7 @@ from autotune.core.machine import Hardware, Share
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.inspection.machine import environment
+from autotune.planning.tracing.cache import package_digest
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.probing.tracing import ServerTracer
@@ -169,6 +170,8 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[st
         "global batch size": str(setting.global_batch_size),
         "token coverage": str(setting.token_coverage),
         "allowed techniques": ", ".join(sorted(setting.allowed)) or "none",
+        # The plans of candidates depend on it, and with them what was measured.
+        "source of autotune": package_digest(),
         **{f"version of {name}": version for name, version in environment(setting.machine).items()},
         **{f"choices of {knob}": ", ".join(map(str, choices)) for knob, choices in problem.choices.items()},
     }

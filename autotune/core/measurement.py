@@ -75,8 +75,21 @@ class OutOfMemory:
         return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
 
 
+class HeldMemory:
+    """The figures of a run's memory, as :class:`Measurement` defines them."""
+
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    device_bytes: int | None
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the budget has to hold: all that a process has of its GPU, or on a CPU the peak of its memory."""
+        return self.device_bytes or self.reserved_bytes or self.peak_bytes
+
+
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(HeldMemory):
     """The measurement of one probe; every figure that was not measured is None.
 
     Attributes:
@@ -85,7 +98,8 @@ class Measurement:
         peak_bytes: CUDA: peak of allocated bytes. CPU: high-water of anonymous resident memory (mapped files left out)
             above the baseline taken after imports.
         reserved_bytes: CUDA: peak of bytes reserved by the caching allocator. CPU: None.
-        device_bytes: CUDA: what the process held at the end according to the driver (context included). CPU: None.
+        device_bytes: CUDA: what the process held of the device: context and peak of reserved bytes, or, if more, what
+            the driver reports at the end. CPU: None, as in early results where the driver had no figure.
         host_peak_bytes: high-water of anonymous resident memory on the host, as for ``peak_bytes``, on any device; of
             several processes, the sum.
         allocation_retries: number of times that the caching allocator had to free its cache and try again.
@@ -151,9 +165,9 @@ class Measurement:
 
     @property
     def need_bytes(self) -> int | None:
-        """Memory that the run needed: reserved, or the peak where nothing is; where it ran out, what it wanted."""
+        """Memory that the run needed of the limit; where it ran out, what it wanted."""
         wanted = self.out_of_memory.wanted_bytes if self.out_of_memory is not None else None
-        return wanted if wanted is not None else self.reserved_bytes or self.peak_bytes
+        return wanted if wanted is not None else self.held_bytes
 
 
 _MOST = ("peak_bytes", "reserved_bytes", "device_bytes", "allocation_retries", "worst_tokens",

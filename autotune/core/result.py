@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.epoch import Epoch
 from autotune.core.machine import Hardware
+from autotune.core.measurement import HeldMemory
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.status import Ending, ProbeStatus, RunStatus
@@ -48,7 +49,7 @@ class Smallest:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(HeldMemory):
     """One candidate of the search.
 
     Attributes:
@@ -60,7 +61,7 @@ class Trial:
         predicted_tokens_per_second: token rate as predicted before its probe.
         illegal: why it may not be recommended even if it fits, in words; empty where it may.
         later_failure: the first run after its probe that did not end ``ok``; None if all did.
-        device_bytes: CUDA: what the process held according to the driver, context included.
+        device_bytes: CUDA: what the process held of it, context included.
     """
 
     number: int
@@ -80,7 +81,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Choosable(Epoch):
+class Choosable(HeldMemory, Epoch):
     """A candidate with its figures, for comparison: the recommendation, or the baseline.
 
     Steps and epoch are as measured.
@@ -90,7 +91,7 @@ class Choosable(Epoch):
         plan: the training plan of the bundle.
         peak_bytes: peak memory of the worst batch; CUDA: allocated, CPU: resident above the baseline.
         reserved_bytes: CUDA: peak reserved by the caching allocator.
-        device_bytes: CUDA: what the process held according to the driver, context included.
+        device_bytes: CUDA: what the process held of it, context included.
         tokens_per_second: dataset tokens, padding excluded, over the time of an optimizer step, which short runs
             compose of micro-batches and one update; the geometric mean of ``runs`` runs.
         tokens_per_second_error: standard error of that mean, as a share of it, from the spread between runs; None for
@@ -134,10 +135,11 @@ class Contribution:
         instead_of: the baseline's choice.
         status: status of the candidate with that choice changed back.
         reason: why it was not measured, in words; empty otherwise.
-        speedup: the winner's token rate divided by that candidate's, with equal schedules; None when not measured.
+        speedup: the winner's token rate divided by that candidate's, each the mean of the runs after its probe, or the
+            probe's without any; None when not measured.
         peak_bytes_saved: that candidate's peak minus the winner's; None when not measured.
-        told_apart: whether ``speedup``, of one probe each, is further from 1 than the spread between the winner's runs
-            explains; None if that spread or the speed-up was not measured.
+        told_apart: whether that candidate's rate is outside the range of a further run of the winner; None if either
+            was not measured.
     """
 
     knob: str
@@ -211,7 +213,7 @@ class Result:
         environment: versions of the software that the figures were measured with, by package; ``driver`` too.
         budget_bytes: memory that a candidate may need, before the margin is subtracted.
         margin: share of the budget that was kept free while probing.
-        recommended: None unless ``status`` is ``found``.
+        recommended: the winner, or the best so far of an interrupted search; None if there is neither.
         baseline: TRL's default at the same global batch, or the user's own configuration; None when it was never
             measured.
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of

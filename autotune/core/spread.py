@@ -51,20 +51,6 @@ def mean_of(ratios: Sequence[float]) -> Interval | None:
     return _around(ratios, math.sqrt(1 / len(ratios))) if len(ratios) > 1 else None
 
 
-def ratio_of_two(rates: Sequence[float]) -> Interval | None:
-    """Return where the ratio of two single runs is expected if both are as fast; None for fewer than two rates.
-
-    The prediction interval of a difference of two further values, on logarithms: ± t(n - 1) s sqrt(2).
-
-    Args:
-        rates: of runs of one candidate, whose spread is taken for that of both.
-    """
-    if len(rates) < 2:
-        return None
-    width = student_t(len(rates) - 1) * stdev(map(math.log, rates)) * math.sqrt(2)
-    return Interval(math.exp(-width), math.exp(width))
-
-
 def relative_error(rates: Sequence[float]) -> float | None:
     """Return the standard error of the mean of rates, as a share of it; None for fewer than two runs."""
     return stdev(map(math.log, rates)) / math.sqrt(len(rates)) if len(rates) > 1 else None

@@ -44,7 +44,7 @@ def _values(result: Result, one: Choosable, compared: Sequence[Choosable]) -> di
     return {
         "status": Value(status_text(one.status)),
         "peak memory": Value(
-            bytes_or_dash(one.peak_bytes), one.peak_bytes if one.device_bytes is None else None, result.budget_bytes
+            bytes_or_dash(one.peak_bytes), one.peak_bytes if one.reserved_bytes is None else None, result.budget_bytes
         ),
         "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
         "  on the device": Value(bytes_or_dash(one.device_bytes), one.device_bytes, result.budget_bytes),

@@ -17,7 +17,6 @@ from autotune.reporting.words import (
     bytes_or_dash,
     differences,
     kept_text,
-    rate_or_dash,
     short_path,
     status_text,
     written,
@@ -71,12 +70,6 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
     )
 
 
-def best_so_far(trials: tuple[Trial, ...]) -> Trial | None:
-    """Return the fastest trial that ran to the end and may be recommended, or None without any."""
-    found = [trial for trial in ran(trials) if not trial.illegal and trial.tokens_per_second is not None]
-    return max(found, key=lambda trial: trial.tokens_per_second or 0.0, default=None)
-
-
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
@@ -84,32 +77,27 @@ def interrupted_text(result: Result) -> str:
         ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
         longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
         return f"{ended} before any probe decided whether a candidate fits.{longer}"
-    best, ended = best_so_far(result.trials), "Interrupted"
-    if best is None:
-        allowed = " that may be recommended" if ran(result.trials) else ""
-        return f"{ended} before any candidate{allowed} ran to the end."
-    return (
-        f"{ended}. Best so far, not confirmed by a longer run: {candidate_name(result, best.candidate)} "
-        f"at {rate_or_dash(best.tokens_per_second)}, peak {bytes_or_dash(best.peak_bytes)}."
-    )
+    allowed = " that may be recommended" if ran(result.trials) else ""
+    return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
 
 def nothing_fits_text(result: Result) -> str:
     """Return that nothing fits, and by how much, and what fits but may not be recommended."""
     barred = [trial for trial in ran(result.trials) if trial.illegal]
-    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
-    ended = next((trial for trial in other if trial.status is not ProbeStatus.OK), None)
+    unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
+    least = _trial_of(result, result.smallest)
+    ended = _ended_text(least if least in unfinished else unfinished[0]) if unfinished else ""
     if other and not any(_lacked_memory(trial) for trial in result.trials):
-        found = f"No candidate can be recommended{_ended_text(ended) if ended is not None else ''}."
+        found = f"No candidate can be recommended{ended}."
     else:
         seen = _smallest_peak_text(result)
         tried = "" if _is_proven(result) else " that was tried"
         what = "Nothing that may be recommended" if barred else "Nothing"
-        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}."
+        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
     return " ".join((
         found,
-        *_nearest_text(result, failed),
+        *_nearest_text(result),
         *_smallest_text(result),
         *(_barred_text(result, trial) for trial in barred),
     ))  # fmt: skip
@@ -132,11 +120,12 @@ def _smallest_peak_text(result: Result) -> str:
 
 
 def _is_proven(result: Result) -> bool:
-    """Whether no candidate was left, or the one with the smallest predicted need was probed."""
+    """Whether the candidate with the smallest predicted need lacked memory, or all that may be recommended did."""
     trial = _trial_of(result, result.smallest)
     if trial is not None:
-        return trial.status is not ProbeStatus.VETOED
-    return result.ended in (None, Ending.EXHAUSTED)
+        return _lacked_memory(trial)
+    legal = [trial for trial in result.trials if not trial.illegal and trial.status is not ProbeStatus.VETOED]
+    return result.ended in (None, Ending.EXHAUSTED) and all(map(_lacked_memory, legal))
 
 
 def _lacked_memory(trial: Trial) -> bool:
@@ -149,15 +138,16 @@ def _ended_text(trial: Trial) -> str:
     return f"; trial {trial.number} ended {status_text(trial.status)}{reason}"
 
 
-def _nearest_text(result: Result, failed: list[Trial]) -> Iterable[str]:
+def _nearest_text(result: Result) -> Iterable[str]:
     """Yield the later failure of the lightest candidate that had fit its probe."""
-    trial = min(failed, key=lambda one: _held_bytes(one) or 0, default=None)
+    failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
+    trial = min(failed, key=lambda one: one.held_bytes or 0, default=None)
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
     ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {status_text(later.status)}"
     again = "in the longer run" if later.longer else "in a further run"
-    held = f"{bytes_or_dash(_held_bytes(trial))} of {format_bytes(limit_bytes)}"
+    held = f"{bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
 
 
@@ -189,10 +179,6 @@ def _barred_text(result: Result, trial: Trial) -> str:
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
     return baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
-
-
-def _held_bytes(trial: Trial) -> int | None:
-    return trial.reserved_bytes or trial.peak_bytes
 
 
 def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:

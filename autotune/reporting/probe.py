@@ -197,15 +197,10 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
         if one is not None:
             found[one.candidate] = (role, one)
     return tuple(
-        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", held_bytes, rate, role)
+        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", held, rate, role)
         for role, one in found.values()
-        if (held_bytes := _held_bytes(one)) is not None and (rate := one.tokens_per_second) is not None
+        if (held := one.held_bytes) is not None and (rate := one.tokens_per_second) is not None
     )
-
-
-def _held_bytes(one: Trial | Choosable) -> int | None:
-    """Return what the budget has to hold: all that a process has of its GPU, or on a CPU the peak of its memory."""
-    return one.peak_bytes if one.device_bytes is None else one.device_bytes
 
 
 def _measured(one: Choosable) -> str:
@@ -252,8 +247,8 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
         if trial.status is not ProbeStatus.OK:
             continue
         name = candidate_name(result, trial.candidate)
-        if trial.predicted_bytes is not None and trial.reserved_bytes is not None:
-            memory.append(doc.Predicted(name, trial.predicted_bytes, trial.reserved_bytes))
+        if trial.predicted_bytes is not None and trial.reserved_bytes is not None and (held := trial.held_bytes):
+            memory.append(doc.Predicted(name, trial.predicted_bytes, held))
         if trial.predicted_tokens_per_second and trial.tokens_per_second:
             speed.append(doc.Predicted(name, trial.predicted_tokens_per_second, trial.tokens_per_second))
     return tuple(memory), tuple(speed)

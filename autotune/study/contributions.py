@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement
 from autotune.core.result import Contribution
-from autotune.core.spread import ratio_of_two
+from autotune.core.spread import next_run
 from autotune.core.status import ProbeStatus
 from autotune.study.judge import Judge
 from autotune.study.problem import Problem, Purpose, Record
@@ -65,22 +64,15 @@ def _contribution(
     if record is None or not record.probed:
         reason = _reason(session.judge, changed)
         return Contribution(knob, choice, instead_of, None, ProbeStatus.VETOED, reason, None, None)
-    ours, other = equally_long(winner, record)
+    ours, other, expected = winner.measurement, record.failure or record.measurement, next_run(winner.rates)
     speedup = saved = told_apart = None
-    if other.ok and ours.tokens_per_second and other.tokens_per_second:
-        speedup = ours.tokens_per_second / other.tokens_per_second
-        as_fast = ratio_of_two(winner.rates)
-        told_apart = None if as_fast is None else speedup not in as_fast
+    if other.ok and record.tokens_per_second:
+        # The winner was selected for a high rate in its probe, which only counts if there is no other run.
+        speedup = winner.tokens_per_second / record.tokens_per_second
+        told_apart = None if expected is None else record.tokens_per_second not in expected
     if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
         saved = other.peak_bytes - ours.peak_bytes
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)
-
-
-def equally_long(one: Record, other: Record) -> tuple[Measurement, Measurement]:
-    """Return the longest runs of two records with equal schedules: longer runs if both have one, else their probes."""
-    if one.confirmation is not None and other.confirmation is not None:
-        return one.confirmation, other.confirmation
-    return one.measurement, other.measurement
 
 
 def _reason(judge: Judge, changed: Candidate) -> str:

@@ -78,7 +78,9 @@ class Failures:
             changes = ", ".join(f"{knob}={choice}" for knob, choice in differing.items())
             return f"{ended} in {lacked.phase}, where {changes} makes no difference"
         larger = _growth(candidate, run.candidate, helping, problem.ordered)
-        return larger and f"{ended}, and this never needs less: {larger}, all else equal"
+        if larger is None or (problem.accumulates(run.candidate) and not problem.accumulates(candidate)):
+            return None
+        return f"{ended}, and this never needs less: {larger}, all else equal"
 
 
 def _growth(candidate: Candidate, other: Candidate, knobs: Iterable[str], ordered: frozenset[str]) -> str | None:

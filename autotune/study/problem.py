@@ -32,7 +32,7 @@ class Problem(Protocol):
 
     @property
     def ordered(self) -> frozenset[str]:
-        """Knobs whose larger integer choice never needs less memory, all else equal."""
+        """Knobs whose larger integer choice never needs less memory, all else equal, unless it ends accumulation."""
 
     @property
     def longer(self) -> frozenset[str]:
@@ -47,6 +47,9 @@ class Problem(Protocol):
 
     def identity(self, candidate: Candidate) -> str:
         """Return a text that is equal for candidates with the same plan; called for legal ones and the baseline."""
+
+    def accumulates(self, candidate: Candidate) -> bool:
+        """Whether an optimizer step has several micro-batches, so that gradients exist while a micro-batch runs."""
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate must not be recommended, in words, or None when it may."""

@@ -14,11 +14,13 @@ from enum import Enum, auto
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.result import Contribution
+from autotune.core.status import Ending
 from autotune.study.contributions import contributions, unmeasured
 from autotune.study.problem import Record
 from autotune.study.roster import Doing, Roster, Worker
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy
+from autotune.study.trial_documents import RECOMMENDED
 
 _SETTLED = "autotune:settled"
 
@@ -48,6 +50,7 @@ class Settled:
         winner: number of the recommended trial, or None.
         complete: whether nothing was left to do.
         asked: the limits that it settled by.
+        ending: what had ended its search for further candidates.
     """
 
     after: int
@@ -55,6 +58,7 @@ class Settled:
     contributions: tuple[Contribution, ...]
     complete: bool
     asked: str
+    ending: Ending
 
 
 class Queue:
@@ -104,7 +108,7 @@ class Queue:
             return None
         return found if found.complete or self._session.clock.over() else None
 
-    def settle(self) -> Settled:
+    def settle(self, ending: Ending) -> Settled:
         """Store what this worker has settled, and return it."""
         session = self._session
         records, winner = session.log.records, session.leader()
@@ -114,8 +118,10 @@ class Queue:
             contributions=contributions(session, winner) if winner else (),
             complete=self._is_complete(winner),
             asked=self._asked(),
+            ending=ending,
         )
         self._opened.study.set_user_attr(_SETTLED, encode(found))
+        self._opened.study.set_user_attr(RECOMMENDED, found.winner)
         return found
 
     def is_disturbed(self) -> bool:

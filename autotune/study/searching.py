@@ -57,7 +57,7 @@ def search(
     """
     clock = Clock(timeout_seconds)
     with opened(storage, listener) as study, Roster(study, storage.sharing) as roster:
-        log = TrialLog(study, roster, problem.choices, memory_limit_bytes)
+        log = TrialLog(study, roster, problem, memory_limit_bytes)
         limit = effort.trials if trials is None else trials
         predictor = predictor or Predictor()
         session = Session(problem, probe, log, effort, limit, clock, listener, predictor)
@@ -78,6 +78,11 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
     Returns:
         What was settled, or None if time did not allow it; and what ended the search for further candidates.
     """
+    session.refresh()
+    known, log = queue.settled(), session.log
+    # A lack of gain is counted in each run anew, which would probe further candidates.
+    if known is not None and known.ending is Ending.NO_GAIN and not (log.unfinished or log.others_running):
+        return known, known.ending
     while True:
         ending = explore(session, proposer)
         audit(session, proposer)
@@ -90,7 +95,7 @@ def _searched(session: Session, proposer: Proposer, queue: Queue) -> tuple[Settl
                 continue
             if searches_again or queue.is_disturbed():
                 continue
-            return queue.settle(), ending
+            return queue.settle(ending), ending
         if action is not NextAction.SEARCH:
             return queue.settled() if action is NextAction.ADOPT else None, ending
 

@@ -13,17 +13,18 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Candidate
 from autotune.core.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, running
-from autotune.study.problem import ComparisonTurn, Purpose, Record, ShortRun
+from autotune.study.problem import ComparisonTurn, Problem, Purpose, Record, ShortRun
 from autotune.study.roster import Roster
 from autotune.study.storage import OpenStudy
 from autotune.study.trial_documents import (
     CONSTRAINT,
+    LEGAL,
     MEASUREMENT,
     OUTCOME,
     REASON,
@@ -56,11 +57,11 @@ class TrialLog:
         self,
         opened: OpenStudy,
         roster: Roster,
-        choices: Mapping[str, tuple[Choice, ...]],
+        problem: Problem,
         memory_limit_bytes: int,
     ) -> None:
         self.space: dict[str, BaseDistribution] = {
-            knob: CategoricalDistribution(options) for knob, options in choices.items() if len(options) > 1
+            knob: CategoricalDistribution(options) for knob, options in problem.choices.items() if len(options) > 1
         }
         self.memory_limit_bytes = memory_limit_bytes
         self.unfinished: list[Unfinished] = []
@@ -68,7 +69,7 @@ class TrialLog:
         self.others_running: list[Running] = []
         self._opened = opened
         self._roster = roster
-        self._choices = choices
+        self._problem = problem
         self._records: dict[int, Record] = {}
         self._plans: dict[int, str] = {}
         self._news: dict[int, Record] = {}
@@ -229,12 +230,12 @@ class TrialLog:
         """Add a trial, which runs if it has no measurement, and return what names this attempt to create it."""
         # A trial is added in one transaction, so that it never lacks its candidate or its worker.
         # A baseline or recipe may have choices outside of the space: the sampler then cannot use this trial.
-        inside = all(candidate[knob] in self._choices[knob] for knob in self.space)
+        inside = all(candidate[knob] in self._problem.choices[knob] for knob in self.space)
         state, value, shown, constraints = TrialState.RUNNING, None, {}, None
         if measurement is not None:
             state, value = _end_of(measurement)
             shown = attributes_after_probe(measurement)
-            constraints = {CONSTRAINT: violation(measurement, self.memory_limit_bytes, prediction)}
+            constraints = self._constraints(candidate, measurement, prediction)
         worker, claim = self._roster.me, uuid.uuid4().hex
         trial = optuna.trial.create_trial(
             state=state,
@@ -248,12 +249,22 @@ class TrialLog:
         self._opened.study.add_trial(trial)
         return claim
 
+    def _constraints(
+        self, candidate: Candidate, measurement: Measurement, prediction: Prediction | None
+    ) -> dict[str, float]:
+        """Return by how much a trial missed what the samplers and Optuna's best trial have to keep to."""
+        found = {CONSTRAINT: violation(measurement, self.memory_limit_bytes, prediction)}
+        if measurement.ok and self._problem.illegal(candidate) is not None:
+            found[LEGAL] = 1.0
+        return found
+
     def _end(self, trial: optuna.Trial, record: Record) -> None:
         """Pass a measurement to the samplers, unless another worker has done so for this trial."""
         measurement = record.measurement
         state, value = _end_of(measurement)
         with suppress(UpdateFinishedTrialError):
-            trial.set_constraint(CONSTRAINT, violation(measurement, self.memory_limit_bytes, record.prediction))
+            for name, missed in self._constraints(record.candidate, measurement, record.prediction).items():
+                trial.set_constraint(name, missed)
             values = None if value is None else [value]
             self._opened.storage.set_trial_state_values(self._id(trial.number), state, values)
 

@@ -66,8 +66,8 @@ class TraceImpact:
         also_sets_sizes: whether the batch geometry depends on it, in addition to its scope.
         phase: the phase of the step program that alone depends on it; empty if the steps do. A probe that runs out of
             memory elsewhere then shows the same of its other choices.
-        monotonic: whether, all else equal, a larger choice never needs less memory. One out-of-memory probe then vetoes
-            the candidates with larger choices.
+        monotonic: whether, all else equal, a larger choice never needs less memory, unless it ends accumulation. One
+            out-of-memory probe then vetoes the candidates with larger choices.
         patches_libraries: whether it may patch classes or functions of a library, which stay patched until the process
             ends: a trace without it then needs another process. Sizes and the allocator patch nothing.
         frees_weights: returns whether a choice can reduce the memory of weights on the device.

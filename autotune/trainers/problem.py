@@ -51,7 +51,7 @@ class TrainerProblem:
 
     @property
     def ordered(self) -> frozenset[str]:
-        """Knobs whose larger choice never needs less memory, all else equal."""
+        """Knobs whose larger choice never needs less memory, all else equal, unless it ends accumulation."""
         return frozenset(item.name for item in self.trainer.techniques if item.impact.monotonic)
 
     @property
@@ -77,6 +77,10 @@ class TrainerProblem:
         if candidate not in self._identities:
             self._identities[candidate] = self.trainer.plan(candidate, self.setting).fingerprint
         return self._identities[candidate]
+
+    def accumulates(self, candidate: Candidate) -> bool:
+        """Whether gradients exist while a micro-batch runs: transformers' ``Trainer`` frees them after a step."""
+        return self.trainer.plan(candidate, self.setting).micro_batches > 1
 
     def illegal(self, candidate: Candidate) -> str | None:
         """Return why a candidate may not be tried or recommended, or None."""

@@ -291,7 +291,7 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
             "the fastest of 2 compared of {size} candidates; a random sample without another ended the search",
         ),
         (Ending.EXHAUSTED, 1, ""),
-        (None, 1, ""),
+        (None, 1, "the fastest of 2 compared of {size} candidates; an interruption ended the search"),
     ],
 )
 def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
@@ -300,7 +300,8 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
     barred, winner = record(0, ran(100), max_length=64), record(1, ran(90), max_length=2000)
     probed = [record(number, RAN_OUT, max_length=2000 + number) for number in range(2, 2 + others)]
     undecided = [
-        record(8, Measurement(status), max_length=3000) for status in (ProbeStatus.TIMEOUT, ProbeStatus.VETOED)
+        record(8, Measurement(status), max_length=3000)
+        for status in (ProbeStatus.TIMEOUT, ProbeStatus.VETOED, ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED)
     ]
     found = outcome_of(barred, winner, *probed, *undecided, winner=winner)
     shown = result_of(replace(found, ending=ending), PROBLEM, FACTS)
@@ -319,10 +320,17 @@ def test_of_how_many_it_is_the_fastest_and_what_ended_the_search_is_said(
                 "the trial limit ended the search"
             ),
         ),
+        (
+            None,
+            (
+                "the fastest of 4 compared of {size} candidates, but for 2 that one probe cannot tell from it; "
+                "an interruption ended the search"
+            ),
+        ),
         (Ending.EXHAUSTED, "the fastest of all candidates, but for 2 that one probe cannot tell from it"),
     ],
 )
-def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending, said: str) -> None:
+def test_it_is_not_called_the_fastest_where_others_may_be_as_fast(ending: Ending | None, said: str) -> None:
     winner = compared(record(1, ran(300), max_length=2000), (1, 290), (0, 100), (1, 300), (0, 100))
     alike = [record(2, ran(295), max_length=2001), record(3, ran(400), max_length=2002)]
     slower = record(4, ran(150), max_length=2003)

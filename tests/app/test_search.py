@@ -13,6 +13,7 @@ from autotune.app.search import fingerprint, seed_of, study_of, timeout_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
+from autotune.planning.tracing.cache import package_digest
 from autotune.study import ProbeRun, Purpose
 from autotune.study.problem import ComparisonTurn
 from autotune.units import GIB
@@ -60,6 +61,7 @@ def test_what_a_study_depends_on_is_kept_in_words_that_say_what_differs() -> Non
     assert here["memory limit"] == "80.00 GiB (85,899,345,920 bytes, the budget less its margin)"
     assert here["version of trl"] == "1.16.0"
     assert here["version of driver"] == "580.1"
+    assert here["source of autotune"] == package_digest()
     other = replace(GPU, hardware=replace(GPU.hardware, name="another"), packages={**GPU.packages, "trl": "1.17.0"})
     there = fingerprint(problem(setting(machine=other)), 80 * GIB, seed=1)
     assert {part for part in here if here[part] != there[part]} == {"device", "version of trl"}

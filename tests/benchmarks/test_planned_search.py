@@ -9,7 +9,11 @@ import pytest
 
 from autotune.core.codec import encode
 from autotune.core.effort import EFFORTS
+from autotune.core.measurement import Measurement
+from autotune.core.status import ProbeStatus
 from autotune.planning.predictor import PlannedPredictor
+from autotune.study import Purpose, Record
+from autotune.study.failures import Failures
 from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
 from benchmarks.replay.planned_search import RecordedEstimates, best_rate, replay, said
 from benchmarks.replay.rivals import SEARCHES
@@ -36,6 +40,21 @@ def test_nothing_that_is_vetoed_fits_in_the_recording(table: Table) -> None:
         prediction = predictor.trace(row.candidate)
         if prediction is not None and prediction.over(table.limit_bytes):
             assert not any(shown.ok for shown in row.measurements), row.candidate
+
+
+def test_no_failure_vetoes_a_larger_batch_that_needs_less_since_it_does_not_accumulate() -> None:
+    table = read_table(RECORDED / "8b_full.json.gz")
+    failures, fitting, vetoed = Failures(table.problem()), [], 0
+    for number, row in enumerate(table.rows):
+        assert row.traced is not None
+        if row.traced.may_fit:
+            fitting.append(row.candidate)
+        else:
+            vetoed += failures.implied(row.candidate) is not None
+            shown = Measurement(ProbeStatus.OUT_OF_MEMORY)
+            failures.learn(Record(number, row.candidate, Purpose.SEARCH, shown), expected_to_fit=False)
+    assert vetoed
+    assert [failures.implied(candidate) for candidate in fitting] == [None] * len(fitting)
 
 
 def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.core.spread import Interval, mean_of, mean_rate, next_run, ratio_of_two, relative_error, student_t
+from autotune.core.spread import Interval, mean_of, mean_rate, next_run, relative_error, student_t
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_the_mean_of_factors_is_geometric() -> None:
 
 def test_one_run_shows_no_spread() -> None:
     assert next_run([100.0]) is mean_of([1.1]) is relative_error([100.0]) is None
-    assert next_run([]) is mean_of([]) is ratio_of_two([100.0]) is None
+    assert next_run([]) is mean_of([]) is None
 
 
 def test_equal_runs_leave_no_room() -> None:
@@ -56,13 +56,6 @@ def covered(interval: Callable[[list[float]], Interval | None], further: Callabl
 
 def test_a_further_run_lies_within_in_95_of_100_cases() -> None:
     assert covered(next_run, lambda chance: chance.lognormvariate(7, 0.1)) == pytest.approx(0.95, abs=0.01)
-
-
-def test_two_runs_of_equal_candidates_have_such_a_ratio_in_95_of_100_cases() -> None:
-    def ratio(chance: random.Random) -> float:
-        return chance.lognormvariate(7, 0.1) / chance.lognormvariate(7, 0.1)
-
-    assert covered(ratio_of_two, ratio) == pytest.approx(0.95, abs=0.01)
 
 
 def test_the_true_mean_lies_within_in_95_of_100_cases() -> None:

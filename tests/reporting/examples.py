@@ -12,7 +12,7 @@ from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import Mark, MemoryTimeline
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, OPTIMIZER_STEP
-from autotune.core.result import SCHEMA, Choosable, Contribution, Result, Trial
+from autotune.core.result import SCHEMA, Choosable, Contribution, LaterFailure, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.unsearched import LeftOut, Unlockable
@@ -185,6 +185,7 @@ def a_result(**changes: Any) -> Result:
             ),
             tokens_per_second=23_000.0,
             peak_bytes=21 * GIB,
+            reserved_bytes=22 * GIB,
             device_bytes=23 * GIB,
             seconds_per_epoch=7.4,
             token_coverage=0.995,
@@ -279,10 +280,14 @@ def only_the_default_fits() -> Result:
 
 
 def interrupted() -> Result:
-    """A run that was stopped after four trials."""
+    """A run that was stopped after four trials, of which those that fit failed their longer run."""
+    failure = LaterFailure(longer=True, status=ProbeStatus.OUT_OF_MEMORY, reason="in backward")
+    trials = tuple(
+        replace(trial, later_failure=failure if trial.status is ProbeStatus.OK else None) for trial in TRIALS[:4]
+    )
     return a_result(
         status=RunStatus.INTERRUPTED, recommended=None, speedup=None, speedup_low=None, speedup_high=None, pairs=0,
-        contributions=(), confirmed=False, trials=TRIALS[:4],
+        contributions=(), confirmed=False, trials=trials,
     )  # fmt: skip
 
 

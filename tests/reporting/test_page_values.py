@@ -90,11 +90,11 @@ def test_every_candidate_that_ran_is_a_point_and_the_compared_ones_have_their_co
     assert points["recommended"].peak_bytes == result.recommended.device_bytes == 23 * GIB
 
 
-def test_a_point_without_a_driver_s_figure_has_the_peak_of_its_allocations() -> None:
+def test_a_point_without_a_figure_of_the_device_has_what_is_reserved() -> None:
     result = a_result()
     assert result.recommended is not None
     found = figures(replace(result, recommended=replace(result.recommended, device_bytes=None))).plane.points
-    assert {point.role: point.peak_bytes for point in found}["recommended"] == 21 * GIB
+    assert {point.role: point.peak_bytes for point in found}["recommended"] == 22 * GIB
 
 
 def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> None:

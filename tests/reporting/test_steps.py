@@ -111,7 +111,7 @@ def test_the_charts_are_told_in_words() -> None:
         "20.00 GiB of the 24.00 GiB are needed, 4.00 GiB of them outside tensors, within 10.0 %; traced. The most is "
         "held in micro-batch 2, forward: parameter 4.00 GiB"
     )
-    assert "Probes measured 13.00 GiB reserved" in told["step_recommended"]
+    assert "Probes measured 22.00 GiB reserved" in told["step_recommended"]
     assert "optimizer step 11.00 GiB" in told["step_recommended"]
 
 

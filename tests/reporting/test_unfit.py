@@ -94,6 +94,18 @@ def test_that_nothing_fits_names_the_smallest_predicted_need_and_what_became_of_
     )
 
 
+@pytest.mark.parametrize("status", [ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED, ProbeStatus.TIMEOUT])
+def test_a_smallest_need_that_ended_without_lacking_memory_is_no_proof(status: ProbeStatus) -> None:
+    other = a_trial(1, BASELINE, status=ProbeStatus.CRASHED, reason="signal 9")
+    trial = a_trial(2, SMALL, status=status, reason="ImportError: no module named kernel")
+    result = replace(nothing_fits(), trials=(*nothing_fits().trials, other, trial), ended=Ending.EXHAUSTED)
+    seen = "Nothing that was tried fits in 4.00 GiB less the margin: the smallest peak seen was 6.00 GiB; "
+    reason = f"trial 2 ended {status.value}: ImportError: no module named kernel."
+    least = nothing_fits_text(replace(result, smallest=Smallest(SMALL, 2 * GIB, 2)))
+    assert least.startswith(seen + reason)
+    assert nothing_fits_text(result) == f"{seen}trial 1 ended crashed: signal 9."
+
+
 def test_the_smallest_predicted_need_that_ran_and_crashed_later_is_not_called_ok() -> None:
     later = LaterFailure(longer=True, status=ProbeStatus.CRASHED, reason="signal 9")
     trial = a_trial(1, SMALL, later_failure=later)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,8 @@ from autotune.core.program import CONSTRUCTION
 from autotune.core.protocol import CheckPackingRequest, SpeedsRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import ModelSource, Workload
+from autotune.errors import InputError
+from autotune.inspection.cuda import visible_gpus
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, check_packing, measure_speeds, probe
 from autotune.units import GIB, MIB
@@ -58,7 +62,8 @@ def test_the_allocators_and_the_drivers_figures_are_there(
     assert 0 < measurement.peak_bytes <= measurement.reserved_bytes
     assert measurement.allocation_retries == 0
     assert measurement.host_peak_bytes is not None
-    assert measurement.device_bytes is None or measurement.device_bytes > measurement.reserved_bytes
+    assert measurement.device_bytes is not None
+    assert measurement.device_bytes > measurement.reserved_bytes + 100 * MIB, "the context is part of it"
 
 
 def test_jobs_are_forked_for_the_server_leaves_cuda_alone(tmp_path: Path) -> None:
@@ -78,6 +83,20 @@ def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Work
     assert nothing.out_of_memory is not None
     assert nothing.out_of_memory.phase == CONSTRUCTION
     assert "the CUDA context alone holds" in nothing.reason
+
+
+def test_memory_that_others_hold_is_no_result_of_a_candidate(
+    cuda_server: JobServer, small_workload: Workload, tmp_path: Path
+) -> None:
+    total_bytes = visible_gpus()[0].memory_bytes
+    held = f"import torch; held = torch.empty({total_bytes // 4}, dtype=torch.uint8, device='cuda'); print(); input()"
+    with subprocess.Popen([sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(InputError, match=r"Other processes hold .* of the GPU's .* are needed for a probe"):
+            run(cuda_server, small_workload, tmp_path / "held", on_gpu(), limit_bytes=total_bytes * 9 // 10)
+        assert run(cuda_server, small_workload, tmp_path / "left", on_gpu(), limit_bytes=total_bytes // 2).ok
+        other.communicate(b"\n")
 
 
 @pytest.mark.skipif("NULLGPU_DEVICE" in os.environ, reason="compares logits, which a null GPU does not compute")

@@ -117,9 +117,12 @@ def test_timing_ends_with_what_there_is_shortly_before_the_time_limit(
         ([1.0, 1.01, 0.99], None, False),
         # 91 tok/s; of three like these, one more may be any rate.
         ([1.0, 2.0, 0.5], 120.0, False),
+        # 99 tok/s, give or take 3 %, as far as three show.
+        ([1.0, 1.08, 0.95], 130.0, False),
+        ([1.0, 1.08, 0.95] * 3, 130.0, True),
         ([1.0, 1.0], 200.0, False),
     ],
-    ids=["half as fast", "about as fast", "nothing to beat", "not certain", "too few"],
+    ids=["half as fast", "about as fast", "nothing to beat", "not certain", "near by chance", "near", "too few"],
 )
 def test_timing_ends_early_once_a_candidate_is_certain_to_be_slower_than_the_one_to_beat(
     seconds: list[float], rate_to_beat: float | None, stops: bool

@@ -72,6 +72,10 @@ class TableProblem:
         plan = candidate.but(packing="bfd") if candidate["packing"] == "bfd_split" else candidate
         return repr(sorted(plan.items()))
 
+    def accumulates(self, candidate: Candidate) -> bool:
+        """No candidate has gradients while a micro-batch runs."""
+        return False
+
     def illegal(self, candidate: Candidate) -> str | None:
         """Packing needs flash attention, and whatever a test forbids."""
         if str(candidate["packing"]).startswith("bfd") and candidate["attention"] != "flash":

@@ -44,7 +44,7 @@ def workers(storage: InMemoryStorage) -> Iterator[tuple[TrialLog, TrialLog]]:
 
 def worker(stack: ExitStack) -> TrialLog:
     study = stack.enter_context(opened(StudyStorage("sqlite://", "s", True, {}, SHARING), ignore))
-    return TrialLog(study, stack.enter_context(Roster(study, SHARING)), TableProblem().choices, LIMIT_BYTES)
+    return TrialLog(study, stack.enter_context(Roster(study, SHARING)), TableProblem(), LIMIT_BYTES)
 
 
 def claim(

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.app.repeated import equally_fast
 from autotune.core.candidate import Candidate
-from autotune.core.measurement import Measurement, OutOfMemory
+from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record, SearchOutcome
@@ -284,6 +285,18 @@ def test_a_change_back_is_told_apart_only_beyond_the_spread_between_runs(recipes
     outcome = Run("sqlite://", recipes.problem)(scattered, trials=6, effort=EFFORT)
     assert winner_of(outcome).candidate == GOOD
     assert {item.knob: item.told_apart for item in outcome.contributions}["liger"] is False
+
+
+def test_a_choice_without_effect_is_not_credited_with_the_winners_lucky_probe(recipes: Run) -> None:
+    true_rate = tokens_per_second(NEXT)
+    shown: dict[Candidate | tuple[Candidate, Schedule], Measurement] = {(GOOD, EFFORT.confirmation): rate(true_rate)}
+    rates = {GOOD: iter([0.98 * true_rate, 1.02 * true_rate, true_rate])}
+    outcome = recipes(Varied(shown=shown, rates=rates), trials=6, effort=EFFORT)
+    assert winner_of(outcome).candidate == GOOD
+    by_knob = {item.knob: item for item in outcome.contributions}
+    assert by_knob["liger"].speedup == pytest.approx(1.0, abs=0.001)
+    assert by_knob["liger"].told_apart is False
+    assert by_knob["liger"].number in {record.number for record in equally_fast(outcome)}
 
 
 def test_short_runs_are_fewer_where_they_take_long_and_at_least_two() -> None:

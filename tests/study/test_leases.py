@@ -206,7 +206,7 @@ def test_a_worker_whose_lease_lapses_in_the_queue_goes_behind_those_that_passed_
     clock: HandSet, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (study, first), (_, second) = join(stack), join(stack)
-    log = TrialLog(study, first, TableProblem().choices, LIMIT_BYTES)
+    log = TrialLog(study, first, TableProblem(), LIMIT_BYTES)
     session = Session(TableProblem(), ReplayedTable(), log, PATIENT, 3, Clock(None), ignore, Predictor())
     read, looks = session.refresh, iter(range(9))
 

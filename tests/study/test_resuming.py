@@ -9,6 +9,7 @@ import pytest
 
 from autotune.core.events import Noted, ProbeFinished, ProbeStarted, StudyResumed
 from autotune.core.measurement import Measurement
+from autotune.core.status import Ending
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
 from autotune.reporting.progress import PlainListener
 from autotune.study import ProbeRun, Purpose, SearchOutcome
@@ -113,6 +114,17 @@ def test_a_finished_study_is_returned_without_a_probe(durable: Run) -> None:
     again = durable(table, resume=True)
     assert table.calls == []
     assert again == first
+
+
+def test_a_study_that_ended_for_lack_of_gain_is_returned_without_a_probe_until_its_limits_change(durable: Run) -> None:
+    patient = replace(PATIENT, trials=60, patience=4)
+    first = durable(ReplayedTable(), effort=patient, predictor=Foretold())
+    assert first.ending is Ending.NO_GAIN
+    table = ReplayedTable()
+    assert durable(table, effort=patient, predictor=Foretold(), resume=True) == first
+    assert table.calls == []
+    assert durable(table, effort=replace(patient, patience=9), predictor=Foretold(), resume=True).winner is not None
+    assert table.calls
 
 
 def test_a_finished_study_goes_on_with_more_trials(durable: Run) -> None:

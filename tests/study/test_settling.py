@@ -10,7 +10,6 @@ from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, Record
-from autotune.study.contributions import equally_long
 from autotune.study.judge import Judge
 from autotune.study.selection import fastest, leader
 from tests.study.replayed import BASELINE, ReplayedTable, TableProblem, measurement, peak_bytes, tokens_per_second
@@ -237,12 +236,3 @@ def test_memory_that_ran_out_before_a_knob_matters_runs_out_with_all_its_choices
         assert (veto is not None) == vetoed
         if veto is not None:
             assert veto.reason == "trial 1 ran out of memory in forward, where batch=1 makes no difference"
-
-
-def test_a_choice_is_compared_by_longer_runs_where_both_candidates_have_one() -> None:
-    quick, lucky, longer = rate(100.0), rate(130.0), rate(99.0)
-    winner, other = Record(1, GOOD, Purpose.SEARCH, quick), Record(2, BASELINE, Purpose.CONTRIBUTION, lucky)
-    assert equally_long(winner, other) == (quick, lucky)
-    confirmed = replace(winner, confirmation=quick)
-    assert equally_long(confirmed, other) == (quick, lucky)
-    assert equally_long(confirmed, replace(other, confirmation=longer)) == (quick, longer)

@@ -121,11 +121,11 @@ def probed(
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory
-    held_bytes = ended.wanted_bytes if ended is not None else _highest(measured)
-    if held_bytes is None:
+    need_bytes = ended.wanted_bytes if ended is not None else measured.held_bytes
+    if need_bytes is None:
         # As of a run that the kernel ended, or that ran out of the host's memory.
         return CheckAnswer(Outcome.DOES_NOT_FIT, None, measured.reason)
-    need = _measured(Source.PROBED, held_bytes, sized.geometry, measured)
+    need = _measured(Source.PROBED, need_bytes, sized.geometry, measured)
     if not measured.ok:
         need = replace(need, phase=ended.phase if ended is not None else "")
     return CheckAnswer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
@@ -139,19 +139,14 @@ def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
     return replace(plan, args=args)
 
 
-def _highest(figures: Measurement | Choosable) -> int | None:
-    found = (figures.device_bytes, figures.reserved_bytes, figures.peak_bytes)
-    return max((size for size in found if size is not None), default=None)
-
-
-def _measured(source: Source, held_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
+def _measured(source: Source, need_bytes: int, geometry: BatchGeometry, figures: Measurement | Choosable) -> Need:
     """Return a need without an error, in the phase with the highest peak, at the largest micro-batch of the plan."""
     worst, peaks = geometry.worst, figures.peaks
     return Need(
         source,
-        held_bytes,
-        held_bytes,
-        held_bytes,
+        need_bytes,
+        need_bytes,
+        need_bytes,
         worst.rows,
         round(worst.tokens),
         phase=max(peaks, key=lambda name: peaks[name], default=""),
@@ -184,5 +179,5 @@ def studied(
     )
     if not all(same):
         return None
-    need = _measured(Source.STUDIED, _highest(result.recommended) or 0, sized.geometry, result.recommended)
+    need = _measured(Source.STUDIED, result.recommended.held_bytes or 0, sized.geometry, result.recommended)
     return CheckAnswer(judged(need, budget_bytes), need)

@@ -39,7 +39,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 
     Raises:
-        Exception: a disk is full, which is no result of the candidate's.
+        InputError: other processes hold memory that the limit allows, which is no result of the candidate's.
+        Exception: a disk is full, neither.
     """
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
@@ -47,6 +48,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     model_class(load_config(request.model, adapter(request.plan.trainer).head))
     meter = METERS[request.device]()
     progress = Progress(request.schedule, meter, counted_stops())
+    if request.limit_bytes is not None:
+        meter.require(request.limit_bytes)
     try:
         if request.limit_bytes is not None:
             meter.limit(request.limit_bytes)

@@ -16,8 +16,14 @@ import torch
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.errors import InputError
 from autotune.step.run.host_memory import HostMemory
-from autotune.units import format_bytes
+from autotune.units import MIB, format_bytes
+
+_RELEASE_SECONDS = 10
+"""Time that a driver may take to free what a killed process held."""
+_SLACK_BYTES = 256 * MIB
+"""By how much what others hold may grow, as that of a desktop does, or a driver's figures may differ."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,13 @@ class Meter(ABC):
 
         Raises:
             torch.OutOfMemoryError: it already holds more.
+        """
+
+    def require(self, limit_bytes: int) -> None:  # noqa: B027 the kernel reclaims memory of a host for a process
+        """Check that other processes leave ``limit_bytes`` of the device.
+
+        Raises:
+            InputError: they hold more, so that a failed allocation would say nothing about a candidate.
         """
 
     def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
@@ -123,6 +136,25 @@ class CudaMeter(Meter):
         torch.cuda.reset_peak_memory_stats()
         self._allocated_bytes = self._reserved_bytes = 0
 
+    def require(self, limit_bytes: int) -> None:
+        """Check that other processes leave ``limit_bytes``; where NVML is missing, theirs is not known."""
+        others_bytes = self._others_bytes()
+        for _ in range(_RELEASE_SECONDS):
+            if limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:
+                return
+            time.sleep(1.0)
+            others_bytes = self._others_bytes()
+        raise InputError(
+            f"Other processes hold {format_bytes(others_bytes)} of the GPU's {format_bytes(self._total_bytes)}, and "
+            f"{format_bytes(limit_bytes)} are needed for a probe.",
+            hint="End what uses the GPU, then run the command again; a search goes on with --resume.",
+        )
+
+    def _others_bytes(self) -> int:
+        free_bytes, _ = torch.cuda.mem_get_info()
+        own_bytes = self._context_bytes + torch.cuda.memory_reserved()
+        return max(0, int(self._total_bytes - free_bytes - own_bytes))
+
     def limit(self, limit_bytes: int) -> None:
         """Limit context and caching allocator together to ``limit_bytes``.
 
@@ -159,12 +191,16 @@ class CudaMeter(Meter):
         return max(self._allocated_bytes, int(torch.cuda.max_memory_allocated()))
 
     def peaks(self) -> Measurement:
-        """Return the caching allocator's peaks and the driver's figure for this process."""
+        """Return the caching allocator's peaks, and with the context what the device has to hold.
+
+        The driver's figure is that of now, after memory may have been returned; most containers have none.
+        """
+        reserved_bytes = max(self._reserved_bytes, int(torch.cuda.max_memory_reserved()))
         return Measurement(
             ProbeStatus.OK,
             peak_bytes=self.held_bytes,
-            reserved_bytes=max(self._reserved_bytes, int(torch.cuda.max_memory_reserved())),
-            device_bytes=_driver_process_bytes(self._uuid),
+            reserved_bytes=reserved_bytes,
+            device_bytes=max(self._context_bytes + reserved_bytes, _driver_process_bytes(self._uuid)),
             host_peak_bytes=self._host.held_bytes,
             allocation_retries=torch.cuda.memory_stats().get("num_alloc_retries"),
         )
@@ -185,11 +221,11 @@ def _driver_used_bytes() -> dict[str, int]:
     return used
 
 
-def _driver_process_bytes(uuid: str) -> int | None:
-    """Return the driver's figure for this process, or None where it has none, as in most containers."""
+def _driver_process_bytes(uuid: str) -> int:
+    """Return the driver's figure for this process, or 0 where it has none, as in most containers."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
             if process.pid == os.getpid() and process.usedGpuMemory:
                 return int(process.usedGpuMemory)
-    return None
+    return 0

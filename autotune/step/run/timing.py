@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autotune.core.measurement import Schedule
+from autotune.core.spread import student_t
 
 _Vector = npt.NDArray[np.float64]
 
@@ -24,8 +25,12 @@ _FEWEST_BEATEN = 3
 """Timed micro-batches before which no candidate is beaten."""
 
 _CERTAIN = 3.0
-"""Standard errors by which the rate has to be below the one to beat; never fewer than of the schedule's own error, for
-the error of few micro-batches may be small by chance."""
+"""Standard errors of many micro-batches by which the rate has to be below the one to beat; never fewer than of the
+schedule's own error. Few micro-batches, whose error may be small by chance, take as many more as by Student's t, with
+the degrees of freedom that a line leaves."""
+
+_MANY = 100
+"""Degrees of freedom from which on Student's t hardly changes."""
 
 _LARGEST_POWER = 2
 """The work of a micro-batch grows at most with this power of its tokens."""
@@ -218,7 +223,8 @@ def _is_beaten(schedule: Schedule, timed: Timed, step: WholeStep) -> bool:
         return False
     known = timing(timed, step)
     error = max(schedule.target_error, known.error if known.error is not None else math.inf)
-    return step.tokens / known.step_seconds * (1 + _CERTAIN * error) < schedule.rate_to_beat
+    certain = _CERTAIN * student_t(len(timed.micro_batches) - 2) / student_t(_MANY)
+    return step.tokens / known.step_seconds * (1 + certain * error) < schedule.rate_to_beat
 
 
 def _predicted(columns: Sequence[_Vector], seconds: _Vector, wanted: Sequence[float]) -> tuple[float, float | None]:
