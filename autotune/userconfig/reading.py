@@ -18,8 +18,8 @@ from autotune.userconfig.fields import UserPlan, user_plan
 from autotune.userconfig.launch import of_ranks, visible
 from autotune.userconfig.written import Written
 
-# Fields of trl.ModelConfig for the source of the model, and for actions that a check never takes.
-_NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
+NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
+"""Fields of ``trl.ModelConfig`` for the source of the model, and for actions that a check never takes."""
 # Fields that default to the value of another field in TRL's classes (GRPOConfig.__post_init__).
 _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
@@ -72,7 +72,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         UnreadError: it sets something of which a trace does not know what it does.
     """
     model = read.configurations[MODEL_CONFIG]
-    words = {name: value for name, value in model.values.items() if name not in _NOT_OF_A_STEP}
+    words = {name: value for name, value in model.values.items() if name not in NOT_OF_A_STEP}
     adapters = bool(words.get("use_peft"))
     kept = {
         name: value
