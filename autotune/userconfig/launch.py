@@ -32,6 +32,8 @@ NAMED_BY = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
+# Launchers, ``python`` among them, that leave all GPUs to a single process, and tell it of no others.
+_ALONE = ("", TRL, ACCELERATE)
 # Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -73,7 +75,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     Raises:
         InputError: a launcher refuses its options or its file, a number of processes is none, or fewer GPUs are
             visible than processes are started.
-        UnreadError: the number depends on the machines on which the command runs.
+        UnreadError: the number depends on the machines on which the command runs, or one process sees several GPUs.
     """
     launcher, seen = written.command.launcher, visible(written, gpus)
     found = processes_of(written.command, seen) or read.launched or Launched()
@@ -82,7 +84,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
-        _check_gpus(written, found)
+        _check_gpus(written, found, gpus)
     return Launching(
         **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
@@ -114,11 +116,13 @@ def _check(found: Launched) -> None:
         )
 
 
-def _check_gpus(written: Written, found: Launched) -> None:
+def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
     """Check that each process has a GPU: those that share one end in NCCL (accelerate 1.15, ``state.py``).
 
     Raises:
         InputError: too few are visible.
+        UnreadError: a process alone sees several, and TRL loads its model with ``device_map="auto"`` (TRL 1.16,
+            ``create_model_from_path``).
     """
     launcher, each = written.command.launcher, found.processes // found.machines
     # DeepSpeed's launcher sets the variable for its processes; TRL's parser then sets that of the file in each.
@@ -126,7 +130,13 @@ def _check_gpus(written: Written, found: Launched) -> None:
     by, named = VISIBLE, {**of_command, **written.env}.get(VISIBLE)
     if found.gpu_ids and VISIBLE not in written.env:
         by, named = "gpu_ids", found.gpu_ids
-    if named is None or each <= (count := named_gpus(named)):
+    count = gpus or 1 if named is None else named_gpus(named)
+    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _ALONE:
+        raise UnreadError(
+            f"One process sees {count} GPUs, over which TRL spreads the layers of the model, or refuses to train.",
+            hint=f"Write {VISIBLE}=0 before the command, or start a process on each GPU.",
+        )
+    if named is None or each <= count:
         return
     option = NAMED_BY.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
     raise InputError(
