@@ -29,10 +29,15 @@ _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
 
 
-def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
-    """Return the problems and silent changes of a configuration, in the order of its file."""
+def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
+    """Return the problems and silent changes of a configuration, in the order of its file.
+
+    Args:
+        here: whether the training is for this machine; another one may have packages that this one lacks.
+    """
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
-    if read.refused and not any(item.severity is Severity.ERROR for item in found):
+    absent = read.refused.startswith(_ABSENT) and not here
+    if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
         found.append(refused(written, read.refused))
     last = 1 << 30
     return tuple(sorted(found, key=lambda item: item.line or last))

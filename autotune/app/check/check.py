@@ -17,7 +17,7 @@ from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
-from autotune.errors import InputError, UnreadError
+from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
@@ -77,7 +77,13 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
-    verdict = _checked(task, tracer, cache)
+    try:
+        verdict = _checked(task, tracer, cache)
+    except (InputError, ProbeServerError):
+        raise
+    except AutotuneError as error:
+        # A job was killed, took too long or failed: of the configuration, nothing is known.
+        return task.unknown(error)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, verdict)
     return verdict
@@ -132,7 +138,10 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
     known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
-    found = (*_of_source(task), *problems(task.written, known))
+    here = task.target is not None and task.asked.gpu is None
+    found = (*_of_source(task), *problems(task.written, known, here=here))
+    if known.refused and not fatal(found):
+        return task.verdict(Outcome.UNKNOWN, found, reason=f"this machine cannot read it: {known.refused}")
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)

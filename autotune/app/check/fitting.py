@@ -54,6 +54,9 @@ _READING_SECONDS = 3600.0
 _CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
 """Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
 
+_CUSTOM_CODE = "contains custom code"
+"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
+
 _UNKNOWN_LOSS = "Unknown loss type"
 """The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
 
@@ -100,9 +103,11 @@ class Fitting:
             named, rewards, options, plan, workload = self._inputs()
         except InputError as error:
             script = task.written.command.script
-            if script is None or isinstance(error, UnreadError):
+            needs_code = self.config.values.get("trust_remote_code") and _CUSTOM_CODE in error.message
+            if isinstance(error, UnreadError) or (script is None and not needs_code):
                 raise
-            reason = f"{error.message} {script} may do otherwise, which cannot be known."
+            own = "A check runs none of it." if needs_code else f"{script} may do otherwise, which cannot be known."
+            reason = f"{error.message} {own}"
             raise UnreadError(reason, hint=error.hint) from error
         geometry = whole_geometry(trainer, plan, workload)
         # The user has decided, so every technique is allowed.
