@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ NAMED_BY = {
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
 # Launchers, ``python`` among them, that leave all GPUs to a single process, and tell it of no others.
 _ALONE = ("", TRL, ACCELERATE)
+# GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
+_NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
 # Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -168,14 +171,32 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
     Raises:
         InputError: a file cannot be read, or the number is none.
     """
-    command = written.command
-    started = processes_of(command, None)
+    command, seen = written.command, visible(written, None)
+    started = processes_of(command, seen)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
-    options = {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)
+    options = _launch_options(written)
     named = next((options[name] for name in LAUNCH_FILES if options.get(name)), default)
     document = shipped(str(named)) if named is not None else {}
-    return number(next((each[name] for each in (options, document) for name in COUNTS if each.get(name)), 1))
+    return number(next((each[name] for each in (options, document) for name in COUNTS if each.get(name)), seen or 1))
+
+
+def likely_gpus(written: Written, default: Path | None = None) -> int:
+    """Return how many GPUs a machine has on which a command runs: one for each process, and each that it numbers.
+
+    Raises:
+        InputError: as in :func:`likely_processes`.
+    """
+    options = _launch_options(written)
+    named = (written.command.env.get(VISIBLE), written.env.get(VISIBLE), *map(options.get, ("gpu_ids", "include")))
+    numbers = (int(found) for text in named for found in _NUMBERED.findall(str(text)))
+    return max(likely_processes(written, default), *(1 + found for found in numbers), 1)
+
+
+def _launch_options(written: Written) -> Mapping[str, object]:
+    """Return the options of a command's launcher; ``trl`` takes them from its file and its own words."""
+    command = written.command
+    return {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)
 
 
 def visible(written: Written, gpus: int | None) -> int | None:
