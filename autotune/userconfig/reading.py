@@ -11,6 +11,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan, unsimulated_settings
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import options_of
 from autotune.probing.jobs import read_command as run_job
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
@@ -52,6 +53,7 @@ def read_command(
         written.command.launch,
         seen or 1,
         str(default or ""),
+        tuple(filter(written.may_be_own, options_of(written.command.words))),
     )
     return run_job(server, request, folder)
 

@@ -94,7 +94,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
         starts: whether that process starts others by accelerate, as ``trl`` does.
     """
     parser, launcher = _parser(request.trainer), launch_parser()
-    parser.error = refuse
+    parser.error, parser.allow_abbrev = refuse, _dests(parser).issuperset(request.own)
     switches = {item.dest: item.nargs == 0 for item in launcher._actions if item.option_strings and item.dest != "help"}
     hands_on = request.launcher == TRL
     faults = tuple(_faults(parser, request.given, switches, hands_on=hands_on))

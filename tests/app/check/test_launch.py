@@ -187,6 +187,20 @@ def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tm
         assert "parse_args_and_config(fail_with_unknown_args=False)" in (scripts / f"{name}.py").read_text("utf-8")
 
 
+def test_a_key_that_trl_s_own_script_drops_ends_only_trl_s_command(write: Write, checked: Checked) -> None:
+    file = ("--config", str(write("sft", "max_seq_length: 512\nmine: 1\n")))
+    for start in ("torchrun trl/scripts/sft.py", "python -m trl.scripts.sft"):
+        verdict = checked(command=(*start.split(), *file), fits=False)
+        assert verdict.outcome is Outcome.READ
+        assert [(item.key, item.severity) for item in verdict.findings] == [
+            (key, Severity.SILENT) for key in ("max_seq_length", "mine")
+        ]
+        assert "write max_length: 512. TRL's script, which" in verdict.findings[0].message
+        ends = checked(command=(*start.split(), *file, "--mine", "1"), fits=False)
+        assert ends.outcome is Outcome.CANNOT_RUN
+    assert checked(command=("trl", "sft", *file), fits=False).outcome is Outcome.CANNOT_RUN
+
+
 def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
