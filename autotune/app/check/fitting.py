@@ -117,7 +117,7 @@ class Fitting:
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
         built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
-        given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
+        given = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
         silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
