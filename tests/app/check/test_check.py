@@ -235,7 +235,7 @@ def test_a_package_that_only_this_machine_may_lack_leaves_the_answer_open(
 
 def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, checked: Checked) -> None:
     file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
-    command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 20)
+    command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 34)
     verdict = checked(command=command, gpu=GPU)
     assert verdict.outcome is Outcome.UNKNOWN
     assert f"-- trl grpo --config {file} --hub_token '***'` runs" in told(verdict)
