@@ -143,6 +143,7 @@ CASES = (
         FITS,
         nightly=True,
     ),
+    _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
         "dpo: legacy",
