@@ -36,8 +36,9 @@ _TEXT_TOKEN_PREFIXES = frozenset({
 _DIRECTORIES = frozenset({"PWD", "OLDPWD"})
 # A shorter text is found by chance in texts that have nothing to do with it.
 _SHORTEST = 6
-# Tokens that are known by how they begin, wherever they are: those of the hub and of GitHub.
-_TOKENS = re.compile(r"\b(?:hf_[A-Za-z0-9]{12,}|gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})")
+# Tokens that are known by how they begin, wherever they are: those of the hub, which have 34 characters behind `hf_`
+# (a folder such as hf_transformers has fewer), and of GitHub.
+_TOKENS = re.compile(r"\b(?:hf_[A-Za-z0-9]{30,}|gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,})")
 # Between `//` and `@`. Of a web address either part may be a token; of a database's, SQLAlchemy takes all between the
 # first colon and the last @ for the password (``sqlalchemy/engine/url.py``).
 _WEB = re.compile(r"(?P<start>\bhttps?://)(?P<value>[^\s/\"]+)@")

@@ -136,6 +136,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
         peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
         with ScratchFolder() as folder:
+            _check_whole(model, adapts=peft_config is not None)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             quantization = _saved(base, processor, folder / "model")
@@ -190,6 +191,22 @@ def _saved(model: Any, processor: Any, folder: Path) -> Any:
     config.save_pretrained(folder)
     processor.save_pretrained(folder)
     return quantization
+
+
+def _check_whole(model: Any, *, adapts: bool) -> None:
+    """Check that one device holds all layers of a model and trains all its weights, as a trace does.
+
+    Args:
+        adapts: whether the model trains an adapter, with its own weights frozen.
+
+    Raises:
+        InputError: they are on several devices, or some are frozen.
+    """
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1:
+        raise InputError(f"The model's layers are spread over {', '.join(sorted(devices))}, which is not traced.")
+    if not adapts and not all(weight.requires_grad for weight in model.parameters()):
+        raise InputError("Some of the model's weights are frozen, which is not traced.")
 
 
 def _architecture(model: Any) -> str:

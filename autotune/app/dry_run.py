@@ -33,7 +33,7 @@ from autotune.nullgpu.devices import NullDevice, null_device
 from autotune.probing.scratch import ScratchFolder
 from autotune.reporting.words import short_path
 from autotune.units import counted, format_bytes
-from autotune.userconfig.launch import default_file, likely_processes
+from autotune.userconfig.launch import default_file, likely_gpus
 from autotune.userconfig.written import Written
 
 _MOST_GPUS = 16
@@ -216,12 +216,12 @@ def _notes(ran: Ran, found: DryRunAnswer, steps: int) -> Iterator[str]:
 
 
 def _started(command: Sequence[str]) -> int:
-    """Return how many processes a command starts, if its words and files determine it; else 1."""
+    """Return how many GPUs a command needs, if its words and files determine it; else 1."""
     try:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
         written = Written(found, file, found.trainer or "")
-        return likely_processes(written, default_file(written))
+        return likely_gpus(written, default_file(written))
     except InputError:
         return 1
 

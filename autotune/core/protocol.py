@@ -211,6 +211,7 @@ class ReadCommandRequest:
         launch: its options before the script.
         gpus: number of the machine's GPUs.
         default_file: the file that accelerate reads where none is named; empty if there is none.
+        own: options among the words that the user's script names, so that they may be no abbreviations of TRL's.
     """
 
     trainer: str
@@ -223,6 +224,7 @@ class ReadCommandRequest:
     launch: tuple[str, ...] = ()
     gpus: int = 1
     default_file: str = ""
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

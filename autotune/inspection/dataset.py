@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 
 from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable
 from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count, compression
 
@@ -157,7 +157,9 @@ def _check_directory(directory: Path) -> None:
         )
     files = list(_data_files(directory))
     if not files:
-        raise InputError(f"{directory} holds no dataset.", hint=f"Files that are understood end with {_UNDERSTOOD}.")
+        # Rows of other formats, such as .arrow and .txt, are for ``datasets`` alone.
+        kind = UnreadError if any(directory.iterdir()) else InputError
+        raise kind(f"{directory} holds no dataset that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
     _check_files(files, directory)
 
 

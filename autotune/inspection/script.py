@@ -20,6 +20,12 @@ _PAST_PARSER = frozenset({
     "argv", "add_argument", "parse_known_args", "parse_dict", "parse_json_file", "parse_yaml_file",
     "return_remaining_strings", "fail_with_unknown_args",
 })  # fmt: skip
+# Functions and classes of PEFT, transformers and Unsloth by which a script makes an adapter, or loads a model, that no
+# key names.
+_OWN_MODEL = (
+    "LoraConfig", "PeftConfig", "PeftModel", "get_peft_model", "prepare_model_for_kbit_training", "BitsAndBytesConfig",
+    "FastLanguageModel", "FastModel", "FastVisionModel",
+)  # fmt: skip
 _OF_NO_TRAINER = frozenset({MODEL_CONFIG, MIXTURE})
 # Longer scripts are not read.
 _MOST_BYTES = 1 << 20
@@ -48,6 +54,11 @@ class Script:
     def parser(self) -> str:
         """The class that reads its words; empty if it uses none of TRL's or transformers'."""
         return next((name for name in _PARSERS if name in self.names), "")
+
+    @property
+    def own_model(self) -> str:
+        """The first name by which it may make its own adapter, or load its model by itself; empty if it has none."""
+        return next((name for name in _OWN_MODEL if name in self.names), "")
 
     @property
     def reads_words(self) -> bool:

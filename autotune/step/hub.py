@@ -1,19 +1,27 @@
-"""Separates a hub that cannot be reached from a name that it does not have."""
+"""Separates a hub that cannot be reached, or that answers other users alone, from a name that it does not have."""
 
 from __future__ import annotations
 
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError
 
 from autotune.errors import InputError, UnreadError, causes
 
 # What is neither here nor can be looked up; that the hub is offline is a ConnectionError.
-_UNREACHED = (ConnectionError, LocalEntryNotFoundError)
+_UNREACHED = (ConnectionError, LocalEntryNotFoundError, GatedRepoError)
+_TOO_MANY_REQUESTS, _OF_SERVER = 429, 500
+# ``datasets`` raises its error about one without its cause (``dataset_module_factory``).
+_GATED = "is a gated dataset"
 
 
 def not_loaded(error: BaseException, message: str, hint: str) -> InputError:
     """Return the error for a model or a dataset that could not be loaded.
 
-    It is an :class:`UnreadError` where the hub was not reached: the job itself may well run.
+    It is an :class:`UnreadError` where the hub was not reached, or wants a token: the job itself may well run.
     """
-    unreached = any(isinstance(cause, _UNREACHED) for cause in causes(error))
+    unreached = _GATED in str(error) or any(map(_is_unreached, causes(error)))
     return (UnreadError if unreached else InputError)(message, hint=hint)
+
+
+def _is_unreached(error: BaseException) -> bool:
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+    return isinstance(error, _UNREACHED) or status == _TOO_MANY_REQUESTS or status >= _OF_SERVER

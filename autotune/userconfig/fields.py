@@ -113,6 +113,7 @@ def user_plan(
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, _SAMPLING)
+    _check_sizes(config)
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
@@ -254,6 +255,19 @@ def _check_each(
         if name not in understood and value is not None:
             raise _not_known(f"{field}' {name}={value!r}", hint)
     return keys
+
+
+def _check_sizes(config: Configuration) -> None:
+    """Check that accelerate takes the sizes of micro-batches and steps from the arguments.
+
+    Raises:
+        InputError: it divides micro-batches, or accumulates others.
+    """
+    given = config.values.get("accelerator_config")
+    keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
+    for name in ("split_batches", "gradient_accumulation_kwargs"):
+        if keys.get(name):
+            raise _not_known(f"accelerator_config' {name}={keys[name]!r}", "Leave it out.")
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,10 @@ NAMED_BY = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
+# Launchers, ``python`` among them, that leave all GPUs to a single process, and tell it of no others.
+_ALONE = ("", TRL, ACCELERATE)
+# GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
+_NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
 # Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
 _FLAGS = (
     "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
@@ -73,7 +78,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     Raises:
         InputError: a launcher refuses its options or its file, a number of processes is none, or fewer GPUs are
             visible than processes are started.
-        UnreadError: the number depends on the machines on which the command runs.
+        UnreadError: the number depends on the machines on which the command runs, or one process sees several GPUs.
     """
     launcher, seen = written.command.launcher, visible(written, gpus)
     found = processes_of(written.command, seen) or read.launched or Launched()
@@ -82,7 +87,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
-        _check_gpus(written, found)
+        _check_gpus(written, found, gpus)
     return Launching(
         **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
@@ -114,11 +119,13 @@ def _check(found: Launched) -> None:
         )
 
 
-def _check_gpus(written: Written, found: Launched) -> None:
+def _check_gpus(written: Written, found: Launched, gpus: int | None) -> None:
     """Check that each process has a GPU: those that share one end in NCCL (accelerate 1.15, ``state.py``).
 
     Raises:
         InputError: too few are visible.
+        UnreadError: a process alone sees several, and TRL loads its model with ``device_map="auto"`` (TRL 1.16,
+            ``create_model_from_path``).
     """
     launcher, each = written.command.launcher, found.processes // found.machines
     # DeepSpeed's launcher sets the variable for its processes; TRL's parser then sets that of the file in each.
@@ -126,7 +133,13 @@ def _check_gpus(written: Written, found: Launched) -> None:
     by, named = VISIBLE, {**of_command, **written.env}.get(VISIBLE)
     if found.gpu_ids and VISIBLE not in written.env:
         by, named = "gpu_ids", found.gpu_ids
-    if named is None or each <= (count := named_gpus(named)):
+    count = gpus or 1 if named is None else named_gpus(named)
+    if found.processes == 1 < count and found.engine == NO_ENGINE and launcher in _ALONE:
+        raise UnreadError(
+            f"One process sees {count} GPUs, over which TRL spreads the layers of the model, or refuses to train.",
+            hint=f"Write {VISIBLE}=0 before the command, or start a process on each GPU.",
+        )
+    if named is None or each <= count:
         return
     option = NAMED_BY.get(launcher, "").format(count * (found.machines if launcher in (TRL, ACCELERATE) else 1))
     raise InputError(
@@ -158,14 +171,32 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
     Raises:
         InputError: a file cannot be read, or the number is none.
     """
-    command = written.command
-    started = processes_of(command, None)
+    command, seen = written.command, visible(written, None)
+    started = processes_of(command, seen)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
-    options = {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)
+    options = _launch_options(written)
     named = next((options[name] for name in LAUNCH_FILES if options.get(name)), default)
     document = shipped(str(named)) if named is not None else {}
-    return number(next((each[name] for each in (options, document) for name in COUNTS if each.get(name)), 1))
+    return number(next((each[name] for each in (options, document) for name in COUNTS if each.get(name)), seen or 1))
+
+
+def likely_gpus(written: Written, default: Path | None = None) -> int:
+    """Return how many GPUs a machine has on which a command runs: one for each process, and each that it numbers.
+
+    Raises:
+        InputError: as in :func:`likely_processes`.
+    """
+    options = _launch_options(written)
+    named = (written.command.env.get(VISIBLE), written.env.get(VISIBLE), *map(options.get, ("gpu_ids", "include")))
+    numbers = (int(found) for text in named for found in _NUMBERED.findall(str(text)))
+    return max(likely_processes(written, default), *(1 + found for found in numbers), 1)
+
+
+def _launch_options(written: Written) -> Mapping[str, object]:
+    """Return the options of a command's launcher; ``trl`` takes them from its file and its own words."""
+    command = written.command
+    return {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)
 
 
 def visible(written: Written, gpus: int | None) -> int | None:

@@ -12,7 +12,7 @@ from autotune.core.configuration import Built, Configuration, Fault, Override, R
 from autotune.core.nested import Key, at, mapping
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
-from autotune.inspection.command_line import CONFIG, TRL
+from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_file import read_yaml
 from autotune.trainers import trainers
@@ -29,10 +29,15 @@ _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
 
 
-def problems(written: Written, read: ReadCommand) -> tuple[Finding, ...]:
-    """Return the problems and silent changes of a configuration, in the order of its file."""
+def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
+    """Return the problems and silent changes of a configuration, in the order of its file.
+
+    Args:
+        here: whether the training is for this machine; another one may have packages that this one lacks.
+    """
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
-    if read.refused and not any(item.severity is Severity.ERROR for item in found):
+    absent = read.refused.startswith(_ABSENT) and not here
+    if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
         found.append(refused(written, read.refused))
     last = 1 << 30
     return tuple(sorted(found, key=lambda item: item.line or last))
@@ -143,13 +148,23 @@ def of_precision(written: Written, read: ReadCommand, config: Configuration) -> 
 
 
 def _dropped(written: Written, key: str) -> str:
-    script, program = written.command.script, written.command.launcher or "python"
+    script, program, parser = written.command.script, written.command.launcher or "python", written.command.parser
     handed = f"`trl` alone hands {key} to accelerate"
     if script is None:
-        return f"{key} has no effect: {handed}, and TRL's script, which {program} starts here, drops it."
-    parser = written.command.parser
+        return f"{key} has no effect: {handed}, and {_drops(written)} it."
     ends = f"{parser} ends the run at it, unless {script} takes it" if parser else ""
     return f"{key} does not set how {program} starts the training: {handed}. {ends or f'{script} may read it'}."
+
+
+def _is_dropped(written: Written, key: str) -> bool:
+    """Return whether a key that TRL lacks is of a file that its own script reads, which `trl` alone checks first."""
+    command = written.command
+    of_file = key in written.values and key not in options_of(command.words)
+    return of_file and command.source is None and command.launcher != TRL
+
+
+def _drops(written: Written) -> str:
+    return f"TRL's script, which {written.command.launcher or 'python'} starts here, drops"
 
 
 def refused(written: Written, refusal: str) -> Finding:
@@ -197,8 +212,12 @@ def _warned(written: Written, key: str, warning: str) -> Finding:
 
 def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
     for fault in read.faults:
-        old = legacy_of(written.trainer, fault.key, written.given.get(fault.key))
-        if old is not None:
+        own = fault.unknown and written.may_be_own(fault.key)
+        old = None if own else legacy_of(written.trainer, fault.key, written.given.get(fault.key))
+        if fault.unknown and _is_dropped(written, fault.key):
+            what = old.sentence() if old is not None else _unknown(written, read, fault)
+            yield finding(written, Severity.SILENT, fault.key, f"{what} {_drops(written)} it.")
+        elif old is not None:
             yield finding(written, Severity.ERROR, fault.key, old.sentence())
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")

@@ -11,6 +11,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan, unsimulated_settings
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
+from autotune.inspection.command_line import options_of
 from autotune.probing.jobs import read_command as run_job
 from autotune.probing.server import JobServer
 from autotune.trainers import find_trainer
@@ -18,8 +19,8 @@ from autotune.userconfig.fields import UserPlan, user_plan
 from autotune.userconfig.launch import of_ranks, visible
 from autotune.userconfig.written import Written
 
-# Fields of trl.ModelConfig for the source of the model, and for actions that a check never takes.
-_NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
+NOT_OF_A_STEP = frozenset({"model_name_or_path", "model_revision", "trust_remote_code"})
+"""Fields of ``trl.ModelConfig`` for the source of the model, and for actions that a check never takes."""
 # Fields that default to the value of another field in TRL's classes (GRPOConfig.__post_init__).
 _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
@@ -52,6 +53,7 @@ def read_command(
         written.command.launch,
         seen or 1,
         str(default or ""),
+        tuple(filter(written.may_be_own, options_of(written.command.words))),
     )
     return run_job(server, request, folder)
 
@@ -72,7 +74,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         UnreadError: it sets something of which a trace does not know what it does.
     """
     model = read.configurations[MODEL_CONFIG]
-    words = {name: value for name, value in model.values.items() if name not in _NOT_OF_A_STEP}
+    words = {name: value for name, value in model.values.items() if name not in NOT_OF_A_STEP}
     adapters = bool(words.get("use_peft"))
     kept = {
         name: value

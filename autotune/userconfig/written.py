@@ -58,6 +58,11 @@ class Written:
         own = self.command.words and self.command.script is None and find_trainer(self.trainer).has_command
         return f"trl {self.trainer}" if own else ""
 
+    def may_be_own(self, key: str) -> bool:
+        """Return whether a key may be one of the user's own script, which takes more than TRL's and names it."""
+        source = self.command.source
+        return source is not None and source.takes_more and key in source.names
+
     def line(self, key: str) -> int | None:
         """Return the line of a key in the file, or None if it is not there."""
         return self.file.line(key) if self.file is not None else None

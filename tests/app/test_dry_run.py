@@ -171,7 +171,7 @@ def test_text_is_no_sure_measure_of_tokens_and_the_result_says_so(answered: Any)
 
 
 def test_what_is_secret_is_in_no_part_of_the_result(answered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    token, password, key = "hf_" + "a" * 20, "correct-horse", "battery-staple"
+    token, password, key = "hf_" + "a" * 34, "correct-horse", "battery-staple"
     monkeypatch.setenv("WANDB_API_KEY", key)
     error = ScriptError("RuntimeError", f"cannot log in with {token} and {password} and {key}", False, OURS)
     line = replace(OURS, text=f'login(token="{token}")')

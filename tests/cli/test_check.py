@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autotune.app.check import check as of_check
 from autotune.cli.boundary import run
+from autotune.core.configuration import ReadCommand
+from autotune.errors import JobLostError
+from autotune.userconfig.written import Written
 
 OLD = "max_seq_length: 64\nmax_steps: 3\n"
 
@@ -65,3 +70,21 @@ def test_of_several_files_the_gravest_verdict_is_the_exit_code(
     assert check(good, old, "--no-fit", "--json") == 2
     verdicts = json.loads(capsys.readouterr().out)["verdicts"]
     assert [each["outcome"] for each in verdicts] == ["reads", "cannot run"]
+
+
+def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(written: Written, *more: Any) -> ReadCommand:
+        if written.place == str(old):
+            raise JobLostError("The job read_command was killed.", hint="Its log ends with: nothing")
+        return reads(written, *more)
+
+    reads = of_check.read_command
+    monkeypatch.setattr(of_check, "read_command", read)
+    new = tmp_path / "new.yaml"
+    new.write_text("output_dir: out\nbf16: false\nuse_cpu: true\n", encoding="utf-8")
+    assert check(old, new, "--no-fit", "--json") == 3
+    lost, other = json.loads(capsys.readouterr().out)["verdicts"]
+    assert (lost["outcome"], lost["reason"]) == ("unknown", "The job read_command was killed.")
+    assert other["outcome"] == "reads"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autotune.core.workload import DatasetSource
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.inspection import rows
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source, training_source
 
@@ -240,9 +240,12 @@ def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path
         dataset_source(write(tmp_path / "data[1].jsonl", GOOD))
 
 
-def test_a_directory_without_data_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_data_is_refused_and_one_of_other_files_may_be_read_by_datasets(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no dataset") as caught:
+        dataset_source(str(tmp_path))
+    assert not isinstance(caught.value, UnreadError)
     write(tmp_path / "notes.txt", b"text")
-    with pytest.raises(InputError, match="holds no dataset"):
+    with pytest.raises(UnreadError, match="holds no dataset"):
         dataset_source(str(tmp_path))
 
 

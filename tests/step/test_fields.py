@@ -60,3 +60,7 @@ def test_sizes_of_all_processes_are_shared_out_among_them(trainer: str, kind: st
     parts = {count: read(trainer, count, tmp_path, *whole).configurations[kind].values for count in (1, 8)}
     assert {count: values["steps_per_generation"] for count, values in parts.items()} == {1: 32, 8: 4}
     assert "divisible by the global batch size" in read(trainer, 8, tmp_path, "--generation_batch_size", "24").refused
+
+
+def test_a_size_that_trl_divides_by_is_refused_with_the_name_of_the_error(tmp_path: Path) -> None:
+    assert read("grpo", 1, tmp_path, "--num_generations", "0").refused.startswith("ZeroDivisionError: ")

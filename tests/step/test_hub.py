@@ -7,7 +7,13 @@ from unittest.mock import Mock
 
 import pytest
 from datasets.exceptions import DatasetNotFoundError
-from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
 from transformers import AutoConfig, AutoProcessor
 
 from autotune.core.workload import DatasetSource, ModelSource
@@ -23,9 +29,12 @@ from autotune.trainers import find_trainer
     [
         (LocalEntryNotFoundError("disabled"), True),
         (OfflineModeIsEnabled("offline"), True),
-        (RepositoryNotFoundError("404 Client Error", response=Mock()), False),
+        (RepositoryNotFoundError("404 Client Error", response=Mock(status_code=404)), False),
+        (GatedRepoError("401 Client Error", response=Mock(status_code=401)), True),
+        (HfHubHTTPError("429 Client Error", response=Mock(status_code=429)), True),
+        (HfHubHTTPError("503 Server Error", response=Mock(status_code=503)), True),
     ],
-    ids=["no network", "offline", "404"],
+    ids=["no network", "offline", "404", "gated", "429", "503"],
 )
 def test_a_model_is_not_known_where_the_hub_cannot_be_reached(
     cause: Exception, unreached: bool, monkeypatch: pytest.MonkeyPatch
@@ -49,8 +58,10 @@ def test_a_model_is_not_known_where_the_hub_cannot_be_reached(
         (ConnectionError("Couldn't reach 'no/such' on the Hub"), True),
         (DatasetNotFoundError("404"), False),
         (FileNotFoundError("no/such"), False),
+        (DatasetNotFoundError("Dataset 'no/such' is a gated dataset on the Hub."), True),
+        (HfHubHTTPError("503 Server Error", response=Mock(status_code=503)), True),
     ],
-    ids=["no network", "404", "no file"],
+    ids=["no network", "404", "no file", "gated", "503"],
 )
 def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
     error: Exception, unreached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

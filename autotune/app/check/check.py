@@ -17,7 +17,7 @@ from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
 from autotune.core.plan import Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
-from autotune.errors import InputError, UnreadError
+from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
@@ -27,7 +27,7 @@ from autotune.userconfig.engine import check_documents, engine_args, with_precis
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching
 from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
-from autotune.userconfig.reading import read_command
+from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
 
 # Texts that transformers' parser takes for true.
@@ -60,9 +60,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
         text = written(asked.file, asked.trainer, asked.command)
     except UnreadError as error:
         text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
-        hints = (Finding(Severity.NOTE, error.hint),) if error.hint else ()
-        task = Task(asked, text, _planned(asked, text)[0], 0, started)
-        return task.verdict(Outcome.UNKNOWN, hints, reason=error.message)
+        return Task(asked, text, _planned(asked, text)[0], 0, started).unknown(error)
     except InputError as error:
         text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
         found = Finding(Severity.ERROR, str(error), file=asked.file or "")
@@ -79,7 +77,13 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     if known is not None:
         seconds = time.monotonic() - started
         return replace(known, from_cache=True, settings=asked.settings, passes=asked.passes, wall_seconds=seconds)
-    verdict = _checked(task, tracer, cache)
+    try:
+        verdict = _checked(task, tracer, cache)
+    except (InputError, ProbeServerError):
+        raise
+    except AutotuneError as error:
+        # A job was killed, took too long or failed: of the configuration, nothing is known.
+        return task.unknown(error)
     if key is not None and verdict.cacheable and verdict.outcome in CACHED_OUTCOMES:
         cache.put(key, verdict)
     return verdict
@@ -134,7 +138,10 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
     default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
     known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
-    found = (*_of_source(task), *problems(task.written, known))
+    here = task.target is not None and task.asked.gpu is None
+    found = (*_of_source(task), *problems(task.written, known, here=here))
+    if known.refused and not fatal(found):
+        return task.verdict(Outcome.UNKNOWN, found, reason=f"this machine cannot read it: {known.refused}")
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
         started = launching(task.written, known, task.gpus, default)
@@ -147,19 +154,19 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
         if fatal(found):
             return task.wrong(found)
-        if not task.asked.fits:
-            engine_args(started.document, config, started.processes)
+        engine_args(started.document, config, started.processes)
     except UnreadError as error:
         if config is None:
             return task.wrong(found)
         if task.asked.fits:
-            return task.verdict(Outcome.UNKNOWN, found, reason=error.message)
+            return task.unknown(error, found)
         return task.verdict(Outcome.READ, (*found, Finding(Severity.NOTE, error.message)))
     except InputError as error:
         return task.wrong((*found, of_error(task.written, error)))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, found)
-    reason = _why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else ""
+    reason = _own_model(task, known)
+    reason = reason or (_why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else "")
     if task.target is None or reason:
         return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
     planned = _device_per_process(task.target, Launch(started.processes, started.machines))
@@ -174,6 +181,19 @@ def _of_source(task: Task) -> Iterator[Finding]:
     if source is not None and trainer_class not in source.names:
         message = f"{source.path} uses no {trainer_class}: it may train otherwise, or not at all."
         yield Finding(Severity.NOTE, message)
+
+
+def _own_model(task: Task, known: ReadCommand) -> str:
+    """Return why the user's own script may train another model or adapter than its keys name; empty if it does not."""
+    source = task.written.command.source
+    if source is None:
+        return ""
+    if source.own_model:
+        return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
+    unread = known.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
+    if MODEL_CONFIG in source.names or not unread:
+        return ""
+    return f"{source.path} uses no {MODEL_CONFIG}, so what it does with {min(unread)} cannot be known."
 
 
 def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:

@@ -46,13 +46,16 @@ from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building, of_error
 from autotune.userconfig.reading import plan_of
-from autotune.userconfig.rewards import rewards_of
+from autotune.userconfig.rewards import Rewards, rewards_of
 from autotune.userconfig.sources import Sources, sources, teacher_of
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
 _CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
 """Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
+
+_CUSTOM_CODE = "contains custom code"
+"""Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
 _UNKNOWN_LOSS = "Unknown loss type"
 """The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
@@ -89,24 +92,23 @@ class Fitting:
         try:
             return self._verdict()
         except UnreadError as error:
-            return self.task.verdict(Outcome.UNKNOWN, self.found, reason=error.message)
+            return self.task.unknown(error, self.found)
         except InputError as error:
             # What was found in the keys is worth reporting even if the rest cannot be found out.
             return self.task.wrong((*self.found, of_error(self.task.written, error)))
 
     def _verdict(self) -> Verdict:
         task, trainer, planned, user = self.task, self.task.trainer, self.planned, self.user
-        named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
-        check_evaluation(trainer, evaluates=named.evaluation is not None)
-        teacher = teacher_of(self.config) if trainer.has_teacher else None
-        options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
-        rewards = None
-        if trainer.scores:
-            rewards = rewards_of(
-                self.read, self.config, by_command=task.written.own_command, imports=task.asked.imports
-            )
-            options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
-        plan, workload = self._workload(named, options)
+        try:
+            named, rewards, options, plan, workload = self._inputs()
+        except InputError as error:
+            script = task.written.command.script
+            needs_code = self.config.values.get("trust_remote_code") and _CUSTOM_CODE in error.message
+            if isinstance(error, UnreadError) or (script is None and not needs_code):
+                raise
+            own = "A check runs none of it." if needs_code else f"{script} may do otherwise, which cannot be known."
+            reason = f"{error.message} {own}"
+            raise UnreadError(reason, hint=error.hint) from error
         geometry = whole_geometry(trainer, plan, workload)
         # The user has decided, so every technique is allowed.
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
@@ -115,7 +117,7 @@ class Fitting:
         setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
         built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
-        given = {**task.written.values, **dict.fromkeys(item.key for item in self.read.overrides)}
+        given = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
         drops_last = self.config.values.get("dataloader_drop_last") is True
         silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
@@ -147,6 +149,25 @@ class Fitting:
             remedy=remedy,
             cacheable=not workload.names_images,
         )
+
+    def _inputs(self) -> tuple[Sources, Rewards | None, Options, TrainingPlan, Workload]:
+        """Return the model, rows and rewards as TRL's own script finds them, and the plan with the workload.
+
+        Raises:
+            InputError: one of them is missing or cannot be used.
+        """
+        task, trainer = self.task, self.task.trainer
+        named = sources(self.read, self.config, task.asked.model, task.asked.dataset)
+        check_evaluation(trainer, evaluates=named.evaluation is not None)
+        teacher = teacher_of(self.config) if trainer.has_teacher else None
+        options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
+        rewards = None
+        if trainer.scores:
+            rewards = rewards_of(
+                self.read, self.config, by_command=task.written.own_command, imports=task.asked.imports
+            )
+            options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
+        return named, rewards, options, *self._workload(named, options)
 
     def _remedy(
         self,

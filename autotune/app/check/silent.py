@@ -18,6 +18,8 @@ from autotune.units import counted, format_share
 from autotune.userconfig.candidate import NearestCandidate
 
 _HALF = ("bfloat16", "float16")
+# Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
+_SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -45,7 +47,8 @@ def silent_findings(
             yield from _rows(plan, profile, whose)
     yield from _mixing(plan, setting)
     yield from _served(plan)
-    yield from _weights(plan, given)
+    yield from _weights(plan, given, setting.workload.model.dtype)
+    yield from _without_switch(plan, given)
     yield from _positions(geometry, setting)
     yield from _rules(plan, trainer, setting, known)
 
@@ -160,8 +163,22 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
         yield Finding(Severity.SILENT, message, key)
 
 
-def _weights(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
-    dtype, adapters = str(plan.model.get("dtype")), bool(plan.model.get("use_peft"))
+def _without_switch(plan: TrainingPlan, given: Mapping[str, object]) -> Iterator[Finding]:
+    for switch, beginnings in _SWITCHED.items():
+        keys = [name for name in given if name.startswith(beginnings)]
+        if keys and not plan.model.get(switch):
+            have = "has" if len(keys) == 1 else "have"
+            message = f"{', '.join(keys)} {have} no effect without {switch}: true."
+            yield Finding(Severity.SILENT, message, keys[0])
+
+
+def _weights(plan: TrainingPlan, given: Mapping[str, object], stored: str) -> Iterator[Finding]:
+    """Yield what the type of the weights does to a training.
+
+    Args:
+        stored: the type that ``dtype: auto`` means.
+    """
+    dtype, adapters = str(plan.model.get("dtype")).replace("auto", stored), bool(plan.model.get("use_peft"))
     # In mixed precision, DeepSpeed keeps a copy in float32 (``zero/stage_1_and_2.py``, 0.19), and accelerate trains
     # FSDP's weights in float32 (``fsdp2_prepare_model``, 1.15).
     engine, mixed = (any(plan.args.get(name) for name in names) for names in (_ENGINES, _MIXED))

@@ -10,6 +10,7 @@ from autotune.app.arguments import CheckArguments
 from autotune.confidential import hidden_words
 from autotune.core.machine import Machine
 from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verdict, headline
+from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.trainers import Trainer, find_trainer
@@ -68,6 +69,11 @@ class Task:
             passes=self.asked.passes,
             wall_seconds=time.monotonic() - self.started,
         )
+
+    def unknown(self, error: AutotuneError, findings: tuple[Finding, ...] = ()) -> Verdict:
+        """Return the verdict that the answer is not known, for the reason of an error and with its advice."""
+        advice = (Finding(Severity.NOTE, error.hint),) if error.hint else ()
+        return self.verdict(Outcome.UNKNOWN, (*findings, *advice), reason=error.message)
 
     @property
     def _dry_run(self) -> str | None:

@@ -15,6 +15,7 @@ import datasets
 import pyarrow.compute as pc
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
+from huggingface_hub.errors import HfHubHTTPError
 from trl import DatasetMixtureConfig, get_dataset
 from trl.data_utils import is_conversational, is_conversational_from_value
 from trl.scripts.utils import DatasetConfig
@@ -90,7 +91,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 # Which rows it takes is left to chance; whether it can take so many is not.
                 rows.train_test_split(test_size=source.test_size)
             return rows
-    except (DatasetNotFoundError, FileNotFoundError, ConnectionError) as error:
+    except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
         message = f"The dataset {source.name} was not found: {_first_line(error)}"
         raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:

@@ -62,6 +62,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         # Without the first key, TRL's trainers add no such loss.
         router_aux_loss_coef=getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0,
         quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
+        dtype=str(config.dtype or "").removeprefix("torch."),
     )
 
 

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 from unittest import mock
 
+import torch
+from transformers import TrainingArguments, get_scheduler
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import Fault, Launched, Override, ReadCommand, configured
+from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
+from autotune.errors import one_line
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
 from autotune.step.fields import mismatch, plain, same, shown
 from autotune.step.job import JobContext
@@ -28,6 +32,9 @@ from autotune.trainers import find_trainer
 _OUTSIDE_OF_CLASSES = frozenset({"env", "accelerate_config"})
 _TEXT_TOO = frozenset({"lora_target_modules"})
 """Lists of ``trl.ModelConfig`` in whose place PEFT takes text: a regular expression, or a word for many modules."""
+_MESSAGES = (RefusedError, ValueError, TypeError, OSError)
+_FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
+"""Errors of TRL's classes that do not explain themselves, such as a division by ``num_generations: 0``."""
 _BF16 = (8, 0)
 _ACCELERATE_CONFIG = "accelerate_config"
 _SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
@@ -87,7 +94,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
         starts: whether that process starts others by accelerate, as ``trl`` does.
     """
     parser, launcher = _parser(request.trainer), launch_parser()
-    parser.error = refuse
+    parser.error, parser.allow_abbrev = refuse, _dests(parser).issuperset(request.own)
     switches = {item.dest: item.nargs == 0 for item in launcher._actions if item.option_strings and item.dest != "help"}
     hands_on = request.launcher == TRL
     faults = tuple(_faults(parser, request.given, switches, hands_on=hands_on))
@@ -103,9 +110,11 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
             handed = _resolved([*of_file, *of_words]) if hands_on else of_words
             unknown = (fault for fault in _unknown_words(launcher, handed) if fault.key not in unreadable)
             faults += () if unreadable & switches.keys() else tuple(unknown)
-        except (RefusedError, ValueError, TypeError, ImportError, OSError) as error:
-            refusal = " ".join(str(error).split())
-            return ReadCommand(faults=faults, names=names, refused=refusal or type(error).__name__)
+            _check_scheduler(objects)
+        except (*_MESSAGES, *_FAILURES) as error:
+            refusal, kind = one_line(error), type(error).__name__
+            refusal = refusal or kind if isinstance(error, _MESSAGES) else f"{kind}: {refusal}"
+            return ReadCommand(faults=faults, names=names, refused=refusal)
     # A class may turn what it is given into what it takes, such as one loss into a list of one.
     faults = tuple(fault for fault in faults if fault.unknown or not _is_converted(fault.key, objects))
     start = launched(handed, request.gpus, request.default_file) if starts and not faults else None
@@ -148,6 +157,23 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
         mock.patch.object(module, "enable_tf32"),
     ):
         yield
+
+
+def _check_scheduler(objects: Sequence[Any]) -> None:
+    """Make the scheduler of a configuration, as ``Trainer.create_scheduler`` does once rows and model are loaded.
+
+    Raises:
+        RefusedError: transformers cannot make it.
+    """
+    args = next(item for item in objects if isinstance(item, TrainingArguments))
+    kind, given, steps = args.lr_scheduler_type, args.lr_scheduler_kwargs, 100
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
+    try:
+        get_scheduler(kind, optimizer, args.get_warmup_steps(steps), steps, given)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        text = any(isinstance(value, str) for value in mapping(given).values())
+        hint = " YAML takes a number such as 1e-6 for text: write 1.0e-6." if text else ""
+        refuse(f"lr_scheduler_kwargs={given} with lr_scheduler_type={plain(kind)}: {one_line(error)}.{hint}")
 
 
 def _typed(parser: Any, words: Sequence[str]) -> Mapping[str, Any]:

@@ -128,6 +128,22 @@ CASES = (
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
     _case("sft: four processes", "num_processes: 4\n", FITS, {"(8 rows x 4 processes)": None}, nightly=True),
+    _case(
+        "sft: a number that YAML takes for text",
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1e-6}\n",
+        RUNS_NOT,
+        {"lr_scheduler_kwargs={'min_lr': '1e-6'}": 1, "write 1.0e-6": 1},
+    ),
+    _case(
+        "sft: a scheduler without its number", "lr_scheduler_type: cosine_with_min_lr\n", RUNS_NOT, {"One of min_lr": 0}
+    ),
+    _case(
+        "sft: a scheduler that can be made",
+        "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1.0e-6}\n",
+        FITS,
+        nightly=True,
+    ),
+    _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
         "dpo: legacy",

@@ -178,6 +178,24 @@ def test_where_no_file_can_be_written_training_goes_on_with_a_warning(
         begun(autotune.PreflightCallback(when_unsure="fail"), **given)
 
 
+def test_a_model_of_which_a_trace_shows_another_training_trains_with_a_warning(
+    small_model_directory: Path, rows: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned(model: Any) -> str:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            begun(autotune.PreflightCallback(dataset=rows("sft"), memory_budget="1MiB"), **given, model=model)
+        return caplog.text
+
+    given = {"processing_class": AutoTokenizer.from_pretrained(small_model_directory)}
+    model = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    model.hf_device_map = {"model.embed_tokens": 0, "model.layers.0": 0, "lm_head": 1}
+    assert "The model's layers are spread over 0, 1, which is not traced." in warned(model)
+    model.hf_device_map = {"": 0}
+    model.model.layers[0].requires_grad_(requires_grad=False)
+    assert "Some of the model's weights are frozen, which is not traced." in warned(model)
+
+
 def test_an_adapter_that_transformers_has_added_is_checked_as_one(
     small_model_directory: Path, rows: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,8 +18,11 @@ from peft import LoraConfig
 from trl import DPOConfig, SFTConfig
 
 import autotune
+from autotune.app.check import check as of_check
 from autotune.app.check.fix import fix_legacy
+from autotune.app.planned import planned_machine
 from autotune.core.codec import decode, encode
+from autotune.core.configuration import ReadCommand
 from autotune.core.verdict import Outcome, Severity, Source, Verdict, WillNotFit
 from autotune.errors import InputError
 from tests.app.check.conftest import Checked, Write
@@ -204,9 +207,35 @@ def test_a_checkpoint_of_quantised_weights_leaves_the_answer_open(
     assert "quantised in its checkpoint (bitsandbytes)" in verdict.reason
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_model_that_needs_its_own_code_leaves_the_answer_open(
+    trusted: bool, write: Write, checked: Checked, tmp_path: Path
+) -> None:
+    directory = write_small_model(tmp_path / "mine", weights=False)
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.My"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    file = str(write("sft", f"trust_remote_code: {trusted}\n"))
+    verdict = checked(config=file, trainer="sft", gpu=GPU, model=str(directory))
+    assert verdict.outcome is (Outcome.UNKNOWN if trusted else Outcome.CANNOT_RUN)
+    assert "contains custom code" in (verdict.reason if trusted else told(verdict))
+
+
+@pytest.mark.parametrize(("gpu", "outcome"), [(GPU, Outcome.UNKNOWN), (None, Outcome.CANNOT_RUN)])
+def test_a_package_that_only_this_machine_may_lack_leaves_the_answer_open(
+    gpu: str | None, outcome: Outcome, write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = ReadCommand(refused="PackageNotFoundError: The 'deepspeed' distribution was not found.")
+    monkeypatch.setattr(of_check, "read_command", lambda *_: absent)
+    monkeypatch.setattr(of_check, "planned_machine", lambda *_: planned_machine(GPU))
+    verdict = checked(config=str(write("sft", "")), trainer="sft", gpu=gpu)
+    assert verdict.outcome is outcome
+    assert "The 'deepspeed' distribution was not found" in verdict.reason + told(verdict)
+
+
 def test_a_dry_run_is_offered_for_a_command_without_its_secrets(write: Write, checked: Checked) -> None:
     file = write("grpo", "reward_model_name_or_path: somewhere/else\n")
-    command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 20)
+    command = ("trl", "grpo", "--config", str(file), "--hub_token", "hf_" + "a" * 34)
     verdict = checked(command=command, gpu=GPU)
     assert verdict.outcome is Outcome.UNKNOWN
     assert f"-- trl grpo --config {file} --hub_token '***'` runs" in told(verdict)

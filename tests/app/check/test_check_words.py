@@ -75,6 +75,22 @@ def test_words_of_a_script_that_trl_has_not_may_be_the_script_s_own(
     ]
 
 
+def test_words_that_a_script_declares_itself_are_neither_old_names_nor_short_ones(
+    checked: Checked, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    own = "class MyArguments:\n    max_seq_length: int = 64\n    dataset: str = ''\n    lr: float = 0.0\n"
+    script.write_text(f"from trl import SFTConfig, SFTTrainer, TrlParser\n{own}", encoding="utf-8")
+    words = "--output_dir out --max_seq_length 64 --dataset mine --lr 1"
+    verdict = checked(command=("python", str(script), *words.split()), fits=False)
+    assert [(item.key, item.severity) for item in verdict.findings] == [
+        (key, Severity.NOTE) for key in ("max_seq_length", "dataset", "lr")
+    ]
+    # TRL's own short words are read where the script has none of its own.
+    short = checked(command=("python", str(script), "--output_dir", "out", "--max_len", "x"), fits=False)
+    assert "max_length" in short.findings[0].message
+
+
 @pytest.mark.parametrize(
     ("body", "words", "said"),
     [

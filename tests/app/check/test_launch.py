@@ -16,7 +16,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import parsed
 from autotune.step.jobs.accelerate_launch import launched
-from autotune.userconfig.launch import launching, likely_processes
+from autotune.userconfig.launch import launching, likely_gpus, likely_processes
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write
@@ -187,6 +187,20 @@ def test_trl_s_scripts_drop_what_they_do_not_know_and_trl_s_parser_ends_at_it(tm
         assert "parse_args_and_config(fail_with_unknown_args=False)" in (scripts / f"{name}.py").read_text("utf-8")
 
 
+def test_a_key_that_trl_s_own_script_drops_ends_only_trl_s_command(write: Write, checked: Checked) -> None:
+    file = ("--config", str(write("sft", "max_seq_length: 512\nmine: 1\n")))
+    for start in ("torchrun trl/scripts/sft.py", "python -m trl.scripts.sft"):
+        verdict = checked(command=(*start.split(), *file), fits=False)
+        assert verdict.outcome is Outcome.READ
+        assert [(item.key, item.severity) for item in verdict.findings] == [
+            (key, Severity.SILENT) for key in ("max_seq_length", "mine")
+        ]
+        assert "write max_length: 512. TRL's script, which" in verdict.findings[0].message
+        ends = checked(command=(*start.split(), *file, "--mine", "1"), fits=False)
+        assert ends.outcome is Outcome.CANNOT_RUN
+    assert checked(command=("trl", "sft", *file), fits=False).outcome is Outcome.CANNOT_RUN
+
+
 def test_accelerate_launch_reads_the_file_that_its_own_words_name(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n", encoding="utf-8")
@@ -329,8 +343,27 @@ def test_torchrun_takes_options_from_variables(script: str, monkeypatch: pytest.
         ("accelerate launch --num_processes 3 trl/scripts/sft.py --config FILE", 3),
         ("torchrun --nproc_per_node 2 trl/scripts/sft.py", 2),
         ("python trl/scripts/sft.py --config FILE", 1),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 accelerate launch trl/scripts/sft.py", 3),
+        ("CUDA_VISIBLE_DEVICES=0,1,2 torchrun --nproc_per_node gpu trl/scripts/sft.py", 3),
     ],
 )
 def test_the_number_of_processes_is_known_before_anything_is_imported(words: str, processes: int) -> None:
     file = parsed("num_processes: 4\n", Path("FILE")) if "FILE" in words else None
     assert likely_processes(Written(read_command_line(words.split()), file, "sft")) == processes
+
+
+@pytest.mark.parametrize(
+    ("words", "keys", "gpus"),
+    [
+        ("CUDA_VISIBLE_DEVICES=4,5,6,7 accelerate launch --num_processes 4 trl/scripts/sft.py", "", 8),
+        ("CUDA_VISIBLE_DEVICES=0 torchrun --nproc_per_node 2 trl/scripts/sft.py", "", 2),
+        ("CUDA_VISIBLE_DEVICES=GPU-4e554c python trl/scripts/sft.py", "", 1),
+        ("accelerate launch --gpu_ids 4,5 --num_processes 2 trl/scripts/sft.py", "", 6),
+        ("deepspeed --include localhost:4,5 trl/scripts/sft.py", "", 6),
+        ("trl sft --config FILE", "env: {CUDA_VISIBLE_DEVICES: 1}\n", 2),
+        ("trl sft --config FILE", "gpu_ids: 2\nnum_processes: 1\n", 3),
+    ],
+)
+def test_the_gpus_of_a_command_are_known_by_their_numbers(words: str, keys: str, gpus: int) -> None:
+    file = parsed(keys, Path("FILE")) if keys else None
+    assert likely_gpus(Written(read_command_line(words.split()), file, "sft")) == gpus

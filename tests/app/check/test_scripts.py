@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.verdict import Outcome, Severity, Verdict
-from tests.app.check.conftest import Checked
+from tests.app.check.conftest import Checked, Write
+from tests.small import write_rows
 
 GPU = "H100-80GB"
 IMPORTS = "from trl import ModelConfig, SFTConfig, SFTTrainer, ScriptArguments, TrlParser\n"
@@ -103,6 +104,62 @@ def test_a_script_without_the_trainer_s_class_may_not_train_with_it(
     (found,) = checked(command=words, trainer=trainer, fits=False).findings
     assert found.severity is Severity.NOTE
     assert "uses no SFTTrainer: it may train otherwise, or not at all" in found.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "reason"),
+    [
+        ("", {}, "The configuration names no model."),
+        ("model_name_or_path: MODEL\n", {}, "The configuration names no dataset."),
+        (
+            "model_name_or_path: MODEL\nreward_funcs: [think_format_reward]\n",
+            {"problem": "1 + 1"},
+            "has no column that GRPO can use",
+        ),
+        (
+            "model_name_or_path: MODEL\nreward_funcs: [accuracy, tag_count]\n",
+            {"prompt": "1 + 1"},
+            "There is no reward function 'accuracy'",
+        ),
+    ],
+    ids=["model", "dataset", "column", "reward"],
+)
+def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
+    keys: str, rows: dict[str, str], reason: str, checked: Checked, script: Path, model: Path, tmp_path: Path
+) -> None:
+    script.write_text("from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser\n", encoding="utf-8")
+    data = str(write_rows(tmp_path / "rows.jsonl", [rows])) if rows else None
+    config = tmp_path / "c.yaml"
+    config.write_text(f"{keys.replace('MODEL', str(model))}output_dir: out\nreport_to: none\n", encoding="utf-8")
+    words = ("--config", str(config))
+    verdict = checked(command=("python", str(script), *words), gpu=GPU, dataset=data)
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3), messages(verdict)
+    assert reason in verdict.reason
+    assert f"{script} may do otherwise, which cannot be known." in verdict.reason
+    # TRL's own script would end at it.
+    own = checked(command=("python", "-m", "trl.scripts.grpo", *words), gpu=GPU, dataset=data)
+    assert own.outcome is Outcome.CANNOT_RUN
+    assert reason in messages(own)
+
+
+@pytest.mark.parametrize(
+    ("source", "keys", "reason"),
+    [
+        (f"{IMPORTS}from peft import LoraConfig\n", "", "uses LoraConfig"),
+        (f"{IMPORTS}import transformers\ntransformers.BitsAndBytesConfig()\n", "", "uses BitsAndBytesConfig"),
+        (IMPORTS.replace("ModelConfig, ", ""), "use_peft: true\n", "no ModelConfig, so what it does with use_peft"),
+    ],
+)
+def test_a_model_or_an_adapter_that_a_script_makes_itself_cannot_be_known(
+    source: str, keys: str, reason: str, checked: Checked, script: Path, write: Write
+) -> None:
+    script.write_text(source, encoding="utf-8")
+    command = ("python", str(script), "--config", str(write("sft", f"max_length: 32\n{keys}")))
+    verdict = checked(command=command, gpu=GPU)
+    assert (verdict.outcome, reason in verdict.reason) == (Outcome.UNKNOWN, True), verdict.reason
+    assert checked(command=command, fits=False).outcome is Outcome.READ
+    script.write_text(IMPORTS, encoding="utf-8")
+    assert checked(command=command, gpu=GPU).outcome is Outcome.FITS
 
 
 def test_a_module_that_is_not_here_may_run(checked: Checked) -> None:

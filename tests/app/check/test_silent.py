@@ -20,12 +20,15 @@ ZERO2: Mapping[str, object] = {"deepspeed": {"zero_optimization": {"stage": 2}}}
 FSDP2: Mapping[str, object] = {"fsdp": True, "fsdp_config": {"version": 2}}
 
 
-def findings(plan: TrainingPlan, here: Setting, *, drops_last: bool = False) -> str:
+def findings(
+    plan: TrainingPlan, here: Setting, given: Mapping[str, object] | None = None, *, drops_last: bool = False
+) -> str:
     trainer = find_trainer(plan.trainer)
     known = NearestCandidate(problem(here, trainer=plan.trainer).baseline, frozenset())
     geometry = whole_geometry(trainer, plan, here.workload)
     return "\n".join(
-        item.message for item in silent_findings(plan, geometry, trainer, here, known, {}, drops_last=drops_last)
+        item.message
+        for item in silent_findings(plan, geometry, trainer, here, known, given or {}, drops_last=drops_last)
     )
 
 
@@ -47,6 +50,25 @@ def test_half_precision_weights_lose_updates_unless_an_engine_keeps_them_in_floa
     plan = plan_with(here, {})
     plan = replace(plan, args={**plan.args, "bf16": False, "fp16": False, **args}, model={**plan.model, **HALF})
     assert ("rounded away" in findings(plan, here)) is rounded
+
+
+@pytest.mark.parametrize(("stored", "rounded"), [("bfloat16", True), ("float32", False), ("", False)])
+def test_weights_of_the_checkpoint_s_type_lose_updates_if_that_is_half(stored: str, rounded: bool) -> None:
+    known = workload()
+    here = setting(of=replace(known, model=replace(known.model, dtype=stored)))
+    plan = replace(plan_with(here, {}), model={"dtype": "auto", "use_peft": False})
+    assert ("The weights are trained in bfloat16, without a copy" in findings(plan, here)) is rounded
+
+
+def test_keys_that_another_key_has_to_switch_on_are_reported_without_it() -> None:
+    here = setting()
+    plan = replace(plan_with(here, {}), model={"dtype": "float32", "use_peft": False})
+    given = {"lora_r": 64, "use_dora": True, "bnb_4bit_quant_type": "nf4"}
+    found = findings(plan, here, given)
+    assert "lora_r, use_dora have no effect without use_peft: true." in found
+    assert "bnb_4bit_quant_type has no effect without load_in_4bit: true." in found
+    switched = replace(plan, model={**plan.model, "use_peft": True, "load_in_4bit": True})
+    assert "no effect" not in findings(switched, here, given)
 
 
 @pytest.mark.parametrize(

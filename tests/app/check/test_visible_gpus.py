@@ -85,6 +85,32 @@ def test_as_many_processes_as_visible_gpus_train(words: str, script: str) -> Non
     assert started(words, script).processes >= 1
 
 
+@pytest.mark.parametrize(
+    ("words", "gpus", "seen"),
+    [
+        ("python", 4, 4),
+        ("python", 1, None),
+        ("python", None, None),
+        ("CUDA_VISIBLE_DEVICES=0,1 python", None, 2),
+        ("CUDA_VISIBLE_DEVICES=0 python", 4, None),
+        ("accelerate launch --num_processes 1", 4, 4),
+        ("accelerate launch --num_processes 1 --gpu_ids 2", 4, None),
+        ("accelerate launch --num_processes 1 --use_fsdp", 4, None),
+        # These give their processes ranks, and TRL loads no model over several devices then.
+        ("torchrun --nproc_per_node 1", 4, None),
+        ("deepspeed --num_gpus 1", 4, None),
+    ],
+)
+def test_a_model_that_one_process_spreads_over_its_gpus_is_not_known(
+    words: str, gpus: int | None, seen: int | None, script: str
+) -> None:
+    if seen is None:
+        assert started(words, script, gpus).processes == 1
+    else:
+        with pytest.raises(UnreadError, match=f"One process sees {seen} GPUs"):
+            started(words, script, gpus)
+
+
 def test_processes_on_a_cpu_need_no_gpu(script: str) -> None:
     written, _ = with_keys(f"CUDA_VISIBLE_DEVICES= torchrun --nproc_per_node 2 {script}")
     read = ReadCommand({"SFTConfig": Configuration("SFTConfig", {"use_cpu": True}, {})})
