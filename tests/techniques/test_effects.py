@@ -117,6 +117,15 @@ def test_a_reference_that_follows_the_model_is_neither_computed_before_nor_absen
     assert found is None if reason is None else reason in str(found)
 
 
+def test_a_reference_that_follows_the_model_is_not_gathered_whole_unplanned() -> None:
+    _, here = of("dpo", {"args.sync_ref_model": True})
+    several = replace(here, machine=replace(here.machine, hardware=replace(here.machine.hardware, processes=8)))
+    sharding = next(item for item in find_trainer("dpo").techniques if item.name == "sharding")
+    reasons = {choice: sharding.conflict(choice, Candidate({}), several) for choice in ("zero2", "zero3")}
+    assert reasons["zero2"] is None
+    assert "gathers all weights of the model and of its reference" in str(reasons["zero3"])
+
+
 def test_probes_see_a_reference_that_follows_the_model(tmp_path: Path) -> None:
     base = a_base(tmp_path, "sync_ref_model: true\nmax_length: 2000\n", "dpo")
     assert started(base, replace(workload(), trainer="dpo")).plan.args["sync_ref_model"] is True
