@@ -48,6 +48,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "It adds up the gradients of a step's micro-batches, and does not average them unless DeepSpeed does.",
     )
     most_field = "max_new_tokens"
+    sends_text = True
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "disable_dropout", "generation_kwargs", "loss_type", "min_p", "missing_eos_penalty",
@@ -145,7 +146,7 @@ def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
         return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
-    return beyond_model(setting, longest)
+    return beyond_model(setting.workload.model, longest)
 
 
 def _averaged(candidate: Candidate, setting: Setting) -> str | None:
