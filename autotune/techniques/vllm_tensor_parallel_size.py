@@ -33,6 +33,14 @@ class VllmTensorParallelSize(SizeOfVllm):
 
 
 def undivided(model: ModelProfile, gpus: int) -> str | None:
-    """Return why vLLM cannot share out the heads, as it requires (``vllm/config/model.py``); None if it can."""
-    heads = model.attention_heads
-    return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
+    """Return why vLLM cannot share out the heads, or None if it can.
+
+    It shares out those of queries (``vllm/config/model.py``), and those of keys and values, of which several GPUs hold
+    the same one if there are fewer than GPUs (``vllm/model_executor/models/llama.py``, ``LlamaAttention``).
+    """
+    heads, cached = model.attention_heads, model.cache.heads if model.cache is not None else 1
+    if heads and heads % gpus:
+        return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs"
+    if max(cached, gpus) % min(cached, gpus):
+        return f"vLLM cannot share {cached} heads of keys and values out among {gpus} GPUs"
+    return None

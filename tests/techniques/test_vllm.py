@@ -10,9 +10,11 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
+from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import impossible
+from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
@@ -145,6 +147,11 @@ def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
     assert "cannot share 32 attention heads out among 3 GPUs" in str(impossible(size, 3, six))
     assert impossible(size, 2, six) is None
+    # microsoft/phi-4 (vLLM issue 16021).
+    phi = replace(known.model, attention_heads=40, cache=KeyValueCache(40, 10, 256))
+    few = replace(phi, cache=KeyValueCache(40, 2, 256))
+    assert undivided(phi, 4) == "vLLM cannot share 10 heads of keys and values out among 4 GPUs"
+    assert [undivided(phi, 2), undivided(phi, 10), undivided(few, 4)] == [None] * 3
 
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])
