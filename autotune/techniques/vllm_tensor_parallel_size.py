@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from autotune.core.candidate import Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, Option
+from autotune.techniques.base import POSITIVE, Option, TrainerFacts
 from autotune.techniques.vllm import SizeOfVllm
 
 
@@ -23,6 +26,14 @@ class VllmTensorParallelSize(SizeOfVllm):
     trl_default = 1
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
+    # `_generate_vllm_colocate` gives each process its own prompts, and all engines of a group have to have the same.
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "online_dpo": TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
+    }
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used, and there are several processes to share it."""
+        return super().matters(setting) and setting.machine.hardware.processes > 1
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
