@@ -14,9 +14,10 @@ from autotune.core.workload import ModelProfile
 from autotune.emit.serving import serve_command
 from autotune.errors import InputError
 from autotune.planning.vllm import Engine, Reservation, engine_of, reservation, why_not
-from autotune.techniques.vllm import NAME, SERVER
+from autotune.techniques.vllm import NAME, SERVER, beyond_model
 from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers.problem import TrainerProblem
+from autotune.trainers.prompts import Prompted
 
 UTILIZATION = 0.9
 """The default share of its GPUs that the server takes (``trl/scripts/vllm_serve.py``)."""
@@ -99,10 +100,14 @@ def check_server(problem: TrainerProblem, server_gpus: int | None) -> None:
 
 
 def longest_sequence(candidate: Candidate, problem: TrainerProblem) -> int | None:
-    """Return the tokens of the longest prompt with its completion; None for a trainer that names no such limit."""
-    completion = candidate.get("max_completion_length", candidate.get("max_new_tokens"))
-    longest = problem.setting.workload.dataset.documents.longest
-    return longest + int(completion) if completion is not None else None
+    """Return the tokens of the longest prompt, evaluated or trained on, with its completion; None if none is generated.
+
+    Prompts as text get a token more where the tokenizer begins with one of its own: vLLM adds it (``/v1/completions``).
+    """
+    trainer = problem.trainer
+    if not isinstance(trainer, Prompted):
+        return None
+    return problem.setting.workload.longest + int(candidate[trainer.most_field]) + trainer.sends_text
 
 
 def generating_gpus(gpus: int) -> Iterator[int]:
@@ -128,6 +133,7 @@ def held_by_server(engine: Engine, model: ModelProfile, total_bytes: int) -> Res
     """Return a server's memory on each of its GPUs, or why it does not start there."""
     return (
         undivided(model, engine.parallel)
+        or beyond_model(model, engine.tokens or 0)
         or why_not(engine, model, total_bytes)
         or reservation(engine, model, total_bytes)
     )

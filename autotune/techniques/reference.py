@@ -12,6 +12,11 @@ from autotune.techniques.trace_impact import TraceImpact
 PRECOMPUTED = "precomputed"
 SYNCHRONISED = "args.sync_ref_model"
 """The entry of a user's configuration whose reference follows the trained model."""
+SYNCHRONISED_WHOLE = (
+    "sync_ref_model with ZeRO-3 is not planned: every ref_model_sync_steps steps, TRL gathers all weights of the model"
+    " and of its reference on each GPU at once, and neither traces nor probes run so many steps"
+)
+"""Why no figure is known there (trl/trainer/callbacks.py, ``SyncRefModelCallback.sync_target_model``)."""
 
 
 class Reference(Technique):

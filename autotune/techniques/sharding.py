@@ -11,6 +11,7 @@ from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.reference import SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
@@ -126,13 +127,13 @@ class Sharding(Technique):
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for a single process without offload, and for sharded quantised weights."""
+        """Return a reason for a single process without offload, sharded quantised weights, or a gathered reference."""
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"
         if choice in WEIGHTS_SHARED and candidate.get("quantization", "none") != "none":
             return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
-        return None
+        return SYNCHRONISED_WHOLE if choice == "zero3" and setting.users_entry(SYNCHRONISED) else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

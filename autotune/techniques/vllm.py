@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
 from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique
 from autotune.techniques.trace_impact import SIZES, TraceImpact
 from autotune.techniques.versions import installed, missing
@@ -104,9 +105,9 @@ def is_colocated(candidate: Candidate) -> bool:
     return candidate.get(NAME, OFF) in COLOCATED
 
 
-def beyond_model(setting: Setting, tokens: int) -> str | None:
+def beyond_model(model: ModelProfile, tokens: int) -> str | None:
     """Return that vLLM refuses sequences of so many tokens of the model, or None if it takes them."""
-    known = setting.workload.model.max_positions
+    known = model.max_positions
     if known is None or tokens <= known:
         return None
     return f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}"

@@ -43,7 +43,7 @@ class VllmMaxModelLength(SizeOfVllm):
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
                 f"{int(length):,}"
             )
-        return beyond_model(setting, int(length))
+        return beyond_model(setting.workload.model, int(length))
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the tokens; no entry for TRL's default, and where vLLM has no part of this GPU."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from autotune.core.candidate import Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, Option
+from autotune.techniques.base import POSITIVE, Option, TrainerFacts
 from autotune.techniques.vllm import SizeOfVllm
 
 
@@ -23,6 +26,14 @@ class VllmTensorParallelSize(SizeOfVllm):
     trl_default = 1
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
+    # `_generate_vllm_colocate` gives each process its own prompts, and all engines of a group have to have the same.
+    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+        "online_dpo": TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
+    }
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used, and there are several processes to share it."""
+        return super().matters(setting) and setting.machine.hardware.processes > 1
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
@@ -33,6 +44,14 @@ class VllmTensorParallelSize(SizeOfVllm):
 
 
 def undivided(model: ModelProfile, gpus: int) -> str | None:
-    """Return why vLLM cannot share out the heads, as it requires (``vllm/config/model.py``); None if it can."""
-    heads = model.attention_heads
-    return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs" if heads and heads % gpus else None
+    """Return why vLLM cannot share out the heads, or None if it can.
+
+    It shares out those of queries (``vllm/config/model.py``), and those of keys and values, of which several GPUs hold
+    the same one if there are fewer than GPUs (``vllm/model_executor/models/llama.py``, ``LlamaAttention``).
+    """
+    heads, cached = model.attention_heads, model.cache.heads if model.cache is not None else 1
+    if heads and heads % gpus:
+        return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs"
+    if max(cached, gpus) % min(cached, gpus):
+        return f"vLLM cannot share {cached} heads of keys and values out among {gpus} GPUs"
+    return None

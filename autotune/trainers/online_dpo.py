@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from autotune.core.documents import Document
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.setting import Setting
-from autotune.core.workload import Workload
+from autotune.core.workload import ModelProfile, Workload
+from autotune.techniques.per_device_train_batch_size import ROWS
+from autotune.techniques.sharding import DDP, ZERO_STAGES, Sharding
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, beyond_model, is_colocated
 from autotune.trainers.declared import ConfigFields
@@ -42,8 +45,10 @@ class OnlineDirectPreferenceOptimization(Prompted):
         "Each token that it generates so costs a pass over all tokens before it.",
         "It computes the logits of the whole vocabulary for every token.",
         "It keeps the type of the checkpoint's weights.",
+        "It adds up the gradients of a step's micro-batches, and does not average them unless DeepSpeed does.",
     )
     most_field = "max_new_tokens"
+    sends_text = True
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "disable_dropout", "generation_kwargs", "loss_type", "min_p", "missing_eos_penalty",
@@ -86,6 +91,13 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the prompt as often as it is completed; it is kept at any length."""
         return (1, *(lengths[0],) * COMPLETIONS)
 
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return that a step of more micro-batches has a larger gradient (``OnlineDPOTrainer.training_step``)."""
+        summed = (
+            "TRL adds up the losses of a step's micro-batches without averaging them, and max_grad_norm clips the sum"
+        )
+        return {**super().loss_depends_on(args, model), ROWS: summed}
+
     def scored(self, plan: TrainingPlan, prompt: int, completion: int) -> int:
         """Return the tokens that ``max_length`` leaves: it cuts prompts alone."""
         return max(completion, min(prompt + completion, plan.count("max_length")))
@@ -101,9 +113,10 @@ class OnlineDirectPreferenceOptimization(Prompted):
         if refused is not None:
             return refused
         most, cut = plan.count(self.most_field), plan.count("max_length")
+        reason = None
         if is_colocated(candidate):
-            return _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, plan.micro_batches)
-        return None
+            reason = _refused_by_vllm(setting, cut, cut + most) or _asleep_between(candidate, plan.micro_batches)
+        return reason or (_averaged(candidate, setting) if plan.micro_batches > 1 else None)
 
     def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
         """Return a reason where there are rows to evaluate on."""
@@ -133,7 +146,18 @@ def _refused_by_vllm(setting: Setting, cut: int, longest: int) -> str | None:
     prompt = setting.workload.dataset.documents.longest
     if prompt > cut:
         return f"the longest prompt has {prompt:,} tokens, and vLLM takes only max_length={cut:,} and a completion"
-    return beyond_model(setting, longest)
+    return beyond_model(setting.workload.model, longest)
+
+
+def _averaged(candidate: Candidate, setting: Setting) -> str | None:
+    """Return why an engine changes the gradient: DeepSpeed divides losses by the number of a step's micro-batches."""
+    knob, own = Sharding.name, setting.base.choices if setting.base is not None else {}
+    if knob in setting.allowed or (candidate[knob] in ZERO_STAGES) is (own.get(knob, DDP) in ZERO_STAGES):
+        return None
+    return (
+        "DeepSpeed averages the losses of a step's micro-batches, and TRL's online DPO adds them up without it"
+        f" (--allow {knob})"
+    )
 
 
 def _asleep_between(candidate: Candidate, micro_batches: int) -> str | None:

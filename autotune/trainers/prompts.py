@@ -50,6 +50,7 @@ class Prompted(Trainer):
 
     Class attributes:
         most_field: the argument that holds the most tokens of a completion.
+        sends_text: whether TRL sends prompts to a vLLM server as text, not as tokens.
         at_once: phases that a generation batch goes through as a whole.
         in_chunks: those that it goes through in chunks of a micro-batch's size.
     """
@@ -60,6 +61,7 @@ class Prompted(Trainer):
     scores = True
     stand_in: ClassVar[Mapping[str, object]] = {"prompt": "a b"}
     most_field: ClassVar[str]
+    sends_text: ClassVar[bool] = False
     at_once: ClassVar[tuple[str, ...]] = (GENERATION,)
     in_chunks: ClassVar[tuple[str, ...]] = ()
 

@@ -9,7 +9,8 @@ from autotune.core.configuration import Configuration
 from autotune.core.nested import mapping
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
-from autotune.techniques.sharding import ENGINE_FIELDS
+from autotune.techniques.reference import SYNCHRONISED_WHOLE
+from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, agreeing, deepspeed_document
 from autotune.userconfig.groups import FIELD, groups_of, started_by
 from autotune.userconfig.launch import NO_PRECISION, Launching
@@ -91,6 +92,9 @@ def engine_args(
     deepspeed = deepspeed_document(document, config, accumulation)
     if deepspeed is not None:
         found["deepspeed"] = agreeing(deepspeed, config, processes)
+        stage = mapping(deepspeed.get("zero_optimization")).get("stage")
+        if stage == ZERO_STAGES["zero3"] and config.values.get("sync_ref_model"):
+            raise UnreadError(f"{SYNCHRONISED_WHOLE}.")
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         found |= _fsdp(_fsdp_keys(document, config))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")

@@ -26,6 +26,7 @@ from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer, trainers
 from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
+from autotune.trainers.prompts import Prompted
 
 # Fields of transformers.TrainingArguments that change a step and that no technique writes.
 _TRACED = frozenset({
@@ -114,6 +115,13 @@ def user_plan(
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, _SAMPLING)
     _check_sizes(config)
+    if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
+        # Both defaults are of other libraries (transformers' GenerationConfig, vLLM's max_model_len).
+        raise InputError(
+            f"{trainer.most_field}: null is not planned: transformers then ends completions after 20 tokens, and vLLM"
+            " at the model's length.",
+            hint="Write a number of tokens.",
+        )
     kept = sorted(traced & config.values.keys())
     args = {name: _json(name, config.values[name]) for name in kept if config.values[name] is not None}
     words, assumptions = _model_words({**model, **_values_of_loading(config)})

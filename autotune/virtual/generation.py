@@ -92,6 +92,8 @@ class _Generation:
         known = adopt({"ids": np.full(shape, _TOKEN, dtype=np.int64), "mask": np.ones(shape, dtype=np.int64)})
         device = self._inputs[self._ids].device
         inputs = {self._ids: known["ids"].to(device), "attention_mask": known["mask"].to(device)}
+        # Where prompts are padded, attention gets a mask in every step, and may copy keys and values for it.
+        inputs["attention_mask"][:, : self._prompt] = self._inputs.get("attention_mask", 1)
         if cache is not None:
             _fill(cache, tokens - 1)
             inputs["past_key_values"] = cache

@@ -54,6 +54,13 @@ def test_a_cache_of_another_kind_is_refused_since_no_trace_has_its_memory(config
         plan_of(config)
 
 
+@pytest.mark.parametrize("config_class", [GRPOConfig, RLOOConfig, DistillationConfig])
+def test_completions_without_a_limit_are_refused_by_name(config_class: Any) -> None:
+    config = config_class(use_cpu=True, bf16=False, report_to="none", max_completion_length=None)
+    with pytest.raises(InputError, match=r"max_completion_length: null is not planned: transformers then .* 20 tokens"):
+        plan_of(config)
+
+
 def test_a_single_target_stays_the_end_of_a_name() -> None:
     # trl.ModelConfig makes text of a list of one, and PEFT takes text for an expression that has to match a whole name.
     plan = plan_of(sft(), LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))

@@ -20,6 +20,7 @@ from autotune.core.candidate import Candidate
 from autotune.techniques import find
 from autotune.techniques.base import Technique, facts
 from autotune.techniques.gradient_checkpointing import GradientCheckpointing
+from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers import find_trainer, techniques_of, trainers
 from tests.contract.building import built
 from tests.settings import GPU, setting, workload
@@ -250,3 +251,24 @@ def spoilt(max_length: int) -> str | None:
     known, here = find_trainer("online_dpo"), setting(of=replace(workload(), trainer="online_dpo"))
     baseline = Candidate({item.name: item.default(here) for item in known.techniques})
     return known.unintended(baseline.but(max_length=max_length, max_new_tokens=TOKENS), here)
+
+
+def test_online_dpo_adds_up_the_losses_of_micro_batches(small_model_directory: Path, tmp_path: Path) -> None:
+    """What counts is divided by their number only in what is logged; without DeepSpeed, so is no gradient."""
+    trainer = built("online_dpo", small_model_directory, tmp_path, gradient_accumulation_steps=2, max_steps=1)
+    seen: list[tuple[float, float]] = []
+    backward, step = trainer.accelerator.backward, trainer.training_step
+
+    def noted(loss: torch.Tensor, **words: Any) -> None:
+        seen.append((loss.item(), trainer.accelerator.gradient_accumulation_steps))
+        backward(loss, **words)
+
+    def logged(*args: Any) -> Any:
+        found = step(*args)
+        assert found.item() == pytest.approx(seen[-1][0] / 2)
+        return found
+
+    trainer.accelerator.backward, trainer.training_step = noted, logged
+    trainer.train()
+    assert [steps for _, steps in seen] == [1, 1]
+    assert ROWS in find_trainer("online_dpo").loss_depends_on({})

@@ -13,6 +13,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.step.trainers.vllm import GivenCompletions
 from autotune.techniques import find
+from autotune.techniques.base import facts
 from autotune.trainers import find_trainer
 from tests.techniques.test_vllm import PLANNED, here
 
@@ -41,6 +42,15 @@ def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
 def test_trl_s_trainers_have_the_connection_by_that_name(module: str) -> None:
     trainer = pytest.importorskip(f"trl.trainer.{module}")
     assert trainer.VLLMGeneration.__module__ == "trl.generation.vllm_generation"
+
+
+def test_processes_that_share_vllm_gather_their_prompts_unless_it_is_online_dpo_s() -> None:
+    generation = pytest.importorskip("trl.generation.vllm_generation")
+    online = pytest.importorskip("trl.experimental.online_dpo.online_dpo_trainer")
+    assert "all_gather_object(gathered_prompts, prompts, group=self.tp_group)" in inspect.getsource(generation)
+    assert "tp_group" not in inspect.getsource(online)
+    size = find("vllm_tensor_parallel_size", find_trainer("online_dpo").techniques)
+    assert 2 in facts(size, "online_dpo").ignored
 
 
 def test_the_supported_versions_are_those_that_trl_says() -> None:

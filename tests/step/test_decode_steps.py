@@ -23,9 +23,11 @@ from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 
 RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
+# Two are padded: attention then gets a mask in every step.
+PROMPTS = ((PROMPT, TOKENS), (PROMPT - 1, TOKENS)) * (ROWS // 2)
 # The prompt, a step half-way, and the last two.
 RUN = 4
-GRPO: Mapping[str, object] = {"num_generations": ROWS, "max_completion_length": TOKENS}
+GRPO: Mapping[str, object] = {"num_generations": ROWS // 2, "max_completion_length": TOKENS}
 # The ids and the mask of tokens that count as generated are held twice; they are no share of the peak of such a model.
 WIDE: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
 pytestmark = pytest.mark.slow
@@ -54,23 +56,25 @@ def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceRepl
 
 
 @pytest.mark.parametrize(
-    ("trainer", "args", "ranks"),
+    ("trainer", "args", "ranks", "attention"),
     [
-        ("grpo", GRPO, 1),
-        pytest.param("grpo", {**GRPO, **fsdp2()}, RANKS, marks=pytest.mark.nightly),
-        pytest.param("grpo", {**GRPO, **zero(3)}, RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
-        pytest.param("rloo", {**GRPO, **fsdp2(reshard_after_forward=False)}, RANKS, marks=pytest.mark.nightly),
-        pytest.param("online_dpo", {"max_new_tokens": TOKENS, **fsdp2()}, RANKS, marks=pytest.mark.nightly),
+        ("grpo", GRPO, 1, "flash_attention_2"),
+        pytest.param("grpo", GRPO, 1, "sdpa", marks=pytest.mark.nightly),
+        pytest.param("grpo", {**GRPO, **fsdp2()}, RANKS, "sdpa", marks=pytest.mark.nightly),
+        pytest.param("grpo", {**GRPO, **zero(3)}, RANKS, "sdpa", marks=[pytest.mark.nightly, needs_deepspeed]),
+        pytest.param("rloo", {**GRPO, **fsdp2(reshard_after_forward=False)}, RANKS, "sdpa", marks=pytest.mark.nightly),
+        pytest.param("online_dpo", {"max_new_tokens": TOKENS, **fsdp2()}, RANKS, "sdpa", marks=pytest.mark.nightly),
     ],
-    ids=["grpo", "grpo-fsdp2", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
+    ids=["grpo-flash", "grpo-sdpa", "grpo-fsdp2", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
 )
 def test_a_few_steps_need_the_memory_and_time_of_all(
-    trainer: str, args: dict[str, Any], ranks: int, tmp_path: Path
+    trainer: str, args: dict[str, Any], ranks: int, attention: str, tmp_path: Path
 ) -> None:
     shape = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1, "bf16": True}
-    plan = TrainingPlan(trainer, {**shape, **args}, rewards=(NO_REWARD,), launch=Launch(ranks))
+    words = {"attn_implementation": attention}
+    plan = TrainingPlan(trainer, {**shape, **args}, words, rewards=(NO_REWARD,), launch=Launch(ranks))
     model = ModelSource(str(write_small_model(tmp_path / "model", weights=False, **WIDE)))
-    request = TraceRequest(plan, model, "cuda", worst=((PROMPT, TOKENS),) * ROWS, gpu=find_gpu("A100-80GB"))
+    request = TraceRequest(plan, model, "cuda", worst=PROMPTS, gpu=find_gpu("A100-80GB"))
     # Engines change libraries for the rest of their process.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
         (few, few_passes), (every, every_passes) = apart.submit(trace_both_ways, request, tmp_path).result()

@@ -12,7 +12,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Base, Setting
 from autotune.trainers import find_trainer
 from tests.app.bases import a_base, started
-from tests.settings import setting, workload
+from tests.settings import TWO, setting, workload
 
 ROWS, PARTS = "per_device_train_batch_size", "steps_per_generation"
 
@@ -57,6 +57,7 @@ def test_bf16_weights_under_adapters_change_training_where_a_module_is_trained_w
         ("grpo", {"loss_type": "dr_grpo", "top_entropy_quantile": 0.2}, {ROWS}),
         ("rloo", {}, set()),
         ("rloo", {"normalize_advantages": True}, {PARTS}),
+        ("online_dpo", {}, {ROWS}),
         ("distillation", {}, set()),
         ("reward", {}, set()),
     ],
@@ -65,6 +66,26 @@ def test_a_loss_over_several_rows_depends_on_which_share_a_micro_batch_or_a_gene
     trainer: str, args: dict[str, Any], knobs: set[str]
 ) -> None:
     assert find_trainer(trainer).loss_depends_on(args).keys() == knobs
+
+
+@pytest.mark.parametrize(
+    ("choices", "allowed", "other"),
+    [
+        ({"sharding": "zero2"}, frozenset(), True),
+        ({"sharding": "zero2"}, frozenset({"sharding"}), False),
+        ({"sharding": "fsdp2"}, frozenset(), False),
+        ({"sharding": "zero2", ROWS: 4}, frozenset({ROWS}), False),
+    ],
+)
+def test_deepspeed_averages_micro_batches_that_online_dpo_adds_up(
+    choices: dict[str, Choice], allowed: frozenset[str], other: bool
+) -> None:
+    known, plain = find_trainer("online_dpo"), replace(workload(lengths={100: 100}), trainer="online_dpo")
+    here = setting(machine=TWO, of=plain, allowed=allowed, global_batch_size=8)
+    start = Candidate({**{item.name: item.default(here) for item in known.techniques}, ROWS: 2})
+    here = replace(here, base=Base("mine.py", {ROWS: 2}))
+    reason = known.illegal(known.normal(start.but(**choices), here), here)
+    assert "--allow sharding" in str(reason) if other else reason is None
 
 
 @pytest.mark.parametrize(
@@ -115,6 +136,15 @@ def test_a_reference_that_follows_the_model_is_neither_computed_before_nor_absen
 ) -> None:
     found, _ = of(trainer, {"args.sync_ref_model": True}, **choices)
     assert found is None if reason is None else reason in str(found)
+
+
+def test_a_reference_that_follows_the_model_is_not_gathered_whole_unplanned() -> None:
+    _, here = of("dpo", {"args.sync_ref_model": True})
+    several = replace(here, machine=replace(here.machine, hardware=replace(here.machine.hardware, processes=8)))
+    sharding = next(item for item in find_trainer("dpo").techniques if item.name == "sharding")
+    reasons = {choice: sharding.conflict(choice, Candidate({}), several) for choice in ("zero2", "zero3")}
+    assert reasons["zero2"] is None
+    assert "gathers all weights of the model and of its reference" in str(reasons["zero3"])
 
 
 def test_probes_see_a_reference_that_follows_the_model(tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
+from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
 from autotune.techniques.base import impossible
+from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION
@@ -79,12 +81,16 @@ def test_vllm_is_planned_beside_each_trainer_that_generates(name: str, vllm: str
 
 
 def test_what_belongs_to_vllm_is_searched_only_if_vllm_is() -> None:
-    without = problem(here(allowed=frozenset()), trainer="grpo").choices
+    several = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=4))
+    without = problem(here(several, allowed=frozenset()), trainer="grpo").choices
     assert without["vllm"] == ("off",)
     assert without["vllm_gpu_memory_utilization"] == ("0.3",)
-    searched = problem(here(), trainer="grpo").choices
+    assert without["vllm_tensor_parallel_size"] == (1,)
+    searched = problem(here(several), trainer="grpo").choices
     assert searched["vllm"] == ("off", "server", "colocate", "colocate-sleep")
     assert len(searched["vllm_gpu_memory_utilization"]) > 1
+    assert searched["vllm_tensor_parallel_size"] == (1, 2, 4)
+    assert problem(here(), trainer="grpo").choices["vllm_tensor_parallel_size"] == (1,)
 
 
 @pytest.mark.parametrize("vllm", ["off", "server"])
@@ -145,6 +151,18 @@ def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:
     size = find("vllm_tensor_parallel_size", GRPO.techniques)
     assert "cannot share 32 attention heads out among 3 GPUs" in str(impossible(size, 3, six))
     assert impossible(size, 2, six) is None
+    # microsoft/phi-4 (vLLM issue 16021).
+    phi = replace(known.model, attention_heads=40, cache=KeyValueCache(40, 10, 256))
+    few = replace(phi, cache=KeyValueCache(40, 2, 256))
+    assert undivided(phi, 4) == "vLLM cannot share 10 heads of keys and values out among 4 GPUs"
+    assert [undivided(phi, 2), undivided(phi, 10), undivided(few, 4)] == [None] * 3
+
+
+def test_processes_of_online_dpo_share_no_vllm() -> None:
+    two = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=2))
+    at = here(two, workload=replace(here().workload, trainer="online_dpo"))
+    size = find("vllm_tensor_parallel_size", find_trainer("online_dpo").techniques)
+    assert "does not gather the prompts" in str(impossible(size, 2, at))
 
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])

@@ -92,7 +92,8 @@ NARROWER, WIDER = (
 )
 KTO: Mapping[str, object] = {"per_device_train_batch_size": 3, "max_length": 64, "eval_strategy": "epoch"}
 NEW = 8
-PROMPTS = ((LENGTH, NEW),) * 2
+# One is padded, so that attention gets a mask in every step of the generation.
+PROMPTS = ((LENGTH, NEW), (LENGTH - 1, NEW))
 ONLINE: Mapping[str, object] = {"max_new_tokens": NEW, "max_length": LENGTH + NEW}
 GROUPS: Mapping[str, object] = {
     "max_completion_length": NEW, "num_generations": 2, "steps_per_generation": 2, "gradient_accumulation_steps": 2,

@@ -50,6 +50,13 @@ def test_trl_s_own_documents_of_fsdp_are_read_or_refused() -> None:
     assert engine_args(shipped("multi_gpu"), NOTHING) == {}
 
 
+def test_a_reference_that_zero3_gathers_whole_is_not_known() -> None:
+    own: dict[str, object] = {"sync_ref_model": True}
+    with pytest.raises(UnreadError, match="sync_ref_model with ZeRO-3"):
+        engine_args(shipped("zero3"), Configuration("DPOConfig", own, {}))
+    assert zero(engine_args(shipped("zero2"), Configuration("DPOConfig", own, {})))["stage"] == 2
+
+
 def test_what_saves_no_host_memory_is_told_wherever_it_is_written() -> None:
     def said(document: Mapping[str, object], own: Mapping[str, object]) -> bool:
         return loading_text(document, Configuration("SFTConfig", own, {})) is not None
