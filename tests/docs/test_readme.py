@@ -51,6 +51,14 @@ def test_every_command_of_the_readme_is_one(command: list[str]) -> None:
     read_arguments(command[1:])  # raises what is wrong with it
 
 
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/site/pages/api.md", "examples/python_api.py", "examples/quickstart.ipynb"]
+)
+def test_training_in_python_takes_all_that_was_measured(page: str) -> None:
+    taken = set(re.findall(r"\bresult\.(\w+)", (ROOT / page).read_text(encoding="utf-8")))
+    assert {"config", "env", "peft_config", "quantization_config", "train_dataset"} <= taken
+
+
 @pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])
 def test_every_key_of_a_document_is_documented(page: str, kind: type) -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)`", DOCS[page]))
