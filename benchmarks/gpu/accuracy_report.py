@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from autotune.app.notes import TIME_ERROR
 from autotune.core.status import ProbeStatus
-from autotune.units import GIB
+from autotune.units import GIB, counted
 from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
+from benchmarks.gpu.trace_pool import NO_TIME
 
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
@@ -23,6 +25,7 @@ _MEMORY = ("allocated", "reserved")
 # Of the other kind, memory is as planned.
 _MEMORY_KINDS = ("traced", "planned")
 _SHORT_SECONDS = 20e-6
+_FEWEST = 3
 
 
 def page(
@@ -187,14 +190,17 @@ def _by_group(outcomes: Sequence[Outcome]) -> Iterator[Iterator[str]]:
 def _groups(outcomes: Sequence[Outcome], kind: str) -> Iterator[str]:
     yield f"## By group: {kind}"
     yield ""
+    yield f"Groups of at least {_FEWEST} cases: by model, and by what differs between cases."
+    yield ""
+    compared = [outcome for outcome in outcomes if pairs([outcome], kind, "allocated")]
     columns = ("median", "95th percentile", "worst", "beyond")
     yield from _table(
         "group | cases | " + " | ".join(f"{figure}: {column}" for figure in _MEMORY for column in columns),
         (
-            [name, str(len(found))]
+            [name, str(len(members))]
             + [cell for figure in _MEMORY for cell in _spread(spread(pairs(members, kind, figure)))[1:]]
-            for name, members in groups(outcomes).items()
-            if (found := pairs(members, kind, "allocated"))
+            for name, members in groups(compared).items()
+            if len(members) >= _FEWEST
         ),
     )
 
@@ -253,11 +259,17 @@ def _cases(outcomes: Sequence[Outcome], timed: bool) -> Iterator[str]:
     yield f"In {units}; in brackets the relative error of each prediction, in the order of the kinds above."
     yield ""
     columns = ["case", "status", "allocated", "reserved", "context", *(["step"] if timed else [])]
-    yield from _table(" | ".join(columns), (_case(outcome)[: len(columns)] for outcome in outcomes))
+    reached = [outcome for outcome in outcomes if outcome.reasons.get("measured") != NO_TIME]
+    yield from _table(" | ".join(columns), (_case(outcome)[: len(columns)] for outcome in reached))
     yield ""
-    for outcome in outcomes:
+    for outcome in reached:
         for about, reason in outcome.reasons.items():
-            yield f"- {outcome.name}: {about}: {reason}"
+            if reason != NO_TIME:
+                yield f"- {outcome.name}: {about}: {reason}"
+    left = Counter(about for outcome in outcomes for about, reason in outcome.reasons.items() if reason == NO_TIME)
+    if left:
+        counts = ", ".join(f"{count} were not {about}" for about, count in left.items())
+        yield f"Of {counted(len(outcomes), 'case')}, {counts}: {NO_TIME}."
 
 
 def _case(outcome: Outcome) -> list[str]:
