@@ -289,7 +289,7 @@ class CheckArguments(Arguments):
         peft_config: the adapter, for a configuration object; only LoRA is supported.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this
             machine's device.
-        memory_budget (SIZE): memory that the training may need, such as ``24GiB`` or in bytes. None: all of the device.
+        memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes. None: all of the device.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
         timeout (TIME): time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no
             limit.
