@@ -139,7 +139,8 @@ def _all(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:
     if compared:
         share = len(exceptions) / len(compared)
         yield ""
-        yield f"Exceptions: {counted(len(exceptions), 'row')} ({share:.1%}); the goal is at most 5 %, and none above 10 %."
+        count = counted(len(exceptions), "row")
+        yield f"Exceptions: {count} ({share:.1%}); the goal is at most 5 %, and none above 10 %."
 
 
 def _exceptions(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:

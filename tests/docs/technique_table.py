@@ -11,7 +11,15 @@ from autotune.core.machine import Hardware, Machine
 from autotune.inspection.software import OPTIONAL
 from autotune.inspection.space_file import default_file, load
 from autotune.techniques import catalogue
-from autotune.techniques.base import Effect, NumberTechnique, Technique, default_with, facts, refused_or_ignored
+from autotune.techniques.base import (
+    Effect,
+    NumberTechnique,
+    Technique,
+    TrainerFacts,
+    default_with,
+    facts,
+    refused_or_ignored,
+)
 from autotune.trainers import trainers
 from tests.contract.building import config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
@@ -142,17 +150,20 @@ def _exceptions(technique: Technique) -> Iterator[str]:
         if technique.name in (depends := specification.loss_depends_on({})):
             yield f"- {name}: any other choice than the default changes training: {depends[technique.name]}."
     for trainer, own in technique.by_trainer.items():
-        if own.default is not None:
-            any_other = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
-            changes = f"; any other changes training: {any_other}" if any_other else ""
-            yield f"- {trainer}: TRL's default is `{own.default}`{changes}."
-        if own.without_effect:
-            yield f"- {trainer}: ignored: {own.without_effect}."
+        yield from (f"- {trainer}: {difference}." for difference in _differences(technique, own))
         for kind, found in {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}.items():
             for choice, reason in found.items():
                 known.setdefault((trainer, kind, reason), []).append(str(choice))
     for (trainer, kind, reason), choices in known.items():
         yield f"- {trainer}: {_listed(choices)} {kind}: {reason}."
+
+
+def _differences(technique: Technique, own: TrainerFacts) -> Iterator[str]:
+    if own.default is not None:
+        changes = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
+        yield f"TRL's default is `{own.default}`" + (f"; any other changes training: {changes}" if changes else "")
+    if own.without_effect:
+        yield f"ignored: {own.without_effect}"
 
 
 def _listed(choices: Iterable[Choice]) -> str:
