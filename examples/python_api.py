@@ -8,6 +8,7 @@ Without arguments it builds the small workload next to this file and uses that.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from small_workload import build
@@ -42,6 +43,7 @@ def main() -> None:
     # From here on it is a training script as TRL's documentation writes it.
     from trl import SFTTrainer
 
+    os.environ.update(result.env)  # before the first use of the GPU
     config = result.config
     config.max_steps = 2
     trainer = SFTTrainer(

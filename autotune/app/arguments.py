@@ -106,7 +106,7 @@ class SearchArguments(Arguments):
         eval_split: split of ``eval_dataset``, or else of ``dataset``, for evaluation. None: the ``test`` split of
             ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
         reward_funcs (NAME[,NAME]): for trainers that generate completions: reward functions, as dotted paths such as
-            ``my_rewards.length`` or TRL's names. None: one of TRL's that costs nothing.
+            ``my_rewards.length`` or TRL's names. None: ``get_soft_overlong_punishment``.
         completion_length (TOKENS|COLUMN): for these trainers: mean tokens of a completion, or the column of ``dataset``
             with typical completions. None: half of ``max_completion_length``.
         prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
@@ -121,7 +121,7 @@ class SearchArguments(Arguments):
             the space that meets the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on. None: 0.99.
         allow (KNOB[,KNOB]): knobs whose choices that change training are searched too, such as ``lora``.
-        fix (KNOB=VALUE): the only choice to search of a knob.
+        fix (KNOB=VALUE): search only this choice of a knob.
         exclude (KNOB[,KNOB]): knobs that stay at TRL's default.
         space (FILE): a space file instead of the one that ships with autotune.
     """
@@ -179,7 +179,7 @@ class ProbeArguments(SearchArguments):
         margin: share of the budget, 0 to 0.5, kept free in probes, so that later training has room.
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
-        timeout (TIME): for all of it, reading included, such as ``10m`` or in seconds. None: no limit.
+        timeout (TIME): time limit of the whole command, such as ``10m`` or in seconds. None: no limit.
         init: ``random`` needs no weights; ``pretrained`` loads them.
         seed: of the search and of the order of batches.
         storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
@@ -188,7 +188,7 @@ class ProbeArguments(SearchArguments):
         study: name of the study in ``storage``. None: the output directory's name.
         resume: continue an interrupted study, or join the processes that search it.
         output (DIR): directory of the bundle. None: ``autotune-<model>-<dataset>``, or ``autotune-<base>``.
-        plan: trace steps before the first probe, to save probes; otherwise only probes find out what fits.
+        plan: predict by traces before the first probe; otherwise probes alone, and more of them, find out what fits.
     """
 
     base: str | Path | None = None
@@ -289,7 +289,7 @@ class CheckArguments(Arguments):
         peft_config: the adapter, for a configuration object; only LoRA is supported.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``. None: this
             machine's device.
-        memory_budget (SIZE): memory that the training may need, such as ``24GiB`` or in bytes. None: all of the device.
+        memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes. None: all of the device.
         probe: run the worst micro-batches on this machine's device, instead of tracing them.
         timeout (TIME): time limit of that run, such as ``10m`` or in seconds; the answer is then not known. None: no
             limit.
@@ -343,7 +343,7 @@ class DryRunArguments(Arguments):
     """Arguments of :func:`autotune.dry_run`.
 
     Args:
-        command: its words, such as ``["accelerate", "launch", "train.py"]``, or one text of them.
+        command: the training command, as words or as one text; on the command line after ``--``.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, or a size such as ``24GiB``. None: this machine's.
         num_processes: number of null GPUs. None: one for each process that the command starts.
         steps: number of optimizer steps to run.

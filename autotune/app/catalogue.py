@@ -8,7 +8,7 @@ from autotune.core.catalogue import CatalogueOption, CatalogueRow
 from autotune.core.machine import Machine
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.space_file import default_file, load
-from autotune.techniques.base import Option, Technique, how_changes
+from autotune.techniques.base import Effect, Option, Technique, default_with, effect_with, how_changes
 from autotune.trainers import Trainer, find_trainer
 
 
@@ -26,18 +26,22 @@ def catalogue(asked: CatalogueArguments) -> tuple[CatalogueRow, ...]:
 
 
 def _row(technique: Technique, trainer: Trainer, machine: Machine, in_default_space: bool) -> CatalogueRow:
+    depends = trainer.loss_depends_on({})
     return CatalogueRow(
         knob=technique.name,
         summary=technique.summary,
         needs=technique.needs,
-        changes=how_changes(technique, trainer.name, trainer.loss_depends_on({})),
+        changes=how_changes(technique, trainer.name, depends),
         writes=tuple(sorted(technique.writes)),
         in_default_space=in_default_space,
-        default=str(technique.trl_default),
-        options=tuple(_option(technique, option, machine) for option in technique.options),
+        default=str(default_with(technique, trainer.name)),
+        options=tuple(
+            _option(technique, option, machine, effect_with(technique, option, trainer.name, depends))
+            for option in technique.options
+        ),
     )
 
 
-def _option(technique: Technique, option: Option, machine: Machine) -> CatalogueOption:
+def _option(technique: Technique, option: Option, machine: Machine, effect: Effect) -> CatalogueOption:
     reason = technique.unavailable(option.choice, machine)
-    return CatalogueOption(option.choice, option.summary, option.effect.value, reason is None, reason or "")
+    return CatalogueOption(option.choice, option.summary, effect.value, reason is None, reason or "")

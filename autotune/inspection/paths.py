@@ -28,7 +28,7 @@ def user_path(text: str | Path) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise InputError(f"{str(text)!r} is in nobody's home: {error}", hint="Write the path in full.") from error
+        raise InputError(f"The home of {str(text)!r} is not known.", hint="Write the path in full.") from error
 
 
 def exists(path: str | Path) -> bool:
@@ -78,7 +78,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     except OSError as error:
         raise unreadable(kind, text, error) from error
     except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
-        raise InputError(f"The {kind} {text!r} is in nobody's home: {error}") from error
+        raise InputError(f"The home of the {kind} {text!r} is not known.") from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
         raise InputError(
             f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."

@@ -128,7 +128,7 @@ def step_change_text(result: Result) -> str:
     return (
         f"An optimizer step now sees {mean_or_dash(ours)} documents rather than {mean_or_dash(theirs)}, so an epoch "
         f"has {steps} steps rather than {default_steps}: the learning rate, and everything counted in steps (warm-up, "
-        "saving, evaluation), may want adjusting."
+        "saving, evaluation), may need adjusting."
     )
 
 

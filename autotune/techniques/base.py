@@ -47,7 +47,8 @@ class Option:
     Attributes:
         choice: its spelling; for a family of choices, a representative such as ``r16``.
         summary: its effect, in a few words.
-        effect: its effect on training with all other techniques at TRL's defaults.
+        effect: its effect on training with all other techniques at TRL's defaults; :func:`effect_with` has that with
+            a certain trainer.
         family: the spellings of the choices that it represents, itself included; None: it stands for itself alone.
             Those of digits are whole numbers.
         replaceable: whether an exact choice may take its place in a user's own configuration.
@@ -120,8 +121,7 @@ class Technique:
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
-        own = facts(self, setting.workload.trainer).default
-        return self.trl_default if own is None else own
+        return default_with(self, setting.workload.trainer)
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
@@ -238,6 +238,24 @@ def facts(technique: Technique | type[Technique], trainer: str) -> TrainerFacts:
 
 
 _NO_DIFFERENCE = TrainerFacts()
+
+
+def default_with(technique: Technique, trainer: str) -> Choice:
+    """Return the choice that equals TRL's behaviour with the trainer of that name without any setting."""
+    own = facts(technique, trainer).default
+    return technique.trl_default if own is None else own
+
+
+def effect_with(technique: Technique, option: Option, trainer: str, loss_depends_on: Mapping[str, str]) -> Effect:
+    """Return the effect of a documented choice with the trainer of that name, all other techniques at TRL's defaults.
+
+    Args:
+        loss_depends_on: by knob, as in :class:`~autotune.core.setting.Setting`.
+    """
+    if option.choice == default_with(technique, trainer):
+        return Effect.EXACT
+    any_other = technique.name in loss_depends_on or facts(technique, trainer).changes
+    return Effect.CHANGES_TRAINING if any_other or isinstance(technique, NumberTechnique) else option.effect
 
 
 @cache  # called for every combination of a space

@@ -22,7 +22,7 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by choice."""
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
-NO_DEEPSPEED = "the package deepspeed is not installed (pip install 'trl-autotune[deepspeed]')"
+NO_DEEPSPEED = "the package deepspeed is not installed (pip install deepspeed)"
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 _AUTO = "auto"
 # `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width

@@ -42,7 +42,7 @@ class OnlineDirectPreferenceOptimization(Prompted):
     counted = "prompts"
     peculiarities = (
         "With gradient checkpointing, TRL's default, OnlineDPOTrainer generates without a key-value cache.",
-        "Each token that it generates so costs a pass over all tokens before it.",
+        "Each generated token then costs a full forward pass over the sequence so far.",
         "It computes the logits of the whole vocabulary for every token.",
         "It keeps the type of the checkpoint's weights.",
         "It adds up the gradients of a step's micro-batches, and does not average them unless DeepSpeed does.",

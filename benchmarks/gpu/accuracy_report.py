@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from autotune.app.notes import TIME_ERROR
 from autotune.core.status import ProbeStatus
-from autotune.units import GIB
+from autotune.units import GIB, counted
 from benchmarks.gpu.accuracy import Outcome, Pair, Spread, groups, pairs, rank_correlation, spread, verdict
+from benchmarks.gpu.trace_pool import NO_TIME
 
 KINDS: Mapping[str, str] = {
     "traced": "a trace of this very configuration at its shape, with all layers: the virtual device's own error",
@@ -23,6 +25,7 @@ _MEMORY = ("allocated", "reserved")
 # Of the other kind, memory is as planned.
 _MEMORY_KINDS = ("traced", "planned")
 _SHORT_SECONDS = 20e-6
+_FEWEST = 3
 
 
 def page(
@@ -47,26 +50,35 @@ def page(
     return "\n".join([*lines, *(line for section in sections for line in ("", *section))]) + "\n"
 
 
-def summary(devices: Mapping[str, Sequence[Outcome]]) -> str:
+def summary(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     """Return how far plans were off in reserved memory and in time, either way, for the documentation.
 
     Args:
-        devices: the outcomes on each; on each, at least one case was traced whole and planned.
+        devices: the outcomes on each machine, by its GPU; on each, at least one case was traced whole and planned.
     """
     reserved, times = (pairs(_together(devices), _PLANNED_KINDS[0], figure) for figure in ("reserved", "step time"))
     margin = min(pair.margin for pair in reserved)
     beyond = sum(abs(pair.error) > pair.margin for pair in reserved)
-    near = sum(abs(pair.error) <= TIME_ERROR for pair in times)
+    within = [_within(machine) for machines in devices.values() for machine in machines]
+    near, worst = sum(count for count, _ in within), min(within, key=lambda one: one[0] / one[1])
     off = f"{beyond} of {len(reserved)} {'was' if beyond == 1 else 'were'} off by more than the stated {margin:.0%}"
     return (
         f"{len(reserved)} plans were held against probes on an {' and an '.join(devices)}. Reserved memory was planned "
         f"between {_range(reserved, 'low', 'high')}, half within {_known(spread(reserved)).median:.1%}; {off}. Times "
         f"of a step were planned between {_range(times, 'short', 'long')}, half within "
-        f"{_known(spread(times)).median:.1%}; {near} of {len(times)} were within the stated {TIME_ERROR:.0%}."
+        f"{_known(spread(times)).median:.1%}; {near} of {len(times)} were within the stated {TIME_ERROR:.0%}, on the "
+        f"worst of {len(within)} machines {worst[0]} of {worst[1]}. The host's share of these times was fitted on the "
+        "same machines."
     )
 
 
-def details(devices: Mapping[str, Sequence[Outcome]]) -> str:
+def _within(outcomes: Sequence[Outcome]) -> tuple[int, int]:
+    """Return how many planned times are within the stated error, and of how many."""
+    times = pairs(outcomes, _PLANNED_KINDS[0], "step time")
+    return sum(abs(pair.error) <= TIME_ERROR for pair in times), len(times)
+
+
+def details(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
     """Return what else the comparisons came to: allocated memory, traces of all layers, measured operators."""
     outcomes = _together(devices)
     planned, traced, reserved = (
@@ -76,7 +88,7 @@ def details(devices: Mapping[str, Sequence[Outcome]]) -> str:
     # The two kinds are compared on the rows that have both.
     both = [outcome for outcome in outcomes if all(pairs([outcome], kind, "step time") for kind in _PLANNED_KINDS)]
     plain, measured = (_known(spread(pairs(both, kind, "step time"))).median for kind in _PLANNED_KINDS)
-    rho = min(rank_correlation(each, _PLANNED_KINDS[0]) or 0.0 for each in devices.values())
+    rho = min(rank_correlation(each, _PLANNED_KINDS[0]) or 0.0 for machines in devices.values() for each in machines)
     return (
         f"Allocated memory was planned between {_range(planned, 'low', 'high')}, half within "
         f"{_share(_known(spread(planned)).median)}. In {len(traced)} traces of all layers, allocated memory is between "
@@ -88,8 +100,8 @@ def details(devices: Mapping[str, Sequence[Outcome]]) -> str:
     )
 
 
-def _together(devices: Mapping[str, Sequence[Outcome]]) -> list[Outcome]:
-    return [outcome for each in devices.values() for outcome in each]
+def _together(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> list[Outcome]:
+    return [outcome for machines in devices.values() for machine in machines for outcome in machine]
 
 
 def _range(found: Sequence[Pair], less: str, more: str) -> str:
@@ -178,14 +190,17 @@ def _by_group(outcomes: Sequence[Outcome]) -> Iterator[Iterator[str]]:
 def _groups(outcomes: Sequence[Outcome], kind: str) -> Iterator[str]:
     yield f"## By group: {kind}"
     yield ""
+    yield f"Groups of at least {_FEWEST} cases: by model, and by what differs between cases."
+    yield ""
+    compared = [outcome for outcome in outcomes if pairs([outcome], kind, "allocated")]
     columns = ("median", "95th percentile", "worst", "beyond")
     yield from _table(
         "group | cases | " + " | ".join(f"{figure}: {column}" for figure in _MEMORY for column in columns),
         (
-            [name, str(len(found))]
+            [name, str(len(members))]
             + [cell for figure in _MEMORY for cell in _spread(spread(pairs(members, kind, figure)))[1:]]
-            for name, members in groups(outcomes).items()
-            if (found := pairs(members, kind, "allocated"))
+            for name, members in groups(compared).items()
+            if len(members) >= _FEWEST
         ),
     )
 
@@ -244,11 +259,17 @@ def _cases(outcomes: Sequence[Outcome], timed: bool) -> Iterator[str]:
     yield f"In {units}; in brackets the relative error of each prediction, in the order of the kinds above."
     yield ""
     columns = ["case", "status", "allocated", "reserved", "context", *(["step"] if timed else [])]
-    yield from _table(" | ".join(columns), (_case(outcome)[: len(columns)] for outcome in outcomes))
+    reached = [outcome for outcome in outcomes if outcome.reasons.get("measured") != NO_TIME]
+    yield from _table(" | ".join(columns), (_case(outcome)[: len(columns)] for outcome in reached))
     yield ""
-    for outcome in outcomes:
+    for outcome in reached:
         for about, reason in outcome.reasons.items():
-            yield f"- {outcome.name}: {about}: {reason}"
+            if reason != NO_TIME:
+                yield f"- {outcome.name}: {about}: {reason}"
+    left = Counter(about for outcome in outcomes for about, reason in outcome.reasons.items() if reason == NO_TIME)
+    if left:
+        counts = ", ".join(f"{count} were not {about}" for about, count in left.items())
+        yield f"Of {counted(len(outcomes), 'case')}, {counts}: {NO_TIME}."
 
 
 def _case(outcome: Outcome) -> list[str]:

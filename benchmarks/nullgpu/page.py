@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from autotune.core.program import CONSTRUCTION
+from autotune.units import counted
 from benchmarks.gpu.accuracy import Pair, spread
 from benchmarks.nullgpu.cases import Case
 
@@ -63,17 +64,7 @@ _NOT = """\
 - vLLM: it does not run there.
 - Fragmentation in the driver, and memory that a kernel takes by itself.
 - Outliers of inputs: a product with weights of 8 bits keeps a copy of their columns. A null GPU has none, and traces
-  of this page counted all columns; later ones count half. An H100 was between the two (`benchmarks/gpu/results`).
-
-One run of the same cases on real GPUs would fill that in. It has not been made."""
-
-
-_FLEX = """\
-## Flex attention with a paged optimizer
-
-It failed in Inductor once, before this benchmark. `sft llama 4 x 1,024 attention=flex_attention` was run with
-`paged_adamw_8bit` and `paged_adamw_32bit` in turn, each time in a process of its own, with Inductor's cache of earlier
-runs: ten tries, all of which ran to the end with the same peaks. What failed then is not known."""
+  of this page counted all columns; later ones count half. An H100 was between the two (`benchmarks/gpu/results`)."""
 
 
 def page(cases: Sequence[Case], rows: Mapping[str, Row], about: Mapping[str, str]) -> str:
@@ -95,7 +86,6 @@ def page(cases: Sequence[Case], rows: Mapping[str, Row], about: Mapping[str, str
         "## Exceptions\n\n" + "\n".join(_exceptions(compared)),
         "## Not compared\n\n" + ("\n".join(_absent(cases, rows)) or "Every case is traced and run."),
         _NOT,
-        _FLEX,
         "## By group\n\n" + "\n".join(_groups(compared)),
         "## By phase\n\n" + "\n".join(_phases(compared)),
         "## Every row\n\n" + "\n".join(_rows(compared)),
@@ -149,7 +139,8 @@ def _all(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:
     if compared:
         share = len(exceptions) / len(compared)
         yield ""
-        yield f"{len(exceptions)} rows ({share:.1%}) are exceptions; the goal is at most 5 %, and none above 10 %."
+        count = counted(len(exceptions), "row")
+        yield f"Exceptions: {count} ({share:.1%}); the goal is at most 5 %, and none above 10 %."
 
 
 def _exceptions(compared: Sequence[tuple[Case, Row]]) -> Iterator[str]:

@@ -2,8 +2,8 @@
 
 python -m benchmarks.probe.soak [--only WORD …] [--page]
 
-Each case searches with ``autotune probe`` under a budget below what TRL's default needs. Then the bundle's ``train.py``
-runs 200 steps unchanged, with evaluations and saves. What ``soak.jsonl`` has is not run again.
+Each case searches with ``autotune probe`` under a budget below what TRL's default needs, or near it. Then the bundle's
+``train.py`` runs 200 steps unchanged, with evaluations and saves. What ``soak.jsonl`` has is not run again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _ABOUT = f"""\
 # Recommended configurations, trained
 
 `python -m benchmarks.probe.soak`: each case is searched by `autotune probe --effort quick` on a CPU, under a budget
-below what TRL's default needs. Then the bundle's `train.py` trains {STEPS} steps unchanged, with an evaluation and a
-save every {_EVERY}. Rows are pages of Python's documentation; "long" joins every tenth with the
+below what TRL's default needs, or near it. Then the bundle's `train.py` trains {STEPS} steps unchanged, with an
+evaluation and a save every {_EVERY}. Rows are pages of Python's documentation; "long" joins every tenth with the
 {JOINED_ROWS - 1} after it, "short" has their first lines, "chat" is conversations of one to five questions about
 them, and "code" is the source of Python's functions instead. The rate is that of the steps before
 the first evaluation, without the first {_SETTLING_STEPS}; "promised" is the 95 % range of a further run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from benchmarks.gpu.accuracy import (
 from benchmarks.gpu.accuracy_report import details, page, summary
 from benchmarks.gpu.predicted import SCHEDULE
 from benchmarks.gpu.record import Record
+from benchmarks.gpu.trace_pool import NO_TIME
 
 OK = Measurement(
     ProbeStatus.OK, peak_bytes=10 * GIB, reserved_bytes=12 * GIB, device_bytes=13 * GIB, step_seconds=2.0,
@@ -60,8 +62,8 @@ def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_sam
     exact, off = (replace(PREDICTED, step_seconds=seconds) for seconds in (2.0, 3.0))
     alone = outcome(predictions={"traced": exact, "planned": exact})
     both = outcome(predictions={"traced": exact, "planned": off, "measured operators": exact})
-    devices = {"H100": [alone, alone, alone, both]}
-    assert "half within 0.0%; 3 of 4 were within the stated 25%." in summary(devices)
+    devices = {"H100": [[alone, alone], [alone, both]]}
+    assert "half within 0.0%; 3 of 4 were within the stated 25%, on the worst of 2 machines 1 of 2." in summary(devices)
     text = details(devices)
     assert "Of 1, operators were measured" in text
     assert "times that follow from these are 0.0% off in the median, where the planned ones are 50.0% off." in text
@@ -69,7 +71,7 @@ def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_sam
 
 def test_the_summary_has_how_far_plans_were_off_in_either_direction() -> None:
     low, high = (replace(PREDICTED, reserved_bytes=size * GIB, step_seconds=size / 6) for size in (9, 15))
-    text = summary({"H100": [outcome(predictions={"planned": one}) for one in (low, PREDICTED, high)]})
+    text = summary({"H100": [[outcome(predictions={"planned": one}) for one in (low, PREDICTED, high)]]})
     assert "Reserved memory was planned between 25.0% too low and 25.0% too high" in text
     assert "2 of 3 were off by more than the stated 10%" in text
     assert "Times of a step were planned between 50.0% too short and 25.0% too long" in text
@@ -163,13 +165,22 @@ def test_cases_are_grouped_by_model_and_by_the_knobs_that_vary() -> None:
     }
 
 
-def test_the_page_has_every_case_and_every_reason() -> None:
-    missing = outcome(None, name="another", predictions={}, reasons={"measured": "no time was left"})
-    text = page("Title", ["About."], [outcome(), missing])
+def test_the_page_has_every_case_and_every_reason_and_counts_those_for_which_no_time_was_left() -> None:
+    missing = outcome(None, name="another", predictions={}, reasons={"measured": "it cannot run"})
+    late = replace(missing, name="a third", reasons={"measured": NO_TIME})
+    text = page("Title", ["About."], [outcome(reasons={"planned": NO_TIME}), missing, late])
     assert "| case | ok | 10.00 [+10.0%] | 12.00 [+0.0%] | 1.00 [0.50] | 2.000 [-50.0%] |" in text
     assert "| another | not run |" in text
-    assert "- another: measured: no time was left" in text
+    assert "- another: measured: it cannot run" in text
+    assert "a third" not in text
+    assert "Of 3 cases, 1 were not planned, 1 were not measured: no time was left." in text
     assert "| traced | allocated | 1 | 10.00% | 10.00% | +10.00% | 0 |" in text
+
+
+def test_a_group_of_the_page_has_three_cases_and_a_choice_that_others_lack() -> None:
+    many = [outcome(choices={"liger": "on", "packing": packing}) for packing in ("none", "none", "none", "bfd")]
+    text = page("Title", ["About."], [*many, outcome(None, choices={"liger": "off"})])
+    assert re.findall(r"^\| (\S+=\S+) ", text, re.MULTILINE) == ["packing=none"]
 
 
 def test_the_page_of_a_null_gpu_has_no_times(tmp_path: Path) -> None:

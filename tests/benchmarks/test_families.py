@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from autotune.trainers import trainers
 from benchmarks.plan.families import CASES, SETUPS, Case, at_its_shape, compared, worst_of
 
+ROOT = Path(__file__).resolve().parents[2]
 MEDIAN_ERROR, WORST_ERROR = 0.005, 0.03
 # What no other test in every run compares: sliding windows in generation, OPT, and adapted experts.
 EVERY_RUN = {
@@ -34,6 +37,14 @@ def test_every_phase_is_traced_as_the_cpu_has_it(case: Case) -> None:
     worst = worst_of(phases)
     assert abs(worst.error) <= WORST_ERROR, f"{worst.name}: {worst.traced_bytes} for {worst.real_bytes}"
     assert median(abs(phase.error) for phase in phases) <= MEDIAN_ERROR
+
+
+def test_the_documentation_names_the_trainers_that_the_results_lack() -> None:
+    results, accuracy = (
+        (ROOT / page).read_text(encoding="utf-8") for page in ("benchmarks/plan/families.md", "docs/accuracy.md")
+    )
+    lacking = trainers().keys() - re.findall(r"^\| \w+ \| (\w+) \| (?:full|LoRA) ", results, re.MULTILINE)
+    assert f"(not {', '.join(sorted(lacking))}," in accuracy
 
 
 def test_every_trainer_is_compared_with_and_without_checkpointing_in_each_of_its_variants() -> None:

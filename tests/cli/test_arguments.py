@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -128,12 +129,17 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
     assert all(technique.name in shown for technique in catalogue())
 
 
+def test_help_lists_every_knob_that_some_trainer_has_to_be_allowed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = help_of("probe", capsys).partition("--allow takes")[2].partition("--effort takes")[0]
+    assert {"global_batch", "lora", "max_length", "per_device_train_batch_size"} <= set(re.findall(r"\w+", listed))
+
+
 @pytest.mark.parametrize(
     ("command", "shown"),
     [
         (
             "probe",
-            "--no-plan do not trace steps before the first probe, to save probes",
+            "--no-plan do not predict by traces before the first probe: probes alone, and more of them, find out",
         ),
         ("check", "--no-fit do not check memory: the configuration is only read"),
         (
@@ -142,7 +148,8 @@ def test_help_lists_the_knobs_of_the_catalogue(capsys: pytest.CaptureFixture[str
         ),
         ("plan", "or directory: .jsonl, .json, .csv or .parquet (default: rows of --seq-len tokens)"),
         ("probe", "--seed N of the search and of the order of batches (default: 42)"),
-        ("probe", "--timeout TIME for all of it, reading included, such as 10m or in seconds (default: no limit)"),
+        ("probe", "--timeout TIME time limit of the whole command, such as 10m or in seconds (default: no limit)"),
+        ("dry-run", "COMMAND the training command, as words or as one text; on the command line after --"),
     ],
 )
 def test_help_describes_an_argument_with_its_default(

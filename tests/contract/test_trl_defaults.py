@@ -13,9 +13,12 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
+from autotune import catalogue
 from autotune.confidential import is_secret
 from autotune.core.candidate import Candidate
 from autotune.errors import InputError
+from autotune.techniques import find
+from autotune.techniques.base import Effect, NumberTechnique
 from autotune.trainers import trainers
 from tests.contract.building import config_class
 from tests.settings import GPU, setting, workload
@@ -61,6 +64,27 @@ def test_every_choice_is_written_in_fields_that_trl_has(name: str, tmp_path: Pat
                 ModelConfig(**plan.model)
                 assert plan.args.keys() <= {field.name for field in dataclasses.fields(config_class(name))}
     config_class(name)(str(tmp_path), use_cpu=True, **trainer.plan(baseline, here).args)
+
+
+@pytest.mark.parametrize("name", trainers())
+def test_the_catalogue_has_the_trainer_s_own_numbers(name: str) -> None:
+    fields = dataclasses.fields(config_class(name))
+    untold = {field.name: field.default for field in fields if type(field.default) in (int, float)}
+    rows = [row for row in catalogue(trainer=name, device="cpu") if row.knob in untold]
+    assert {row.knob: float(row.default) for row in rows} == {row.knob: untold[row.knob] for row in rows}
+    numbers = [row for row in rows if isinstance(find(row.knob, trainers()[name].techniques), NumberTechnique)]
+    for row in numbers:
+        exact = [str(option.choice) for option in row.options if option.effect == Effect.EXACT]
+        assert exact == [row.default]
+
+
+def test_the_catalogue_names_what_changes_training_with_one_trainer_alone() -> None:
+    length, shared = (
+        next(row for row in catalogue(trainer=name, device="cpu") if row.knob == "max_length")
+        for name in ("online_dpo", "dpo")
+    )
+    assert {option.effect for option in length.options} == {Effect.CHANGES_TRAINING}
+    assert {option.effect for option in shared.options} == {Effect.EXACT}
 
 
 def test_trl_ships_a_file_that_starts_one_process_without_an_engine() -> None:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Hardware, Machine
 from autotune.inspection.software import OPTIONAL
+from autotune.inspection.space_file import default_file, load
 from autotune.techniques import catalogue
-from autotune.techniques.base import Effect, Technique, facts, refused_or_ignored
+from autotune.techniques.base import (
+    Effect,
+    NumberTechnique,
+    Technique,
+    TrainerFacts,
+    default_with,
+    facts,
+    refused_or_ignored,
+)
 from autotune.trainers import trainers
 from tests.contract.building import config_class
 from tests.docs.guides import ELSEWHERE, GUIDES
@@ -27,10 +37,11 @@ and the installed TRL, and a test compares them.
 | word | meaning |
 |---|---|
 | probed | real training steps measure it |
+| on request | as probed, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
 | planned | traces on the virtual device predict its memory, and its time where the GPU's speeds are known |
 | partly planned | as above, without what [its section](#what-each-one-does) names |
 | emitted | the bundle's `config.yaml` and `train.py` have it |
-| not `choice` | TRL refuses that choice with this trainer, or silently trains something else: see its section |
+| not `choice` | no probe has that choice with this trainer: see its section |
 | `choice` restricted | only some combinations have it: see its section |
 | ignored | TRL does not use the field with this trainer, or it changes neither memory nor time: see its section |
 | refused | it is never tried, with the reason here or in its section |
@@ -60,11 +71,12 @@ def cell(technique: Technique, trainer: str) -> str:
     missing = missing_fields(technique, trainer)
     if missing:
         return f"refused: no `{missing[0]}`"
-    unusual = [option.choice for option in technique.options if option.choice != default_of(technique, trainer)]
+    unusual = [option.choice for option in technique.options if option.choice != default_with(technique, trainer)]
     impossible = [choice for choice in unusual if _reason(technique, trainer, choice)]
     if unusual and unusual == impossible:
         return "refused"
-    words = ["probed", "partly planned" if technique.impact.unplanned else "planned", "emitted"]
+    probed = "probed" if technique.name in _searched(trainer) else "on request"
+    words = [probed, "partly planned" if technique.impact.unplanned else "planned", "emitted"]
     return ", ".join([
         *words, *(f"not `{choice}`" for choice in impossible), *(f"`{choice}` restricted" for choice in own.restricted)
     ])  # fmt: skip
@@ -77,10 +89,10 @@ def missing_fields(technique: Technique, trainer: str) -> list[str]:
     return sorted(written - known)
 
 
-def default_of(technique: Technique, trainer: str) -> object:
-    """Return TRL's default with a trainer."""
-    own = facts(technique, trainer).default
-    return technique.trl_default if own is None else own
+@cache
+def _searched(trainer: str) -> Mapping[str, tuple[Choice, ...]]:
+    """Return the choices of the shipped search space, by technique."""
+    return load(default_file(trainer), trainer, trainers()[trainer].techniques).choices
 
 
 def _reason(technique: Technique, trainer: str, choice: Choice) -> str | None:
@@ -117,6 +129,11 @@ def _sentences(technique: Technique) -> Iterator[str]:
     else:
         yield f"Exact: {_listed(exact)}."
         yield f"Changes training: {_listed(changing)}; {technique.changes}."
+    searched = [choice for name in trainers() for choice in _searched(name).get(technique.name, ())]
+    possible = (option for option in technique.options if not technique.unavailable(option.choice, EIGHT_GPUS))
+    left_out = [option.choice for option in possible if not any(map(option.has, searched))]
+    if searched and left_out:
+        yield f"Only on request: {_listed(left_out)}."
     if technique.needs:
         yield f"Needs {technique.needs}."
     if technique.impact.unplanned:
@@ -133,13 +150,20 @@ def _exceptions(technique: Technique) -> Iterator[str]:
         if technique.name in (depends := specification.loss_depends_on({})):
             yield f"- {name}: any other choice than the default changes training: {depends[technique.name]}."
     for trainer, own in technique.by_trainer.items():
-        if own.without_effect:
-            yield f"- {trainer}: ignored: {own.without_effect}."
+        yield from (f"- {trainer}: {difference}." for difference in _differences(technique, own))
         for kind, found in {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}.items():
             for choice, reason in found.items():
                 known.setdefault((trainer, kind, reason), []).append(str(choice))
     for (trainer, kind, reason), choices in known.items():
         yield f"- {trainer}: {_listed(choices)} {kind}: {reason}."
+
+
+def _differences(technique: Technique, own: TrainerFacts) -> Iterator[str]:
+    if own.default is not None:
+        changes = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
+        yield f"TRL's default is `{own.default}`" + (f"; any other changes training: {changes}" if changes else "")
+    if own.without_effect:
+        yield f"ignored: {own.without_effect}"
 
 
 def _listed(choices: Iterable[Choice]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from math import isclose
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.dry_run import CommandExit, DryRun, FailedAllocation, Followed, Loader, Refused, SourceLine, Span
 from autotune.core.epoch import Epoch
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Origin, Plan
+from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, MemoryEstimate, Origin, Plan
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, TracedPoint
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
@@ -49,6 +51,23 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
 )
 def test_every_command_of_the_readme_is_one(command: list[str]) -> None:
     read_arguments(command[1:])  # raises what is wrong with it
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/site/pages/api.md", "examples/python_api.py", "examples/quickstart.ipynb"]
+)
+def test_training_in_python_takes_all_that_was_measured(page: str) -> None:
+    taken = set(re.findall(r"\bresult\.(\w+)", (ROOT / page).read_text(encoding="utf-8")))
+    assert {"config", "env", "peft_config", "quantization_config", "train_dataset"} <= taken
+
+
+def test_no_two_rows_of_the_recorded_plan_are_alike() -> None:
+    rows = re.findall(r"^  \d +([\d.]+) GiB.*?([\d,]+)$", DOCS["plan"], re.MULTILINE)
+    figures = [(float(need), float(rate.replace(",", ""))) for need, rate in rows]
+    near = (ALIKE_MEMORY, ALIKE_SPEED)
+    pairs = [zip(one, other, near, strict=True) for one, other in itertools.combinations(figures, 2)]
+    assert len(pairs) == 3
+    assert not any(all(isclose(mine, theirs, rel_tol=share) for mine, theirs, share in pair) for pair in pairs)
 
 
 @pytest.mark.parametrize(("page", "kind"), [(page, kind) for page, kinds in KINDS.items() for kind in kinds])

@@ -34,10 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def epilog() -> str:
     """Return the end of the help: examples, and the knobs as the catalogue has them."""
     from autotune.techniques import catalogue
-    from autotune.techniques.base import Effect
+    from autotune.techniques.base import how_changes
+    from autotune.trainers import trainers
 
-    knobs = catalogue()
-    changing = [knob.name for knob in knobs if any(option.effect is Effect.CHANGES_TRAINING for option in knob.options)]
+    knobs, depends = catalogue(), {name: known.loss_depends_on({}) for name, known in trainers().items()}
+    changing = [knob.name for knob in knobs if any(how_changes(knob, name, depends[name]) for name in depends)]
     return (
         "examples:\n"
         "  autotune probe Qwen/Qwen2.5-0.5B data.jsonl\n"
@@ -47,7 +48,9 @@ def epilog() -> str:
         f"knobs (`autotune techniques` explains them):\n{listed(knob.name for knob in knobs)}\n\n"
         f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
         f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
-        f"{trainer_names()}"
+        f"{trainer_names()}\n"
+        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used, 3 not known: a limit "
+        "came first"
     )
 
 
