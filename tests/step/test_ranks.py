@@ -125,6 +125,13 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
 
 
+def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, workload: Workload, tmp_path: Path) -> None:
+    plan = planned()
+    plan = replace(plan, args={**plan.args, "torch_compile": True, "torch_compile_backend": "eager"})
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+
+
 def test_a_probe_counts_the_reduction_of_gradients_once_per_step(
     misbehaving: JobServer, workload: Workload, tmp_path: Path
 ) -> None:
