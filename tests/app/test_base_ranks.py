@@ -108,6 +108,15 @@ def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(f
     assert (read["generation_batch_size"], read["num_generations"]) == (4, 4)
 
 
+def test_the_processes_have_the_threads_of_the_probes_unless_the_file_says_how_many(tmp_path: Path) -> None:
+    search = with_zero2(tmp_path)
+    assert handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]["env"] == {"OMP_NUM_THREADS": "1"}
+    search = searched(tmp_path, "num_cpu_threads_per_process: 2\n")
+    assert "env" not in handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]
+    search = searched(tmp_path, "env: {OMP_NUM_THREADS: 3}\n")
+    assert handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]["env"] == {"OMP_NUM_THREADS": 3}
+
+
 def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:
     search = with_zero2(tmp_path)
     baseline = search.problem.baseline
