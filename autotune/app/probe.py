@@ -215,7 +215,13 @@ def _handed_over(
         asked.evaluates,
         out.directory,
     )
-    file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
+    try:
+        file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
+    except InputError as error:
+        # What was measured is not lost over it.
+        refused = f"Edited to the recommendation, {base.name} is refused: {error.message}"
+        without = f"What is handed over has the recommendation alone, without further keys of {base.name}."
+        return BaseFile(base.name), (*notes, f"{refused} {without}")
     return file, (*notes, *(each for each in (note, file.withheld_text) if each))
 
 

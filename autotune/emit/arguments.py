@@ -11,6 +11,9 @@ from autotune.trainers import find_trainer
 PEFT_CONFIG = "peft_config.json"
 """The file of the bundle with the adapter, if that was given in PEFT's own JSON."""
 
+THREADS = "OMP_NUM_THREADS"
+"""The variable for the CPU threads of a process."""
+
 BY_ACCELERATE = frozenset({"deepspeed", "parallelism_config"})
 """Arguments of a plan that accelerate's own file brings in their place (:mod:`autotune.emit.launch`)."""
 
@@ -32,19 +35,17 @@ def training_arguments(plan: TrainingPlan, workload: Workload, rows: TrainingRow
     }
 
 
-def launch_arguments(processes: int, threads: int | None) -> dict[str, object]:
-    """Return the arguments that ``trl`` passes on to ``accelerate launch``.
+def thread_variables(threads: int | None) -> dict[str, str]:
+    """Return the variable for the CPU threads of each process, which every launcher hands on.
 
-    By default, ``accelerate launch`` starts a process on every visible GPU, which multiplies the global batch, and
-    sets OMP_NUM_THREADS to 1, which on a CPU trains on one core (accelerate 1.15, ``commands/launch.py``).
+    Without it, a process has one thread, also for an optimizer on the host (accelerate 1.15, ``commands/launch.py``;
+    torch, ``distributed/run.py``). ``num_cpu_threads_per_process`` reaches neither DeepSpeed's processes
+    (``prepare_deepspeed_cmd_env``) nor those of ``accelerate launch train.py``.
 
     Args:
-        threads: CPU threads of each process; None where the machine's cores are not known: as accelerate sets them.
+        threads: None where the machine's cores are not known; the launcher then decides.
     """
-    return {
-        "num_processes": processes,
-        **({"num_cpu_threads_per_process": threads} if threads is not None else {}),
-    }
+    return {THREADS: str(threads)} if threads is not None else {}
 
 
 def short_name(name: str) -> str:

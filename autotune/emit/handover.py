@@ -10,7 +10,7 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.workload import Workload
-from autotune.emit.arguments import PEFT_CONFIG
+from autotune.emit.arguments import PEFT_CONFIG, thread_variables
 from autotune.emit.launch import ACCELERATE, DEEPSPEED
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
@@ -41,6 +41,11 @@ class Handover:
     threads: int | None = None
     server: ServerSplit | None = None
     base: BaseFile | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment variables of the training."""
+        return {**self.plan.env, **thread_variables(self.threads)}
 
     @property
     def on_one_gpu(self) -> bool:

@@ -29,6 +29,7 @@ _OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"
 # The trainer's arguments set it. Where they have float32, transformers takes accelerate's (`TrainingArguments`), and
 # with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _PRECISION = frozenset({PRECISION, "fp16"})
+_GPUS = "gpu_ids"
 _LAUNCHERS = frozenset({
     "deepspeed_hostfile", "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
 })  # fmt: skip
@@ -87,7 +88,11 @@ def accelerate_document(
         "use_cpu": False,
     }
     decided = {name: value for name, value in defaults.items() if name in _KEYS_SET_BY_AUTOTUNE}
-    kept = {name: value for name, value in user_document.items() if name not in _OF_ENGINES | _PRECISION}
+    others = _OF_ENGINES | _PRECISION
+    # Those of another number of processes: too few, or several for one, which TRL refuses.
+    named = str(user_document.get(_GPUS)).count(",") + 1
+    others = others | {_GPUS} if named != plan.launch.per_machine else others
+    kept = {name: value for name, value in user_document.items() if name not in others}
     return {**defaults, **kept, **decided}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autotune.core.bundle import Basis
 from autotune.core.yaml_text import yaml_text
-from autotune.emit.arguments import PEFT_CONFIG, launch_arguments, training_arguments
+from autotune.emit.arguments import PEFT_CONFIG, training_arguments
 from autotune.emit.comment import filled, one_line
 from autotune.emit.handover import Handover, provenance
 from autotune.emit.launch import ACCELERATE, launch_keys
@@ -27,9 +27,10 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         body = handover.base.text
     else:
         document = {
-            **({"env": dict(plan.env)} if plan.env else {}),
+            **({"env": handover.env} if handover.env else {}),
             **training_arguments(plan, handover.workload, rows),
-            **launch_arguments(handover.hardware.processes, handover.threads),
+            # By default, `accelerate launch` starts a process on every visible GPU, which multiplies the global batch.
+            "num_processes": handover.hardware.processes,
             **launch_keys(plan, directory),
         }
         body = yaml_text(document)
@@ -54,7 +55,7 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
     # Templates are loaded only where a bundle is written.
     from jinja2 import Environment, StrictUndefined
 
-    plan, base, env = handover.plan, handover.base, handover.plan.env
+    plan, base, env = handover.plan, handover.base, handover.env
     trainer, ignores_bias_buffers = find_trainer(plan.trainer), False
     arguments = training_arguments(plan, handover.workload, rows)
     if base is not None and base.text:

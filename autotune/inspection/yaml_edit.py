@@ -104,7 +104,9 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
             here.replaced.append((entry, edit.write))
         elif entry is not None:
             here.dropped.append(entry)
-    for here in touched.values():
+    # Where an inner mapping ends with the outer one, keys are added to both in one place, the inner one's first: of
+    # changes in one place, the last is made first.
+    for here in sorted(touched.values(), key=lambda here: here.mapping.start):
         _check_new(here)
         text = (FlowText if here.mapping.flow else BlockText)(file.text, here.mapping)
         nothing_left = len(here.dropped) == len(here.mapping.entries)

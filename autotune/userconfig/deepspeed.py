@@ -18,13 +18,13 @@ from autotune.errors import InputError
 _DEVICES = {"offload_optimizer": "offload_optimizer_device", "offload_param": "offload_param_device"}
 AUTO = "auto"
 """DeepSpeed's word for a number that follows from the trainer's own arguments."""
-_ACCUMULATION = "gradient_accumulation_steps"
+_ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
 """Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
 _DEFAULT_STAGE = 2
 # Further keys of its document by the trainer's arguments that they have to equal.
 _FIELDS: Mapping[Key, str] = {
-    ("gradient_clipping",): "max_grad_norm",
+    (_CLIPPING,): "max_grad_norm",
     ("optimizer", "params", "lr"): "learning_rate",
     ("optimizer", "params", "eps"): "adam_epsilon",
     ("optimizer", "params", "weight_decay"): "weight_decay",
@@ -92,14 +92,14 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
     zero |= {name: {"device": given[key]} for name, key in _DEVICES.items() if str(given.get(key) or "none") != "none"}
     if given.get("zero3_save_16bit_model"):
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    clipping = {"gradient_clipping": given["gradient_clipping"]} if given.get("gradient_clipping") else {}
+    clipping = given[_CLIPPING] if given.get(_CLIPPING) is not None else AUTO
     # accelerate passes on that the precision is the trainer's.
     precision = {name: {"enabled": AUTO} for name in ("bf16", "fp16")}
     return {
         **dict.fromkeys(SIZES, AUTO),
         _ACCUMULATION: given.get(_ACCUMULATION) or AUTO,
         "zero_optimization": zero,
-        **clipping,
+        **({_CLIPPING: clipping} if clipping else {}),
         **precision,
         "zero_allow_untested_optimizer": True,
     }

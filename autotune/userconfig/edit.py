@@ -15,7 +15,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.setting import Setting
 from autotune.core.yaml_text import yaml_text
-from autotune.emit.arguments import launch_arguments
+from autotune.emit.arguments import THREADS, thread_variables
 from autotune.emit.files import write_text
 from autotune.emit.launch import ACCELERATE, FROM_TRAINER_ARGUMENTS, PRECISION, launch_files, launch_keys
 from autotune.emit.rows import ROWS, TrainingRows
@@ -34,6 +34,7 @@ from autotune.userconfig.written import written
 
 # A probe sets evaluation and the placement of layers itself.
 _OF_PROBES = frozenset({"eval_strategy", "model_init_kwargs"})
+_THREADS = "num_cpu_threads_per_process"
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,11 @@ def _launch(base: UserBase, wanted: Wanted, hardware: Hardware) -> Iterator[tupl
     if named is not None:
         yield (named,), str(wanted.bundle.absolute() / ACCELERATE)
     else:
-        arguments = launch_arguments(hardware.processes, hardware.threads)
-        new = {name: value for name, value in arguments.items() if name not in values}
+        new = {"num_processes": hardware.processes} if "num_processes" not in values else {}
         yield from (((name,), value) for name, value in {**new, **launch_keys(wanted.plan, wanted.bundle)}.items())
+    # Only DeepSpeed's processes do not get the threads of accelerate's own key.
+    if THREADS not in base.written.env and (wanted.plan.args.get(DEEPSPEED) or values.get(_THREADS) is None):
+        yield from ((("env", name), value) for name, value in thread_variables(hardware.threads).items())
     if values.get(PRECISION) is not None:
         yield (PRECISION,), FROM_TRAINER_ARGUMENTS
 

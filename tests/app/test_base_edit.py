@@ -13,6 +13,7 @@ import yaml
 
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
+from autotune.emit.arguments import thread_variables
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
 from autotune.userconfig.base import UserBase
@@ -133,7 +134,10 @@ def unread(base: UserBase, plan: TrainingPlan, longest: int) -> list[str]:
 def kept(base: UserBase, values: dict[str, object]) -> list[str]:
     """Return the keys that nothing is allowed to change, and that changed."""
     names = [spelling.split(":")[0] for spelling in _KEPT] + ["model_name_or_path", "datasets"]
-    return [name for name in names if base.file.values.get(name) != values.get(name)]
+    # The threads of the probes are added to the variables.
+    variables = {"env": {**base.file.values.get("env", {}), **thread_variables(CPU.hardware.threads)}}
+    before = {**base.file.values, **({} if "num_cpu_threads_per_process" in base.file.values else variables)}
+    return [name for name in names if before.get(name) != values.get(name)]
 
 
 def test_only_what_changes_is_in_the_difference(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path)
     plan = replace(search.plan, env={})
     trainer, setting = search.problem.trainer, search.problem.setting
     changed = rewritten(search.base, edits_of(search.base, Wanted(plan), trainer, setting))
-    assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x"}
+    assert parsed(changed, tmp_path).values["env"] == {variable: "", "OTHER": "x", "OMP_NUM_THREADS": "2"}
 
 
 @pytest.mark.parametrize("steps", [6, 3, 2, 12])

@@ -6,13 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from autotune.app import probe
+from autotune.app.arguments import ProbeArguments
+from autotune.app.output import Output
 from autotune.core.candidate import Candidate
-from autotune.emit.launch import ACCELERATE, DEEPSPEED, launch_files
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
 from autotune.errors import InputError
 from autotune.trainers import find_trainer
 from autotune.userconfig.edit import Wanted, edits_of, rewritten, values_after
@@ -106,6 +111,41 @@ def test_what_becomes_of_the_file_can_be_read_in_one_process_as_trl_does_first(f
     read = a_base(tmp_path, text, "grpo", "after.yaml").config.values
     assert (read["generation_batch_size"], read["steps_per_generation"]) == (4, 2)
     assert (read["generation_batch_size"], read["num_generations"]) == (4, 4)
+
+
+def test_the_processes_have_the_threads_of_the_probes_unless_the_file_says_how_many(tmp_path: Path) -> None:
+    search = with_zero2(tmp_path)
+    assert handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]["env"] == {"OMP_NUM_THREADS": "1"}
+    search = searched(tmp_path, "num_cpu_threads_per_process: 2\n")
+    assert "env" not in handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]
+    search = searched(tmp_path, "env: {OMP_NUM_THREADS: 3}\n")
+    assert handed_over(search, search.problem.baseline, tmp_path)["config.yaml"]["env"] == {"OMP_NUM_THREADS": 3}
+
+
+@pytest.mark.parametrize(("processes", "kept"), [(1, False), (2, True), (4, False)])
+def test_the_gpus_of_another_number_of_processes_are_left_to_the_machine(
+    processes: int, kept: bool, tmp_path: Path
+) -> None:
+    own = {"distributed_type": "MULTI_GPU", "num_processes": 2, "gpu_ids": "2,3"}
+    document = accelerate_document(TrainingPlan("sft", launch=Launch(processes)), tmp_path, own)
+    assert ("gpu_ids" in document) is kept
+    assert document["num_processes"] == processes
+
+
+def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise InputError("4 processes on each machine, and CUDA_VISIBLE_DEVICES names 2 GPUs.")
+
+    monkeypatch.setattr(probe, "handed_over", refused)
+    search = searched(tmp_path, "num_processes: 2\n")
+    outcome: Any = SimpleNamespace(winner=SimpleNamespace(candidate=search.problem.baseline))
+    given: Any = (search.base, search.start, outcome, search.problem, None, Output(tmp_path / "out"))
+    file, notes = probe._handed_over(ProbeArguments(base=search.base.name), *given)
+    assert file is not None
+    assert not file.text
+    assert "CUDA_VISIBLE_DEVICES names 2 GPUs. What is handed over has the recommendation alone" in notes[-1]
 
 
 def test_the_document_of_deepspeed_is_that_of_the_baseline(tmp_path: Path) -> None:

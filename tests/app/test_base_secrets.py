@@ -56,7 +56,8 @@ def test_nothing_that_is_made_of_a_base_has_its_secrets(tmp_path: Path) -> None:
     values = yaml.safe_load(text)
     assert values == values_after(base, edits)
     assert "hub_token" not in values
-    assert (values["model_init_kwargs"], values["env"]) == ({"dtype": "float32"}, {"WANDB_PROJECT": "mine"})
+    assert values["model_init_kwargs"] == {"dtype": "float32"}
+    assert values["env"] == {"WANDB_PROJECT": "mine", "OMP_NUM_THREADS": "2"}
     assert (values["eos_token"], values["push_to_hub"], values["gradient_checkpointing"]) == ("</s>", True, True)
     assert "# mine" in text
     diff = unified_diff(base.file.text, text, base.name)

@@ -102,7 +102,8 @@ def test_a_hub_revision_is_kept(tmp_path: Path) -> None:
 def test_the_launch_gets_the_processes_and_threads_that_were_measured(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
     config = the_config(tmp_path)
-    assert (config["num_processes"], config["num_cpu_threads_per_process"]) == (1, 8)
+    assert (config["num_processes"], config["env"]["OMP_NUM_THREADS"]) == (1, "8")
+    assert "os.environ['OMP_NUM_THREADS'] = '8'" in (tmp_path / "train.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("value", ["no", "off", "on", "yes", "null", "1e-5", "2026-01-01", None, {"offload": True}])
@@ -192,7 +193,7 @@ def test_the_script_says_the_same_as_the_config(tmp_path: Path) -> None:
         for node in tree.body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "RECOMMENDED"
     ]
-    launch = {"num_processes", "num_cpu_threads_per_process", "accelerate_config", "mixed_precision"}
+    launch = {"env", "num_processes", "accelerate_config", "mixed_precision"}
     config = {key: value for key, value in the_config(tmp_path).items() if key not in launch}
     assert ast.literal_eval(recommended) == config
 
@@ -269,7 +270,8 @@ def with_env(result: Result, **env: str) -> Result:
 
 def test_environment_variables_are_where_trl_looks_for_them(tmp_path: Path) -> None:
     write_bundle(with_env(a_result(), PYTORCH_ALLOC_CONF="expandable_segments:True"), tmp_path)
-    assert the_config(tmp_path)["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "8"}
+    assert the_config(tmp_path)["env"] == env
 
 
 def test_the_script_sets_them_before_it_imports_trl(tmp_path: Path) -> None:
@@ -277,12 +279,6 @@ def test_the_script_sets_them_before_it_imports_trl(tmp_path: Path) -> None:
     statements = [ast.unparse(node) for node in ast.parse((tmp_path / "train.py").read_text()).body]
     variable = statements.index("os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'")
     assert variable < min(index for index, text in enumerate(statements) if text.startswith("from trl"))
-
-
-def test_without_environment_variables_none_are_written(tmp_path: Path) -> None:
-    write_bundle(a_result(), tmp_path)
-    assert "env" not in the_config(tmp_path)
-    assert "PYTORCH" not in (tmp_path / "train.py").read_text()
 
 
 def with_peft(result: Result, **peft: object) -> Result:

@@ -23,7 +23,7 @@ from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.candidate import Choice
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.emit.arguments import training_arguments
+from autotune.emit.arguments import thread_variables, training_arguments
 from autotune.emit.figures import measured
 from autotune.emit.handover import provenance
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
@@ -102,6 +102,19 @@ def test_accelerate_reads_its_file_as_it_is_meant(choices: Mapping[str, Choice],
     assert (DEEPSPEED in documents) == shared
     if shared:
         assert json.loads(Path(read.deepspeed_config["deepspeed_config_file"]).read_text()) == plan.args["deepspeed"]
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "fsdp2", "zero2"])
+def test_each_process_gets_the_threads_of_a_probe(sharding: str, tmp_path: Path) -> None:
+    written(plan_with(HERE, {"sharding": sharding}), tmp_path)
+    words = ["--config_file", str(tmp_path / ACCELERATE), "train.py"]
+    # As trl does with the variables of its own file.
+    with mock.patch.dict(os.environ, thread_variables(12)):
+        arguments, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+        arguments.deepspeed_fields_from_accelerate_config = ""
+        by_deepspeed = arguments.use_deepspeed
+        environment = prepare_deepspeed_cmd_env(arguments)[1] if by_deepspeed else prepare_multi_gpu_env(arguments)
+    assert environment["OMP_NUM_THREADS"] == "12"
 
 
 @EVERY

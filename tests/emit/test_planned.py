@@ -167,8 +167,8 @@ def test_a_server_elsewhere_is_named_with_its_command(tmp_path: Path) -> None:
 def test_threads_are_written_only_for_a_machine_that_is_known(tmp_path: Path) -> None:
     files = [write(a_bundle(), tmp_path / str(threads), threads) / "config.yaml" for threads in (None, 3)]
     unknown, known = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
-    assert "num_cpu_threads_per_process" not in unknown
-    assert known["num_cpu_threads_per_process"] == 3
+    assert "env" not in unknown
+    assert known["env"] == {"OMP_NUM_THREADS": "3"}
 
 
 def test_several_machines_need_what_is_not_known_here(tmp_path: Path) -> None:

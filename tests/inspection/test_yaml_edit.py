@@ -70,6 +70,7 @@ def test_several_edits_of_one_mapping_go_together() -> None:
     edits = (drop("max_length"), write("old", max_length=2), drop("env", "A"), drop("env", "B"), write("env", "C", C=3))
     assert after(text, *edits) == "max_length: 2 # two\nenv: {C: 3}\n"
     assert after("a: 1\n", write("k", "x", x=1), write("k", "y", y=2)) == "a: 1\nk: {x: 1, y: 2}\n"
+    assert after("k:\n  x: 1\n", write("a", a=1), write("k", "y", y=2)) == "k:\n  x: 1\n  y: 2\na: 1\n"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +61,8 @@ def planned(**choices: str | int) -> TrainingPlan:
 
 
 # A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
-_SILENT, _KILLED, _HELD, _UPDATE, _WATCHED = 101, 102, 103, 104, 105
+_SILENT, _KILLED, _HELD, _UPDATE, _WATCHED, _SLOW = 101, 102, 103, 104, 105, 106
+_REDUCED_SECONDS = 0.3
 
 
 def _behave(request: ProbeRequest, context: JobContext) -> Measurement:
@@ -79,7 +81,18 @@ def _behave(request: ProbeRequest, context: JobContext) -> Measurement:
         optimizer.step = _run_out
     elif request.seed == _WATCHED:
         return _watched(request, context)
+    elif request.seed == _SLOW:
+        accelerator: Any = importlib.import_module("accelerate").Accelerator
+        accelerator.backward = _slow_where_reduced(accelerator.backward)
     return real_probe(request, context)
+
+
+def _slow_where_reduced(backward: Callable[..., None]) -> Callable[..., None]:
+    def slow(self: Any, *args: Any, **kwargs: Any) -> None:
+        backward(self, *args, **kwargs)
+        time.sleep(_REDUCED_SECONDS * self.sync_gradients)
+
+    return slow
 
 
 def _run_out(*_: object, **__: object) -> None:
@@ -110,6 +123,25 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
     assert found.worst_tokens == 2 * 64
     for rank in range(2):
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
+
+
+def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, workload: Workload, tmp_path: Path) -> None:
+    plan = planned()
+    plan = replace(plan, args={**plan.args, "torch_compile": True, "torch_compile_backend": "eager"})
+    found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
+    assert found.status is ProbeStatus.OK, found.reason
+
+
+def test_a_probe_counts_the_reduction_of_gradients_once_per_step(
+    misbehaving: JobServer, workload: Workload, tmp_path: Path
+) -> None:
+    schedule = replace(BRIEF, min_micro_batches=8, max_micro_batches=8)
+    plan = planned()
+    plan = replace(plan, args={**plan.args, "gradient_accumulation_steps": 8})
+    request = replace(probe_request(workload, plan, schedule=schedule), seed=_SLOW)
+    found = probe(misbehaving, request, tmp_path / "probe", timeout_seconds=300.0)
+    assert found.step_seconds is not None, found.reason
+    assert _REDUCED_SECONDS < found.step_seconds < 4 * _REDUCED_SECONDS
 
 
 @pytest.mark.nightly

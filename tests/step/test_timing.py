@@ -40,6 +40,12 @@ def test_a_step_is_its_micro_batches_and_one_update() -> None:
     assert known.error == pytest.approx(0.0, abs=1e-9)
 
 
+def test_a_step_reduces_gradients_once_however_many_micro_batches_it_has() -> None:
+    timed = [TimedMicroBatch(0.30 + 0.35 * last, 100, special=last) for _ in range(10) for last in (False, True)]
+    known = timing(Timed(timed, [0.05] * 10), WholeStep(micro_batches=8, mean_collated=100.0, special=-1))
+    assert known.step_seconds == pytest.approx(8 * 0.30 + 0.35 + 0.05)
+
+
 def test_micro_batches_that_happen_to_be_small_do_not_make_a_step_short() -> None:
     known = timing(Timed([micro_batch(tokens) for tokens in (10, 20, 40, 30)], [UPDATE_SECONDS]), STEP)
     assert known.step_seconds == pytest.approx(10 * 1.5 + UPDATE_SECONDS)
@@ -96,7 +102,7 @@ def test_errors_are_those_that_repetition_shows(saved: float) -> None:
 def test_timing_stops_when_it_knows_enough_or_may_not_go_on(
     seconds: list[float], schedule: Schedule, stops: bool
 ) -> None:
-    timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
+    timed = [TimedMicroBatch(took, 100, special=True) for took in seconds]
     assert enough(schedule, Timed(timed, [0.1] * len(seconds)), WholeStep(1, 100.0)) is stops
 
 
@@ -105,7 +111,7 @@ def test_timing_ends_with_what_there_is_shortly_before_the_time_limit(
     timed: int, passed_seconds: float, stops: bool
 ) -> None:
     schedule = Schedule(min_micro_batches=6, latest_seconds=450.0)
-    known = [TimedMicroBatch(60.0, 100, first=True)] * timed
+    known = [TimedMicroBatch(60.0, 100, special=True)] * timed
     assert enough(schedule, Timed(known, [0.1] * timed), WholeStep(1, 100.0), passed_seconds=passed_seconds) is stops
 
 
@@ -128,7 +134,7 @@ def test_timing_ends_early_once_a_candidate_is_certain_to_be_slower_than_the_one
     seconds: list[float], rate_to_beat: float | None, stops: bool
 ) -> None:
     schedule = Schedule(min_micro_batches=30, min_seconds=60.0, rate_to_beat=rate_to_beat)
-    timed = [TimedMicroBatch(took, 100, first=True) for took in seconds]
+    timed = [TimedMicroBatch(took, 100, special=True) for took in seconds]
     step = WholeStep(1, 100.0, tokens=110.0)
     assert enough(schedule, Timed(timed, [0.1] * len(seconds)), step) is stops
 

@@ -135,6 +135,16 @@ def test_zero_3_holds_sixteen_bytes_for_each_parameter_of_its_shard(traced: Any)
     assert held == pytest.approx(16 * PARAMETERS / RANKS + 2 * WIDTH**2, rel=0.03)
 
 
+@needs_deepspeed
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_copy_of_the_weights_that_deepspeed_avoids_on_a_full_gpu_is_no_part_of_the_peak(
+    traced: Any, stage: int
+) -> None:
+    built = section(traced(zero(stage, offload_optimizer=TO_HOST)), CONSTRUCTION, Occurrence.BEFORE)
+    # In bfloat16: all weights, and the rank's part of them, which becomes that of the optimizer.
+    assert built.totals[0] == pytest.approx((2 + 2 / RANKS) * PARAMETERS, rel=0.02)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("args", "offloaded", "bytes_per_parameter"),

@@ -118,7 +118,8 @@ def running_engine(trainer: Any) -> str:
             _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
         )
         return f"FSDP2 with {processes}{groups}"
-    if isinstance(wrapped, DistributedDataParallel):
+    # `torch.compile` wraps what DDP has wrapped (``Accelerator.prepare_model``).
+    if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
         return f"DDP with {processes}"
     return f"no engine with {processes}" if world > 1 else processes
 

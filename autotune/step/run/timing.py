@@ -43,13 +43,13 @@ class TimedMicroBatch:
     Attributes:
         seconds: time of its data loading, forward and backward pass.
         collated: tokens, padding included.
-        first: whether it was the first of its step, which allocates gradients; all others accumulate into them.
+        special: whether it is the one of its step that does work of its own (:attr:`WholeStep.special`).
         loading_seconds: part of the time, for its data loading.
     """
 
     seconds: float
     collated: int
-    first: bool
+    special: bool
     loading_seconds: float = 0.0
 
 
@@ -92,6 +92,9 @@ class WholeStep:
         run_share: share of the work of a generation's phase that is run and timed, 0 to 1, by phase name; 1 if a phase
             is not named.
         tokens: mean dataset tokens of all processes together, padding excluded; 0: not known.
+        special: place in a step of the micro-batch that does work of its own: 0, the first one, which allocates
+            gradients while all others accumulate into them, or -1, the last one, which reduces the gradients of all
+            processes (``Accelerator.no_sync``; ZeRO-1: ``DeepSpeedEngine.allreduce_gradients``).
     """
 
     micro_batches: int
@@ -99,6 +102,7 @@ class WholeStep:
     generations: float = 0.0
     run_share: Mapping[str, float] = field(default_factory=dict)
     tokens: float = 0.0
+    special: int = 0
 
     def phases(self, generations: Sequence[TimedGeneration]) -> dict[str, float]:
         """Return the seconds of each phase of generations in an optimizer step; empty without a generation."""
@@ -154,11 +158,11 @@ def timing(timed: Timed, step: WholeStep) -> Timing:
     if np.ptp(distances) > 0 and len(seconds) > len(columns) + 1 and _is_a_trend(columns[0], distances, seconds):
         columns.append(distances)
         wanted.append(0.0)
-    first = np.array([float(item.first) for item in micro_batches])
-    if np.ptp(first) > 0 and len(seconds) > len(columns) + 1:
-        constant, doubt = _predicted([*columns, first], seconds, [0.0] * len(columns) + [1.0])
+    special = np.array([float(item.special) for item in micro_batches])
+    if np.ptp(special) > 0 and len(seconds) > len(columns) + 1:
+        constant, doubt = _predicted([*columns, special], seconds, [0.0] * len(columns) + [1.0])
         if doubt is not None and abs(constant) > _TOLD_FROM_NONE * doubt:
-            columns.append(first)
+            columns.append(special)
             wanted.append(1.0)
     all_micro_batches, error = _predicted(columns, seconds, wanted)
     update = float(np.mean(updates))

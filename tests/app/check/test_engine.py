@@ -17,6 +17,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
 from autotune.emit.launch import ACCELERATE, launch_files
 from autotune.errors import InputError, UnreadError
+from autotune.userconfig.deepspeed import deepspeed_document
 from autotune.userconfig.engine import check_documents, engine_args, loading_text, without_engine
 from autotune.userconfig.launch import Launching, shipped
 from tests.app.check.conftest import Checked, Write
@@ -105,6 +106,22 @@ def test_the_trainer_s_own_file_comes_before_accelerate_s(tmp_path: Path) -> Non
     assert without_engine(own).values == {"deepspeed": None}
     with pytest.raises(InputError, match=r"absent\.json cannot be read"):
         engine_args({}, Configuration("SFTConfig", {"deepspeed": "absent.json"}, {}))
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("given", [{}, {"gradient_clipping": 0.5}, {"gradient_clipping": 0}], ids=str)
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_clips_as_accelerate_s_keys_have_it(
+    stage: int, given: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given:
+        # As accelerate's launcher hands it on (utils/launch.py, prepare_deepspeed_cmd_env).
+        monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", str(given["gradient_clipping"]))
+    wanted = DeepSpeedPlugin(zero_stage=stage).deepspeed_config
+    document = {**shipped(f"zero{stage}"), "deepspeed_config": {"zero_stage": stage, **given}}
+    found = deepspeed_document(document, NOTHING)
+    assert found is not None
+    assert found.get("gradient_clipping") == wanted.get("gradient_clipping")
 
 
 def refused_by_accelerate(fields: list[str], monkeypatch: pytest.MonkeyPatch) -> bool:
