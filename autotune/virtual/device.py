@@ -93,8 +93,7 @@ def standing_in_for_cuda(
         stack.enter_context(autocast_cache_cleared())
         stack.enter_context(cuda_scaled_and_cast_as(NAME))
         stack.enter_context(scaling_as_on_cuda(NAME))
-        # A fake tensor has no pages to pin.
-        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
+        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
         # FSDP2 waits by this name for weights that it has gathered ahead and not used.
@@ -106,6 +105,13 @@ def standing_in_for_cuda(
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
         yield device, partial(scratch, capability=capability, alike=alike)
+
+
+def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Copy a tensor to pinned memory, unless it is there, as aten/src/ATen/native/Memory.cpp does."""
+    if tensor.is_pinned():
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 @contextmanager

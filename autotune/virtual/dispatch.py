@@ -90,7 +90,7 @@ class VirtualMode(TorchDispatchMode):
             self._synchronize(func, args[0])
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
-            return False
+            return self._ledger.is_pinned(args[0])
         if (composed := composite(func)) is not None:
             return self._compose(composed, func, args, kwargs)
         refuse_unsupported(func, args, kwargs)
@@ -213,8 +213,9 @@ class VirtualMode(TorchDispatchMode):
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
                 ledger.tag(tensor, Category.PARAMETER)
         place = ledger.place(outputs[0]) if outputs else Place.HOST
+        pinned = self._pins(func, args, kwargs)
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
-            ledger.note(tensor)
+            ledger.note(tensor, pinned=pinned)
         if self._in_backward and ledger.keeps_gradients and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
             ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
@@ -244,6 +245,14 @@ class VirtualMode(TorchDispatchMode):
         ledger.operators.append(record)
         if _counts_what_it_chooses(func, args, kwargs):
             self._synchronize(func, given[-1])
+
+    def _pins(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator pins its result on the host, as asked or for a copy that the host does not wait for.
+
+        For the latter, see aten/src/ATen/native/TensorConversions.cpp, ``_to_copy``.
+        """
+        copies = func is _aten._to_copy.default and kwargs.get("non_blocking")
+        return bool(kwargs.get("pin_memory") or (copies and self._ledger.place(args[0]) is Place.DEVICE))
 
     def _synchronize(self, func: Any, tensor: Any) -> None:
         """Note that the host waits for the device, whose value it reads. A CPU's operators are its host's own."""

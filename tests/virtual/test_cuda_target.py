@@ -40,6 +40,10 @@ CASES = {
         "gradient_checkpointing_kwargs": {"selective": True},
     },
     "flash, falcon": {"attention": "flash_attention_2"},
+    "offloaded": {"activation_offloading": True, "max_length": 60},
+    "offloaded, checkpointed": {
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}, "max_length": 60,
+    },
     "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
                               "lora_target_modules": "all-linear"}},
 }
@@ -62,6 +66,11 @@ for name, args in CASES.items():
         "operators": Counter(operator.name for operator in operators),
         "squares": sum(shape[-2:] == (120, 120) for operator in operators for shape in operator.shapes),
         "assumptions": dict(traced.assumptions),
+        "sizes on the host": sorted(
+            event.change_bytes
+            for event in traced.events[phase.first_event : phase.end_event]
+            if event.place == "host" and event.change_bytes > 8192
+        ),
         "float32 products": sum(
             operator.name == "aten.mm.default" and set(operator.dtypes) != {"torch.bfloat16"} for operator in operators
         ),
@@ -75,6 +84,17 @@ def addresses(device):
     found["successive"] = [torch.empty(4, device=device).untyped_storage().data_ptr() for _ in range(99)]
 
 
+def pinned(device):
+    size = 3 << 20
+    made = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    assert made.is_pinned() and made.pin_memory() is made
+    assert torch.empty(size, dtype=torch.uint8).pin_memory().is_pinned()
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    held = [made, there.to("cpu"), there.to("cpu", non_blocking=True)]
+    held[0].copy_(there)
+
+
+found["host"] = trace(pinned).host_peak.bytes
 trace(addresses)
 print(json.dumps(found))
 """
@@ -166,6 +186,14 @@ def test_the_address_of_a_storage_is_that_of_no_view_of_another(found: dict[str,
 def test_no_storage_gets_the_address_of_one_that_is_gone(found: dict[str, Any]) -> None:
     # TRL takes a tensor at the address of one that it has just offloaded for the same, and keeps it on the device.
     assert len(set(found["successive"])) == len(found["successive"])
+
+
+def test_pinned_memory_is_held_in_powers_of_two(found: dict[str, Any]) -> None:
+    assert found["host"] == (4 + 3 + 4) << 20
+    for case in ("offloaded", "offloaded, checkpointed"):
+        sizes = found[case]["sizes on the host"]
+        assert sizes
+        assert all(size.bit_count() == 1 for size in sizes)
 
 
 _WITH_TRITON = """
