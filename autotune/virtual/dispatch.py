@@ -32,6 +32,8 @@ _aten = torch.ops.aten
 Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
 """Returns the sizes in bytes of a kernel's workspaces, given the operator, its positional and named arguments, and its
 result."""
+InARow = Callable[[Any, Any, Any], int]
+"""Returns the number of kernels that the host launches one after another for an operator, given its arguments."""
 
 # The shape of their results depends on values.
 _SHAPED_BY_VALUES = frozenset({
@@ -59,13 +61,14 @@ class VirtualMode(TorchDispatchMode):
         knowledge: the known values.
     """
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, in_a_row: InARow = lambda *_: 1) -> None:
         super().__init__()
         self.knowledge = Knowledge()
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
         self._scratch = scratch
+        self._in_a_row = in_a_row
         self._in_backward = False
         self._recomputing_since: int | None = None
 
@@ -213,6 +216,10 @@ class VirtualMode(TorchDispatchMode):
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
                 ledger.tag(tensor, Category.PARAMETER)
         place = ledger.place(outputs[0]) if outputs else Place.HOST
+        kernels = self._in_a_row(func, args, kwargs)
+        if kernels > 1:
+            self._synchronize(func, inputs[0])
+            caller = Caller.LOOP
         pinned = self._pins(func, args, kwargs)
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
             ledger.note(tensor, pinned=pinned)
@@ -222,7 +229,7 @@ class VirtualMode(TorchDispatchMode):
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
-        key = ledger.device_type, ledger.times, self._in_backward, caller
+        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
@@ -235,14 +242,16 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=replace(work, times=ledger.times, caller=caller),
+                work=replace(work.part(kernels), times=ledger.times, caller=caller),
                 place=place,
                 in_backward=self._in_backward,
-                call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
+                call=call_of(func, args, kwargs, ledger.device_type)
+                if work.kind is not Kind.NOTHING and kernels == 1
+                else "",
             )
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)
-        ledger.operators.append(record)
+        ledger.operators.extend([record] * kernels)
         if _counts_what_it_chooses(func, args, kwargs):
             self._synchronize(func, given[-1])
 

@@ -201,5 +201,5 @@ def _held_bytes(storage: torch.UntypedStorage, *, pinned: bool) -> int:
     Blocks of pinned memory are powers of two (aten/src/ATen/core/CachingHostAllocator.h, ``allocate``), unless
     ``pinned_max_round_threshold_mb`` in the allocator's variable is set.
     """
-    size = storage.nbytes()
+    size = int(storage.nbytes())
     return 1 << (size - 1).bit_length() if pinned and size else size
