@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.reference import SYNCHRONISED
-from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 NONE = "none"
 _GRAMMAR = re.compile(r"r(?P<rank>[1-9]\d*)(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?")
@@ -22,6 +22,10 @@ _ATTENTION_MODULES = frozenset(
 )  # fmt: skip
 _WITH_NEW_HEAD = frozenset({"reward"})
 """The trainers whose model gets a head for a score, which PEFT trains whole."""
+# Ends of the keys whose names or regular expressions PEFT compares with those of modules.
+_KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
+# A number as a part of a module's name, and in a regular expression a count of digits.
+_LAYER_NUMBER = re.compile(r"\b\d|\\d(?![+*])")
 # TRL's default alpha is 32 for its default rank of 16 (trl.ModelConfig).
 _ALPHA_PER_RANK = 2
 
@@ -29,6 +33,20 @@ _ALPHA_PER_RANK = 2
 def has_adapters(candidate: Candidate) -> bool:
     """Return whether a candidate trains adapters on a frozen model, by ``lora`` or by ``peft_config``."""
     return candidate["lora"] != NONE or candidate.get("peft_config", NONE) != NONE
+
+
+def adapts_layers(entries: Mapping[str, object]) -> PlanImpact:
+    """Return the effect of an adapter's keys on the extrapolation: some are for layers by their number.
+
+    PEFT compares names that have the number (``tuners_utils.py``, ``check_target_module_exists``), and has keys for
+    layers, such as ``layers_to_transform``, ``layer_replication`` and ``num_layers``.
+    """
+    for key, value in entries.items():
+        names = value if isinstance(value, (list, tuple, set, dict)) else [value]
+        named = key.endswith(_KEYS_OF_NAMES) and any(_LAYER_NUMBER.search(str(name)) for name in names)
+        if named or ("layer" in key and value not in (None, "", [])):
+            return PlanImpact(needs_all_layers=True)
+    return PlanImpact()
 
 
 def trains_whole_modules(setting: Setting) -> bool:
@@ -67,7 +85,7 @@ class Lora(Technique):
             "model.use_dora",
         }
     )
-    impact = NO_PATCHES
+    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: adapts_layers(plan.model))
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none)."""

@@ -14,7 +14,7 @@ from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques import lora
 from autotune.techniques.base import Effect, Option, Technique
-from autotune.techniques.trace_impact import NO_PATCHES
+from autotune.techniques.trace_impact import TraceImpact
 
 NONE = lora.NONE
 # The file of a saved adapter marks it as not trained (inference_mode).
@@ -39,7 +39,7 @@ class PeftConfig(Technique):
     needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
     changes = "only what the method adds is trained, and the rest of the model stays as it is"
     writes = frozenset({"peft"})
-    impact = NO_PATCHES
+    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: lora.adapts_layers(plan.peft))
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
         """Return ``none``, or the configuration as JSON with sorted keys.

@@ -31,8 +31,8 @@ class PlanImpact:
     Attributes:
         layer_period: period of the effect, in layers: 2 if it applies to every second layer.
         uneven: whether a process's share of the gradients ends within a layer, and is no sum over layers.
-        needs_all_layers: whether moments of a step depend on where a process's share of the weights starts within the
-            model, so that traces of few layers do not show them.
+        needs_all_layers: whether traces of few layers do not show a step: its moments depend on where a process's share
+            of the weights starts within the model, or adapters on the number of a layer.
         gathers_ahead: whether weights of layers are gathered before these are reached, so that the first and the last
             layers differ from the others.
         untimed: whether a step on a GPU has no predicted time, since a part of it runs elsewhere.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from autotune.core.gpu import Gpu, GpuSpeeds
@@ -79,6 +79,14 @@ class Work:
     length: int = 0
     backward: bool = False
     caller: Caller = Caller.MODULE
+
+    def part(self, parts: int) -> Work:
+        """Return the work of one of so many equal parts."""
+        if parts == 1:
+            return self
+        sizes = (self.flops, self.bytes_read, self.bytes_written)
+        flops, bytes_read, bytes_written = (size // parts for size in sizes)
+        return replace(self, flops=flops, bytes_read=bytes_read, bytes_written=bytes_written)
 
 
 def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch = ALONE) -> float:

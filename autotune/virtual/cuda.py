@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from autotune.virtual import flash, flex, softmax
-from autotune.virtual.tensors import operator_name
+from autotune.virtual.tensors import argument, operator_name
+from autotune.virtual.work import GROUPED
 
 _aten = torch.ops.aten
 _FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
@@ -37,6 +38,9 @@ _PROCESSORS = {
 }  # fmt: skip
 # Kernels whose workspaces depend on the GPU.
 _BY_CAPABILITY = _REDUCTIONS | {_CUDNN_BACKWARD.overloadpacket}
+_GROUPED = _aten._grouped_mm.default
+# Hopper, and Blackwell of data centres.
+_MULTIPLY_GROUPS_AT_ONCE = (9, 10)
 
 
 def scratch(
@@ -58,6 +62,30 @@ def scratch(
     if alike and func.overloadpacket in _BY_CAPABILITY:
         alike -= {other for other in alike if _scratch(func, args, kwargs, result, other) != taken}
     return taken
+
+
+def kernels_in_a_row(
+    func: Any, args: Any, kwargs: Any, *, capability: tuple[int, int], alike: set[tuple[int, int]]
+) -> int:
+    """Return the number of kernels that multiply the groups of a product one after another; 1 for another operator.
+
+    aten/src/ATen/native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``: in bfloat16, some GPUs multiply all groups at once.
+    Else ``_grouped_mm_fallback`` of aten/src/ATen/native/GroupedMMUtils.h, or transformers' own in
+    ``integrations/moe.py``, has the host wait for the offsets, and launch a product for each group.
+
+    Args:
+        capability: CUDA compute capability of the GPU.
+        alike: other compute capabilities; those with which there would be another number are removed.
+    """
+    each, offsets = GROUPED.get(operator_name(func)), argument(func, args, kwargs, "offs")
+    if each is None or offsets is None:
+        return 1
+    if func is _GROUPED and args[0].dtype == torch.bfloat16:
+        at_once = capability[0] in _MULTIPLY_GROUPS_AT_ONCE
+        alike -= {other for other in alike if (other[0] in _MULTIPLY_GROUPS_AT_ONCE) != at_once}
+        if at_once:
+            return 1
+    return int(each * offsets.numel())
 
 
 def _scratch(func: Any, args: Any, kwargs: Any, result: Any, capability: tuple[int, int]) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast_as, register_autocast
-from autotune.virtual.cuda import scratch
+from autotune.virtual.cuda import kernels_in_a_row, scratch
 from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
@@ -29,6 +29,7 @@ from autotune.virtual.streams import Event, Stream, current_stream, default_stre
 NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
+_AMPERE = (8, 0)
 
 
 def _rng_state(device: Any = None) -> torch.Tensor:
@@ -76,8 +77,8 @@ def _registered() -> torch.device:
 @contextmanager
 def standing_in_for_cuda(
     ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]]
-) -> Iterator[tuple[torch.device, Any]]:
-    """Yield the virtual device and the function for kernels' workspaces; libraries see the device as a GPU.
+) -> Iterator[tuple[torch.device, Any, Any]]:
+    """Yield the virtual device, and functions for kernels' workspaces and number; libraries see the device as a GPU.
 
     Args:
         ledger: the ledger of a trace on the device named :data:`NAME`.
@@ -87,14 +88,14 @@ def standing_in_for_cuda(
     device = _registered()
     with ExitStack() as stack:
         stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
+        stack.enter_context(_experts_as_on_cuda(capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(ledger))
         stack.enter_context(triton_launches_recorded(ledger))
         stack.enter_context(autocast_cache_cleared())
         stack.enter_context(cuda_scaled_and_cast_as(NAME))
         stack.enter_context(scaling_as_on_cuda(NAME))
-        # A fake tensor has no pages to pin.
-        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor))
+        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
         # FSDP2 waits by this name for weights that it has gathered ahead and not used.
@@ -105,7 +106,32 @@ def standing_in_for_cuda(
             module = import_module(name)
             known = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        yield device, partial(scratch, capability=capability, alike=alike)
+        of_gpu: dict[str, Any] = {"capability": capability, "alike": alike}
+        yield device, partial(scratch, **of_gpu), partial(kernels_in_a_row, **of_gpu)
+
+
+@contextmanager
+def _experts_as_on_cuda(capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
+    """Patch transformers to multiply groups by its own loop before Ampere, as ``_can_use_grouped_mm`` has it."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    module = import_module("transformers.integrations.moe")
+    can_use = module._can_use_grouped_mm
+
+    def can_use_here(*args: Any) -> bool:
+        alike.difference_update({other for other in alike if (other < _AMPERE) != (capability < _AMPERE)})
+        return capability >= _AMPERE and can_use(*args)
+
+    with mock.patch.object(module, "_can_use_grouped_mm", can_use_here):
+        yield
+
+
+def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Copy a tensor to pinned memory, unless it is there, as aten/src/ATen/native/Memory.cpp does."""
+    if tensor.is_pinned():
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ _aten = torch.ops.aten
 Scratch = Callable[[Any, Any, Any, Any], tuple[int, ...]]
 """Returns the sizes in bytes of a kernel's workspaces, given the operator, its positional and named arguments, and its
 result."""
+InARow = Callable[[Any, Any, Any], int]
+"""Returns the number of kernels that the host launches one after another for an operator, given its arguments."""
 
 # The shape of their results depends on values.
 _SHAPED_BY_VALUES = frozenset({
@@ -59,13 +61,14 @@ class VirtualMode(TorchDispatchMode):
         knowledge: the known values.
     """
 
-    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch) -> None:
+    def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, in_a_row: InARow = lambda *_: 1) -> None:
         super().__init__()
         self.knowledge = Knowledge()
         self._accumulation = Accumulation()
         self._ledger = ledger
         self._fake = fake
         self._scratch = scratch
+        self._in_a_row = in_a_row
         self._in_backward = False
         self._recomputing_since: int | None = None
 
@@ -90,7 +93,7 @@ class VirtualMode(TorchDispatchMode):
             self._synchronize(func, args[0])
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
-            return False
+            return self._ledger.is_pinned(args[0])
         if (composed := composite(func)) is not None:
             return self._compose(composed, func, args, kwargs)
         refuse_unsupported(func, args, kwargs)
@@ -213,15 +216,20 @@ class VirtualMode(TorchDispatchMode):
             if getattr(tensor, "_is_param", False) and ledger.is_untagged(tensor):
                 ledger.tag(tensor, Category.PARAMETER)
         place = ledger.place(outputs[0]) if outputs else Place.HOST
+        kernels = self._in_a_row(func, args, kwargs)
+        if kernels > 1:
+            self._synchronize(func, inputs[0])
+            caller = Caller.LOOP
+        pinned = self._pins(func, args, kwargs)
         for tensor in reversed(outputs) if func in _LAST_FIRST else outputs:
-            ledger.note(tensor)
+            ledger.note(tensor, pinned=pinned)
         if self._in_backward and ledger.keeps_gradients and becomes_gradient(func) and ledger.is_untagged(outputs[0]):
             ledger.tag(outputs[0], Category.GRADIENT)
         ledger.scratch(self._scratch(func, args, kwargs, result), place)
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
-        key = ledger.device_type, ledger.times, self._in_backward, caller
+        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
@@ -234,16 +242,26 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=replace(work, times=ledger.times, caller=caller),
+                work=replace(work.part(kernels), times=ledger.times, caller=caller),
                 place=place,
                 in_backward=self._in_backward,
-                call=call_of(func, args, kwargs, ledger.device_type) if work.kind is not Kind.NOTHING else "",
+                call=call_of(func, args, kwargs, ledger.device_type)
+                if work.kind is not Kind.NOTHING and kernels == 1
+                else "",
             )
         if place is Place.DEVICE and record.work.kind is Kind.MATMUL:
             ledger.multiplied(in_backward=self._in_backward)
-        ledger.operators.append(record)
+        ledger.operators.extend([record] * kernels)
         if _counts_what_it_chooses(func, args, kwargs):
             self._synchronize(func, given[-1])
+
+    def _pins(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator pins its result on the host, as asked or for a copy that the host does not wait for.
+
+        For the latter, see aten/src/ATen/native/TensorConversions.cpp, ``_to_copy``.
+        """
+        copies = func is _aten._to_copy.default and kwargs.get("non_blocking")
+        return bool(kwargs.get("pin_memory") or (copies and self._ledger.place(args[0]) is Place.DEVICE))
 
     def _synchronize(self, func: Any, tensor: Any) -> None:
         """Note that the host waits for the device, whose value it reads. A CPU's operators are its host's own."""

@@ -23,6 +23,7 @@ class _Live(NamedTuple):
     size: int
     place: Place
     reference: weakref.ref[torch.UntypedStorage]
+    pinned: bool
 
 
 class Ledger:
@@ -61,8 +62,12 @@ class Ledger:
         """Return whether a tensor is on the device or the host."""
         return Place.DEVICE if type_of_device(tensor) == self.device_type else Place.HOST
 
-    def note(self, tensor: torch.Tensor) -> None:
-        """Record the storage of a tensor, unless it is recorded already or the tensor is on the meta device."""
+    def note(self, tensor: torch.Tensor, *, pinned: bool = False) -> None:
+        """Record the storage of a tensor, unless it is recorded already or the tensor is on the meta device.
+
+        Args:
+            pinned: whether it is pinned if it is on the host.
+        """
         if type_of_device(tensor) == "meta":
             return
         storage = tensor.untyped_storage()
@@ -70,7 +75,9 @@ class Ledger:
         if key in self._live:
             self.resized(storage)
             return
-        number, size, place = self._next, storage.nbytes(), self.place(tensor)
+        number, place = self._next, self.place(tensor)
+        pinned = pinned and place is Place.HOST
+        size = _held_bytes(storage, pinned=pinned)
         self._next += 1
 
         def free(_: object) -> None:
@@ -80,17 +87,23 @@ class Ledger:
             else:
                 self._add(-size, place, number, operator=-1)
 
-        self._live[key] = _Live(number, size, place, weakref.ref(storage, free))
+        self._live[key] = _Live(number, size, place, weakref.ref(storage, free), pinned)
         if stream := current_stream().stream_id:
             self.streams[number] = stream
         self._add(size, place, number)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Record the size of a storage that may have been given another one; 0 bytes free it."""
-        known, size = self._live.get(storage._cdata), storage.nbytes()
+        known = self._live.get(storage._cdata)
+        size = 0 if known is None else _held_bytes(storage, pinned=known.pinned)
         if known is not None and size != known.size:
             self._live[storage._cdata] = known._replace(size=size)
             self._add(size - known.size, known.place, known.number)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor's storage is in pinned memory of the host."""
+        known = self._live.get(storage_of(tensor)._cdata)
+        return known is not None and known.pinned
 
     def scratch(self, sizes: Iterable[int], place: Place) -> None:
         """Record workspaces that a kernel allocates and frees before it returns."""
@@ -180,3 +193,13 @@ class Ledger:
         if change_bytes:
             operator = len(self.operators) if operator is None else operator
             self.events.append(MemoryEvent(change_bytes, place, number, operator))
+
+
+def _held_bytes(storage: torch.UntypedStorage, *, pinned: bool) -> int:
+    """Return the bytes that a storage takes.
+
+    Blocks of pinned memory are powers of two (aten/src/ATen/core/CachingHostAllocator.h, ``allocate``), unless
+    ``pinned_max_round_threshold_mb`` in the allocator's variable is set.
+    """
+    size = int(storage.nbytes())
+    return 1 << (size - 1).bit_length() if pinned and size else size

@@ -75,11 +75,11 @@ def trace(
             from autotune.virtual.device import NAME, standing_in_for_cuda
 
             ledger = Ledger(NAME)
-            device, scratch = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
+            device, *kernels = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
         else:
             from autotune.virtual.cpu import scratch
 
-            device, ledger = torch.device("cpu"), Ledger("cpu")
+            device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [scratch]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
         stack.enter_context(fake_tensors_accepted())
@@ -91,7 +91,7 @@ def trace(
         stack.enter_context(_addressed(ledger))
         if world is not None:
             stack.enter_context(as_one_rank(world, ledger))
-        mode = VirtualMode(ledger, fake, scratch)
+        mode = VirtualMode(ledger, fake, *kernels)
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)

@@ -42,6 +42,13 @@ _IN_PLACE = {_aten.addmm_: _aten.addmm, _aten.baddbmm_: _aten.baddbmm}
 # Products with quantised weights.
 _WEIGHTS = frozenset({"bitsandbytes.gemm_4bit.default", "bitsandbytes.int8_linear_matmul.default"})
 
+GROUPED = {
+    "aten._grouped_mm.default": 1,
+    "transformers.grouped_mm_fallback.default": 1,
+    "transformers.grouped_mm_fallback_backward.default": 2,
+}
+"""Operators that multiply groups, as those of experts, and the products of each group."""
+
 
 def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type: str) -> Work:
     """Return the work of one dispatched operator on the device.
@@ -107,8 +114,8 @@ def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int | None:
         # A product with a quantised weight: every output is a sum over the input's last dimension.
         return int(2 * result.numel() * args[0].shape[-1])
     packet = _IN_PLACE.get(func.overloadpacket, func.overloadpacket)
-    if packet is _aten._grouped_mm:
-        return _grouped_flops(args[0], args[1])
+    if (products := GROUPED.get(operator_name(func))) is not None:
+        return products * _grouped_flops(args[0], args[1])
     formula = flop_registry.get(packet)
     if formula is None:
         return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from autotune.core.plan import TrainingPlan
 from autotune.planning.extrapolation.fit import from_end, from_start, layer_weights
 from autotune.planning.extrapolation.series import Aligned
-from autotune.planning.points import traced_depths
+from autotune.planning.points import depths_of, traced_depths
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,27 @@ def test_where_weights_are_gathered_ahead_there_are_two_layers_at_either_end() -
     assert traced_depths(["full"] * 32, edges=True) == (4, 5)
     assert traced_depths(["full"] * 32, 2, edges=True) == (8, 10)
     assert traced_depths(["full"] * 5, edges=True) == (5,)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "whole"),
+    [
+        ({"target_modules": ["q_proj", "fc1"], "layers_to_transform": None, "rank_pattern": {"q_proj": 4}}, False),
+        ({"target_modules": r".*layers\.\d+\..*_proj", "base_model_name_or_path": "meta/Llama-3.1-8B"}, False),
+        ({"target_modules": ["q_proj"], "layers_to_transform": 0}, True),
+        ({"target_modules": ["q_proj"], "layer_replication": [[0, 2], [1, 3]]}, True),
+        ({"target_modules": r".*layers\.(2[4-9]|3[01])\.self_attn\.q_proj"}, True),
+        ({"target_modules": r".*layers\.\d\.self_attn\.q_proj"}, True),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["layers.31.mlp"]}, True),
+        ({"target_modules": ["q_proj"], "rank_pattern": {"layers.0.self_attn.q_proj": 4}}, True),
+    ],
+)
+def test_adapters_on_layers_by_their_number_are_traced_with_all_layers(adapter: dict[str, object], whole: bool) -> None:
+    depths = (32,) if whole else (2, 3)
+    assert depths_of(TrainingPlan("sft", peft={"peft_type": "LORA", **adapter}), ["full"] * 32) == depths
+    if isinstance(adapter["target_modules"], str):
+        plan = TrainingPlan("sft", model={"lora_target_modules": adapter["target_modules"]})
+        assert depths_of(plan, ["full"] * 32) == depths
 
 
 def test_what_is_affine_in_layers_follows_from_two_depths() -> None:

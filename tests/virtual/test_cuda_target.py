@@ -28,6 +28,9 @@ CASES = {
     "packed": {"packing": True},
     "turing": {},
     "hopper": {},
+    "experts": {"model": {"dtype": "bfloat16"}},
+    "experts, hopper": {"model": {"dtype": "bfloat16"}},
+    "experts, turing": {"model": {"dtype": "bfloat16"}},
     "half": {"bf16": False, "fp16": True},
     "half, 8 bit": {"bf16": False, "fp16": True, "optim": "adamw_bnb_8bit"},
     "8 bit": {"optim": "adamw_bnb_8bit"},
@@ -40,19 +43,24 @@ CASES = {
         "gradient_checkpointing_kwargs": {"selective": True},
     },
     "flash, falcon": {"attention": "flash_attention_2"},
+    "offloaded": {"activation_offloading": True, "max_length": 60},
+    "offloaded, checkpointed": {
+        "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}, "max_length": 60,
+    },
     "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
                               "lora_target_modules": "all-linear"}},
 }
 CAPABILITIES = {"turing": (7, 5), "hopper": (9, 0)}
+OTHERS = [(7, 5), (8, 6), (9, 0), (10, 0), (12, 0)]
 found = {}
 for name, args in CASES.items():
     args = {"per_device_train_batch_size": 2, "max_length": 64, "gradient_checkpointing": False, "bf16": True, **args}
     rows = TracedRows([(30,)] * 4 if "packed" in name else [(64,), (40,)] if "padded" in name else [(64,)])
-    architecture = "falcon" if "falcon" in name else "llama"
+    architecture = "falcon" if "falcon" in name else "qwen3_moe" if "experts" in name else "llama"
     model = {"attn_implementation": args.pop("attention", "sdpa"), **args.pop("model", {})}
     plan = TrainingPlan("sft", args=args, model=model)
     steps = traced_training(plan, config_of(architecture), small_tokenizer(), rows)
-    traced = trace(steps, capability=CAPABILITIES.get(name, (8, 0)))
+    traced = trace(steps, capability=CAPABILITIES.get(name.split()[-1], (8, 0)), others=OTHERS)
     phase = traced.phase(step_name(1))
     operators = traced.operators[phase.first_operator : phase.end_operator]
     found[name] = {
@@ -62,6 +70,14 @@ for name, args in CASES.items():
         "operators": Counter(operator.name for operator in operators),
         "squares": sum(shape[-2:] == (120, 120) for operator in operators for shape in operator.shapes),
         "assumptions": dict(traced.assumptions),
+        "alike": sorted(traced.alike),
+        "grouped flops": sum(operator.work.flops for operator in operators if "grouped_mm" in operator.name),
+        "waits": sum(operator.work.kind == "synchronize" for operator in operators if "grouped_mm" in operator.name),
+        "sizes on the host": sorted(
+            event.change_bytes
+            for event in traced.events[phase.first_event : phase.end_event]
+            if event.place == "host" and event.change_bytes > 8192
+        ),
         "float32 products": sum(
             operator.name == "aten.mm.default" and set(operator.dtypes) != {"torch.bfloat16"} for operator in operators
         ),
@@ -75,6 +91,17 @@ def addresses(device):
     found["successive"] = [torch.empty(4, device=device).untyped_storage().data_ptr() for _ in range(99)]
 
 
+def pinned(device):
+    size = 3 << 20
+    made = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    assert made.is_pinned() and made.pin_memory() is made
+    assert torch.empty(size, dtype=torch.uint8).pin_memory().is_pinned()
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    held = [made, there.to("cpu"), there.to("cpu", non_blocking=True)]
+    held[0].copy_(there)
+
+
+found["host"] = trace(pinned).host_peak.bytes
 trace(addresses)
 print(json.dumps(found))
 """
@@ -122,6 +149,27 @@ def test_in_float16_gradients_are_unscaled_and_the_optimizer_steps(
     assert "scaled gradients are finite" in half["assumptions"]
 
 
+def test_experts_are_multiplied_one_after_another_but_on_hopper_and_blackwell_of_data_centres(
+    found: dict[str, Any],
+) -> None:
+    ampere, hopper, turing = (found[case] for case in ("experts", "experts, hopper", "experts, turing"))
+    grouped = "aten._grouped_mm.default"
+    fallback = ("transformers.grouped_mm_fallback.default", "transformers.grouped_mm_fallback_backward.default")
+
+    assert hopper["waits"] == 0
+    # Four experts, and for each product one wait.
+    assert ampere["waits"] == hopper["operators"][grouped]
+    assert ampere["operators"][grouped] == (4 + 1) * hopper["operators"][grouped]
+    # Transformers' own waits once for both products of the backward pass.
+    assert turing["waits"] == 2 / 3 * hopper["operators"][grouped]
+    assert grouped not in turing["operators"]
+    assert sum(turing["operators"][name] for name in fallback) == turing["waits"] + 4 * hopper["operators"][grouped]
+    assert ampere["grouped flops"] == hopper["grouped flops"] == turing["grouped flops"] > 0
+    assert ampere["alike"] == [[8, 6], [12, 0]]
+    assert hopper["alike"] == [[9, 0], [10, 0]]
+    assert turing["alike"] == [[7, 5]]
+
+
 def test_in_float16_three_numbers_more_are_held(found: dict[str, Any]) -> None:
     # The scale, how long it has been good, and the scaled loss, in 4 bytes each.
     assert found["half"]["device"] - found["stored"]["device"] == 12
@@ -166,6 +214,14 @@ def test_the_address_of_a_storage_is_that_of_no_view_of_another(found: dict[str,
 def test_no_storage_gets_the_address_of_one_that_is_gone(found: dict[str, Any]) -> None:
     # TRL takes a tensor at the address of one that it has just offloaded for the same, and keeps it on the device.
     assert len(set(found["successive"])) == len(found["successive"])
+
+
+def test_pinned_memory_is_held_in_powers_of_two(found: dict[str, Any]) -> None:
+    assert found["host"] == (4 + 3 + 4) << 20
+    for case in ("offloaded", "offloaded, checkpointed"):
+        sizes = found[case]["sizes on the host"]
+        assert sizes
+        assert all(size.bit_count() == 1 for size in sizes)
 
 
 _WITH_TRITON = """
