@@ -33,8 +33,7 @@ _TRACED = frozenset({
     "optim_target_modules", "tf32", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
-# activation_checkpointing is gradient_checkpointing's new name, which mirrors it; fields about compilation do not
-# matter, since a step is traced uncompiled.
+# activation_checkpointing is gradient_checkpointing's new name, which mirrors it.
 _WITHOUT_EFFECT = frozenset({
     "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
     "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "data_seed",
@@ -44,8 +43,7 @@ _WITHOUT_EFFECT = frozenset({
     "local_rank", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir",
     "project", "push_to_hub", "remove_unused_columns", "report_to",
     "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed",
-    "skip_memory_metrics", "torch_compile_backend",
-    "torch_compile_mode", "train_sampling_strategy", "use_cpu", "weight_decay",
+    "skip_memory_metrics", "train_sampling_strategy", "use_cpu", "weight_decay",
 })  # fmt: skip
 _WITHOUT_EFFECT_BEGINNINGS = (
     "dataloader_", "ddp_", "eval_", "hub_", "log_", "logging_", "lr_scheduler_", "save_", "trackio_", "warmup_",
