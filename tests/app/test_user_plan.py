@@ -131,8 +131,29 @@ def test_of_the_installed_trl_only_devices_and_another_models_template_are_refus
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "train_sampling_strategy",
     }  # fmt: skip
+
+
+ORDER = "train_sampling_strategy"
+
+
+def test_speeds_of_rows_in_another_order_are_assumed_those_of_random_order() -> None:
+    for order in ("sequential", "group_by_length"):
+        user = user_plan(sft(**{ORDER: order}), None)
+        assert user.plan == plan_of(sft())
+        assert any(f"rows in random order, and {ORDER}={order}" in text for text in user.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "order"),
+    # No rows of DPO have the column that transformers takes lengths from, and KTO's blocks keep the dataset's order.
+    [(SFTConfig, "batch_rebalance"), (DPOConfig, "group_by_length"), (KTOConfig, "random")],
+)
+def test_an_order_of_unknown_micro_batches_is_refused(config_class: Any, order: str) -> None:
+    config = config_class(use_cpu=True, bf16=False, report_to="none", **{ORDER: order})
+    with pytest.raises(InputError, match=f"{ORDER}={order} are not known"):
+        plan_of(config)
 
 
 def test_rows_of_which_the_end_is_kept_are_told_to_the_trace() -> None:
