@@ -135,6 +135,7 @@ class ModelProfile:
         grouped_heads: whether several of these share a head of keys and values.
         router_aux_loss_coef: weight that its configuration gives the loss that balances experts; 0 without one.
         quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
+        accepts_loss_kwargs: whether transformers' Trainer divides its loss by the tokens of a whole step.
     """
 
     name: str
@@ -155,6 +156,7 @@ class ModelProfile:
     grouped_heads: bool = False
     router_aux_loss_coef: float = 0.0
     quantizable: int = 0
+    accepts_loss_kwargs: bool = True
 
 
 @dataclass(frozen=True)
