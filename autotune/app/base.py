@@ -16,6 +16,7 @@ from autotune.techniques import find
 from autotune.techniques.base import Effect, Technique, facts, impossible, option_of
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
+from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
 from autotune.userconfig.base import UserBase, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
@@ -218,7 +219,7 @@ def _rows(trainer: Trainer, candidate: Candidate, setting: Setting) -> Choice:
 def _entries(base: UserBase, plan: TrainingPlan, own: frozenset[str], trainer: Trainer) -> Iterator[tuple[str, object]]:
     """Yield the plan entries, other than technique choices, that the file sets and a step depends on."""
     chosen = {path for item in trainer.techniques if item.name not in own for path in item.writes}
-    for name in sorted(traced_fields(trainer)):
+    for name in sorted(traced_fields(trainer) | MEASURED_FIELDS):
         # A field set to None is kept too, since its default may be another value.
         if f"args.{name}" not in chosen and _set(base, f"args.{name}"):
             yield f"args.{name}", base.config.values[name]

@@ -136,6 +136,7 @@ class ModelProfile:
         router_aux_loss_coef: weight that its configuration gives the loss that balances experts; 0 without one.
         quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
         dtype: PyTorch's name of the type that ``dtype: auto`` means; empty if it is not known.
+        accepts_loss_kwargs: whether transformers' Trainer divides its loss by the tokens of a whole step.
     """
 
     name: str
@@ -157,6 +158,7 @@ class ModelProfile:
     router_aux_loss_coef: float = 0.0
     quantizable: int = 0
     dtype: str = ""
+    accepts_loss_kwargs: bool = True
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,14 @@ from autotune.techniques.trace_impact import PlanImpact, Scope
 _Fields = Mapping[str, object]
 
 
+MEASURED_FIELDS = frozenset({
+    "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
+    "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism",
+})  # fmt: skip
+"""Fields of ``transformers.TrainingArguments`` that change a step on a device, that no trace has, and that no technique
+writes."""
+
 # Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.
 MOST_TRACED = 2
 """Most micro-batches of a step that are traced."""
@@ -31,7 +39,7 @@ def traced_micro_batches(plan: TrainingPlan) -> int:
 
 
 def without_sizes(plan: TrainingPlan) -> tuple[_Fields, _Fields]:
-    """Return a plan's arguments and model arguments, without those that only set sizes or the allocator's behaviour."""
+    """Return a plan's arguments and model arguments, without those of sizes, the allocator and devices alone."""
     return _without(plan, _untraced_paths())
 
 
@@ -81,7 +89,8 @@ def allocator_knobs() -> frozenset[str]:
 
 @cache
 def _untraced_paths() -> frozenset[str]:
-    return frozenset(_paths(item for item in catalogue() if item.impact.scope in (Scope.SIZES, Scope.ALLOCATOR)))
+    techniques = (item for item in catalogue() if item.impact.scope in (Scope.SIZES, Scope.ALLOCATOR))
+    return frozenset({*_paths(techniques), *(f"args.{name}" for name in MEASURED_FIELDS)})
 
 
 @cache

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL
+from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
 from autotune.techniques.max_length import TRUNCATION
 from autotune.techniques.packing import CUTTING, SEPARATING
+from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import end_to_end, packed, padded
@@ -67,6 +69,14 @@ class SupervisedFineTuning(FusedHead):
     def document(self, lengths: tuple[Any, ...]) -> Document:
         """Return one sequence, which is kept at any maximum length."""
         return (1, *lengths)
+
+    def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
+        """Return that the tokens of a micro-batch alone divide its loss, if the model's class leaves it at that."""
+        found = super().loss_depends_on(args, model)
+        if model is None or model.accepts_loss_kwargs:
+            return found
+        how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
+        return {**found, **dict.fromkeys((ROWS, PACKING), how)}
 
     def laid_out(
         self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False

@@ -34,8 +34,7 @@ _TRACED = frozenset({
     "optim_target_modules", "tf32", "use_cache",
 })  # fmt: skip
 # Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
-# activation_checkpointing is gradient_checkpointing's new name, which mirrors it; fields about compilation do not
-# matter, since a step is traced uncompiled.
+# activation_checkpointing is gradient_checkpointing's new name, which mirrors it.
 _WITHOUT_EFFECT = frozenset({
     "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
     "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "data_seed",
@@ -45,8 +44,7 @@ _WITHOUT_EFFECT = frozenset({
     "local_rank", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir",
     "project", "push_to_hub", "remove_unused_columns", "report_to",
     "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed",
-    "skip_memory_metrics", "torch_compile_backend",
-    "torch_compile_mode", "train_sampling_strategy", "use_cpu", "weight_decay",
+    "skip_memory_metrics", "use_cpu", "weight_decay",
 })  # fmt: skip
 _WITHOUT_EFFECT_BEGINNINGS = (
     "dataloader_", "ddp_", "eval_", "hub_", "log_", "logging_", "lr_scheduler_", "save_", "trackio_", "warmup_",
@@ -73,6 +71,7 @@ _LOADING_WITHOUT_EFFECT = frozenset({
     "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
+_ORDER = "train_sampling_strategy"
 _GENERATION = "generation_kwargs"
 # How a token is drawn; lengths and beams of a generation would change what a trace generates.
 _SAMPLING = frozenset({"do_sample", "min_p", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"})
@@ -111,7 +110,7 @@ def user_plan(
     trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
-    _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    _check(config, traced | without_effect | {_ORDER}, _WITHOUT_EFFECT_BEGINNINGS)
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, _SAMPLING)
     _check_sizes(config)
@@ -127,6 +126,7 @@ def user_plan(
     words, assumptions = _model_words({**model, **_values_of_loading(config)})
     _model_words(_values_of_loading(config, TEACHER_LOADING))
     known = own.reading if reads else frozenset()
+    assumptions += _order_assumed(config, trainer)
     assumptions += tuple(text for name, text in own.assumed.items() if config.values.get(name) and name not in known)
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
@@ -210,6 +210,22 @@ def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[
             continue
         if value != config.defaults[name] and value not in (None, {}, []):
             raise _not_known(f"{config.kind}({name}={value!r})", "Leave it out, or let autotune probe measure it.")
+
+
+def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
+    """Return what is assumed of the order of rows, if it is not TRL's default; the longest rows may meet in any.
+
+    Raises:
+        InputError: TRL has no such order for the trainer's rows, or micro-batches of other sizes follow from it.
+    """
+    order = config.values.get(_ORDER)
+    if order == config.defaults.get(_ORDER):
+        return ()
+    # transformers takes lengths from this column (LengthGroupedSampler); its BatchRebalanceSampler varies rows.
+    by_length = any("input_ids" in form.columns for form in trainer.formats)
+    if trainer.ordered or not (order == "sequential" or (order == "group_by_length" and by_length)):
+        raise InputError(f"The micro-batches of {trainer.label} with {_ORDER}={order} are not known to autotune.")
+    return (f"speeds are of rows in random order, and {_ORDER}={order} puts others together",)
 
 
 def _not_known(what: str, hint: str = "") -> InputError:

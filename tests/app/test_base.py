@@ -7,9 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.version import Version
 
 from autotune.app.search import fingerprint
+from autotune.core.batch_geometry import Layout, Shape
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.userconfig.reading import plan_of
@@ -36,6 +38,7 @@ ADAPTER = "use_peft: true\nlora_r: 8\nlora_target_modules: [q_proj, v_proj]\nlor
         "optim: adafactor\nmax_length: null\n",
         "packing: true\nmax_length: 2048\nper_device_train_batch_size: 1\n",
         "padding_free: true\nmax_length: null\n",
+        "torch_compile_mode: reduce-overhead\n",
         "neftune_noise_alpha: 5\noptim_args: a=1\ntorch_compile: false\nattn_implementation: eager\n",
         "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: true}\n",
         pytest.param(
@@ -59,6 +62,26 @@ def test_what_no_technique_writes_is_in_every_plan(tmp_path: Path) -> None:
     other = problem.normal(problem.baseline.but(gradient_checkpointing="on", padding_free="on"))
     for candidate in (problem.baseline, other):
         assert problem.trainer.plan(candidate, problem.setting).args["max_grad_norm"] == 0.5
+
+
+def test_what_changes_a_step_on_a_device_alone_is_in_every_plan_and_in_no_trace(tmp_path: Path) -> None:
+    text = "dataloader_num_workers: 8\ndataloader_prefetch_factor: 4\nfull_determinism: true\nddp_bucket_cap_mb: 100\n"
+    problem = started(a_base(tmp_path, text)).problem
+    expected = yaml.safe_load(text)
+    other = problem.normal(problem.baseline.but(gradient_checkpointing="off"))
+    for candidate in (problem.baseline, other):
+        plan = problem.trainer.plan(candidate, problem.setting)
+        assert expected.items() <= plan.args.items()
+        assert not expected.keys() & problem.trainer.traced_plan(plan, Layout.EQUAL, Shape(1, 8)).args.keys()
+
+
+def test_a_mode_of_compiling_stays_unless_another_choice_replaces_it(tmp_path: Path) -> None:
+    base = a_base(tmp_path, "torch_compile: true\ntorch_compile_mode: max-autotune\n")
+    held = started(base)
+    assert (held.plan.args["torch_compile"], held.plan.args["torch_compile_mode"]) == (True, "max-autotune")
+    assert "torch_compile_mode: max-autotune" in held.start.base.held["torch_compile"]
+    # A mode alone would compile, too.
+    assert "torch_compile_mode" not in started(base, fix={"torch_compile": "off"}).plan.args
 
 
 @pytest.mark.parametrize("packs", [True, False])

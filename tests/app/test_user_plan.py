@@ -94,6 +94,7 @@ def test_the_default_configuration_comes_to_trls_defaults() -> None:
         {"use_liger_kernel": True, "liger_kernel_config": {"rope": False}},
         {"loss_type": "dft"},
         {"neftune_noise_alpha": 5.0},
+        {"torch_compile_mode": "max-autotune"},
         {"label_smoothing_factor": 0.1},
         {"max_grad_norm": 0.0},
         {"torch_empty_cache_steps": 4},
@@ -116,15 +117,14 @@ def test_what_a_step_depends_on_reaches_the_traced_trainer(options: dict[str, An
         {"learning_rate": 1.0, "num_train_epochs": 9, "lr_scheduler_type": "cosine", "warmup_steps": 10},
         {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words", "shuffle_dataset": True},
         {"logging_steps": 1, "save_strategy": "no", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
-        {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b", "torch_compile_mode": "max-autotune"},
+        {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b"},
     ],
     ids=str,
 )
 def test_what_no_step_depends_on_changes_nothing(options: dict[str, Any]) -> None:
     plain = plan_of(sft()).args
     changed = {name: value for name, value in plan_of(sft(**options)).args.items() if plain.get(name) != value}
-    # Naming how to compile is asking to compile.
-    assert changed == ({"torch_compile": True} if "torch_compile_mode" in options else {})
+    assert changed == {}
 
 
 def strange(config: Any, name: str) -> Any:
@@ -138,8 +138,29 @@ def test_of_the_installed_trl_only_devices_and_another_models_template_are_refus
     # The arguments of loading have rules of their own.
     names = {field.name for field in dataclasses.fields(SFTConfig)} - {"model_init_kwargs"}
     assert {name for name in names if is_refused(strange(sft(), name))} == {
-        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config",
+        "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "parallelism_config", "train_sampling_strategy",
     }  # fmt: skip
+
+
+ORDER = "train_sampling_strategy"
+
+
+def test_speeds_of_rows_in_another_order_are_assumed_those_of_random_order() -> None:
+    for order in ("sequential", "group_by_length"):
+        user = user_plan(sft(**{ORDER: order}), None)
+        assert user.plan == plan_of(sft())
+        assert any(f"rows in random order, and {ORDER}={order}" in text for text in user.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("config_class", "order"),
+    # No rows of DPO have the column that transformers takes lengths from, and KTO's blocks keep the dataset's order.
+    [(SFTConfig, "batch_rebalance"), (DPOConfig, "group_by_length"), (KTOConfig, "random")],
+)
+def test_an_order_of_unknown_micro_batches_is_refused(config_class: Any, order: str) -> None:
+    config = config_class(use_cpu=True, bf16=False, report_to="none", **{ORDER: order})
+    with pytest.raises(InputError, match=f"{ORDER}={order} are not known"):
+        plan_of(config)
 
 
 def test_rows_of_which_the_end_is_kept_are_told_to_the_trace() -> None:

@@ -1,4 +1,4 @@
-"""Contract with TRL: an epoch of a trainer that generates has as many optimizer steps as are said."""
+"""Contract with TRL: the optimizer steps of an epoch that generates, and what divides the loss of a step."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
+from autotune.core.workload import ModelSource
+from autotune.step.data.profile import model_profile
 from autotune.trainers import find_trainer
 from tests.contract.building import built
 
+SHORT, LONG = {"text": "memory is one"}, {"text": "memory is one and the batch was all that speed had of a length"}
 PROMPTS = 37
 FOUR = {"num_generations": 4}
 
@@ -42,3 +47,30 @@ def test_an_epoch_has_the_steps_of_whole_generation_batches(
     known = find_trainer(trainer)
     geometry = known.geometry(plan, Documents.of_lengths(LengthDistribution({3: PROMPTS})))
     assert plan.steps_of_epoch(geometry.rows) == values[1]
+
+
+def gradient(trainer: Any, *batches: Any) -> torch.Tensor:
+    """Return the gradient of the head after a step of these micro-batches."""
+    trainer.model.zero_grad()
+    trainer.current_gradient_accumulation_steps = len(batches)
+    collated = (trainer.data_collator([trainer.train_dataset[row] for row in rows]) for rows in batches)
+    samples, items = trainer.get_batch_samples(collated, len(batches), trainer.args.device)
+    for sample in samples:
+        trainer.training_step(trainer.model, sample, items)
+    found: torch.Tensor = trainer.model.get_output_embeddings().weight.grad
+    return found.clone()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_tokens_of_a_step_divide_the_loss_of_models_of_which_the_profile_has_it(
+    whole: bool, small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not whole:
+        given = transformers.Qwen2_5_VLForConditionalGeneration.accepts_loss_kwargs
+        monkeypatch.setattr(transformers.LlamaForCausalLM, "accepts_loss_kwargs", given, raising=False)
+    trainer = built("sft", small_model_directory, tmp_path, rows=[SHORT, LONG])
+    source, processor = ModelSource(str(small_model_directory)), trainer.processing_class
+    profile = model_profile(source, trainer.model.config, processor, tmp_path)
+    assert profile.accepts_loss_kwargs is trainer.model_accepts_loss_kwargs is whole
+    together, apart = gradient(trainer, (0, 1)), gradient(trainer, (0,), (1,))
+    assert torch.allclose(together, apart, rtol=1e-3, atol=1e-6) is whole

@@ -50,10 +50,11 @@ The table is for eight GPUs with every package installed. A choice that needs se
 refused without it; `autotune techniques` shows this for the machine that it runs on.
 
 A choice is exact with a trainer's default loss, unless its section says otherwise. Losses that put rows of a
-micro-batch together (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, and the balance of a mixture
-of experts) depend on `per_device_train_batch_size`, and the last one on `packing`. Those that put together what is
-generated at once (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. Other
-choices of these are searched only with `--allow`.
+micro-batch together (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's with models whose
+class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
+`per_device_train_batch_size`, and the last two on `packing`. Those that put together what is generated at once (GRPO's
+`scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. Other choices of these are
+searched only with `--allow`.
 
 """
 

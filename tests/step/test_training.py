@@ -139,7 +139,8 @@ def test_a_probe_holds_the_tensors_of_the_micro_batches_that_it_leaves_out(
 
 
 def test_nothing_but_what_a_probe_needs_is_changed(small_workload: Workload, tmp_path: Path) -> None:
-    training_plan = plan({"learning_rate": 0.125, "weight_decay": 0.5, "optim": "sgd"}, rows=1)
+    args = {"learning_rate": 0.125, "weight_decay": 0.5, "optim": "sgd", "dataloader_num_workers": 1}
+    training_plan = plan(args, rows=1)
     _, trainer = trained(probe_request(small_workload, training_plan, schedule=SCHEDULE), tmp_path)
     planned, run = config(training_plan, output_dir="planned").to_dict(), trainer.args.to_dict()
     # transformers mirrors a deprecated field, and a model that is there already takes no arguments.

@@ -105,6 +105,13 @@ def test_the_balance_of_experts_depends_on_the_micro_batch(
     assert find_trainer(trainer).loss_depends_on(args, model).keys() == ({ROWS, "packing"} if depends else set())
 
 
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_sft_divides_by_the_tokens_of_a_micro_batch_where_the_model_is_given_no_others(trainer: str) -> None:
+    model = replace(workload().model, accepts_loss_kwargs=False)
+    # DPO's loss is a mean over rows.
+    assert find_trainer(trainer).loss_depends_on({}, model).keys() == ({ROWS, "packing"} if trainer == "sft" else set())
+
+
 @pytest.mark.parametrize(("loss", "searched"), [("sigmoid", True), ("aot", False)])
 def test_the_loss_of_a_user_s_configuration_decides_which_micro_batches_are_searched(
     loss: str, searched: bool, tmp_path: Path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,14 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         router_aux_loss_coef=getattr(text, "router_aux_loss_coef", 0.0) if hasattr(text, "output_router_logits") else 0,
         quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
         dtype=str(config.dtype or "").removeprefix("torch."),
+        accepts_loss_kwargs=_accepts_loss_kwargs(model),
     )
+
+
+def _accepts_loss_kwargs(model: Any) -> bool:
+    """Return what ``Trainer.__init__`` of transformers finds of a model under that name."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return bool(getattr(model, "accepts_loss_kwargs", any(each.kind is each.VAR_KEYWORD for each in parameters)))
 
 
 def linear_modules(model: Any) -> tuple[str, ...]:

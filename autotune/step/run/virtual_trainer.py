@@ -34,7 +34,9 @@ STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
 # Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
-OVERRIDDEN_IN_TRACES = {"use_cpu": True, "tf32": None, "torch_compile": False}
+OVERRIDDEN_IN_TRACES = {
+    "use_cpu": True, "tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None,
+}  # fmt: skip
 """Arguments that every trace sets itself: accelerate gets the device of a trace afterwards, TF32 changes no allocation,
 and compiled code cannot be traced."""
 

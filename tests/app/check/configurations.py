@@ -158,6 +158,7 @@ CASES = (
         FITS,
         {"max_length=32 cuts": 0},
     ),
+    _case("dpo: grouped by a length that its rows lack", "train_sampling_strategy: group_by_length\n", UNKNOWN),
     _case("dpo: a loss of another trainer", "loss_type: simpo\n", RUNS_NOT, {"experimental CPO": 0}, nightly=True),
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
