@@ -142,7 +142,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             quantization = _saved(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
             if self._asked.dataset is None:
-                # A trainer's own rows have the labels that this makes, and TRL refuses it for tokens.
+                # A trainer's own rows are tokens, counted or not by now, and TRL refuses this for tokens.
                 config.assistant_only_loss = False
             asked = replace(
                 self._asked,

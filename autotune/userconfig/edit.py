@@ -95,9 +95,9 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     yield from (((name,), value) for name, value in named.items() if value is not None)
     if wanted.rows is not None:
         rows = wanted.rows.arguments()
-        # Rows that are cut are tokens, with the labels that these fields make; TRL refuses some of them for tokens.
-        labelling = trainer.config_fields.assumed if wanted.rows.cut else ()
-        names = (name for name in (*ROWS, *labelling) if name in base.arguments and name not in rows)
+        # Copies that are cut are tokens, counted as these fields have it; TRL refuses some of them for tokens.
+        applied = trainer.config_fields.assumed if wanted.rows.cut else ()
+        names = (name for name in (*ROWS, *applied) if name in base.arguments and name not in rows)
         others = {name: base.defaults[name] for name in names}
         yield from (((name,), value) for name, value in {**others, **rows}.items())
     if wanted.evaluates:

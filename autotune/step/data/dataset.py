@@ -151,11 +151,11 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
 
 
 def _check_prepared(source: DatasetSource, rows: Dataset) -> None:
-    # With images, TRL never prepares them (SFTTrainer.__init__).
+    # With images, TRL never prepares them.
     if mapping(source.reading.get("dataset_kwargs")).get(_UNPREPARED) and image_column(rows) is None:
         raise UnreadError(
             f"{source.name} is read with {_UNPREPARED}: TRL neither cuts nor packs its rows, whatever max_length and "
-            "packing are. For rows of input_ids, max_length: null and packing: false do the same."
+            "packing are. For rows of tokens, max_length: null and packing: false do the same."
         )
 
 
