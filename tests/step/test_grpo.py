@@ -31,7 +31,7 @@ from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import REFERENCE_PASS
 from autotune.virtual import trace
-from tests.small import long_tailed_texts, small_tokenizer, write_rows, write_small_model
+from tests.small import VOCABULARY, long_tailed_texts, small_tokenizer, write_rows, write_small_model
 from tests.step.requests import trained
 from tests.trainers.prepared import Prepared, prepared_rows
 from tests.virtual.models import config_of
@@ -99,6 +99,33 @@ def test_a_probe_generates_whole_generation_batches_and_runs_few_micro_batches_o
     assert set(whole.run_share.values()) == {share}
     assert len(progress.timed.generations) == len(progress.timed.micro_batches) / 2
     assert trainer.args.gradient_accumulation_steps == 2
+
+
+def test_continuous_batching_generates_as_many_tokens_as_are_timed(
+    prompts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every token ends a completion of this model, so that each would have only one."""
+    generate, made = GRPOTrainer._generate_single_turn, list[int]()
+
+    def ending(self: Any, inputs: Any) -> Any:
+        self.generation_config.eos_token_id = list(range(VOCABULARY))
+        return score(self, inputs)
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = generate(self, *args, **kwargs)
+        made.extend(map(len, found[0]))
+        return found
+
+    score = GRPOTrainer._generate_and_score_completions
+    monkeypatch.setattr(GRPOTrainer, "_generate_and_score_completions", ending)
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", noted)
+    batched: dict[str, Any] = {
+        "use_transformers_continuous_batching": True,
+        "transformers_continuous_batching_config": {"num_blocks": 64, "max_batch_tokens": 256},
+    }
+    trained(request_of(prompts, **batched), tmp_path)
+    assert made
+    assert min(made) >= 4
 
 
 def test_a_generation_whose_parts_were_run_in_part_counts_as_whole(prompts: Prepared, tmp_path: Path) -> None:

@@ -99,10 +99,14 @@ class OnTokenizedPrompts(_Trl):
             make_long(self.vllm_generation, longest)
         else:
             self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
+            if getattr(self, "use_transformers_continuous_batching", False):
+                # It drops the processor of `min_new_tokens`, and takes -1 for no end (`init_continuous_batching`).
+                self.generation_config.eos_token_id = -1
         made = super()._generate_single_turn(*args, **kwargs)
         # GRPO returns beside the completions the sampler's log-probabilities, if it has any; RLOO does not.
         completions, *beside = made if isinstance(made, tuple) else (made,)
-        require_generated(max(map(len, completions)), longest)
+        for row, tokens in zip(completions, self._wanted, strict=True):
+            require_generated(len(row), tokens)
         cut = [self._cut(rows) for rows in (completions, *beside)]
         return tuple(cut) if isinstance(made, tuple) else cut[0]
 
