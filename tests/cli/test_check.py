@@ -12,6 +12,7 @@ from autotune.app.check import check as of_check
 from autotune.cli.boundary import run
 from autotune.core.configuration import ReadCommand
 from autotune.errors import JobLostError
+from autotune.userconfig.reading import read_command
 from autotune.userconfig.written import Written
 
 OLD = "max_seq_length: 64\nmax_steps: 3\n"
@@ -78,9 +79,8 @@ def test_a_job_that_is_lost_takes_no_verdict_of_another_file_with_it(
     def read(written: Written, *more: Any) -> ReadCommand:
         if written.place == str(old):
             raise JobLostError("The job read_command was killed.", hint="Its log ends with: nothing")
-        return reads(written, *more)
+        return read_command(written, *more)
 
-    reads = of_check.read_command
     monkeypatch.setattr(of_check, "read_command", read)
     new = tmp_path / "new.yaml"
     new.write_text("output_dir: out\nbf16: false\nuse_cpu: true\n", encoding="utf-8")
