@@ -81,7 +81,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         """Check the training.
 
         Raises:
-            WillNotFit: it will not fit.
+            WillNotFit: it will not fit, and ``auto_find_batch_size`` is off.
             AutotuneError: it cannot be checked, and ``when_unsure`` is ``fail``.
         """
         try:
@@ -97,7 +97,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
                 _LOG.warning("autotune cannot check this training: %s", found)
             return
         # The trainer exists already, so a finding of the check that it cannot be built does not hold here.
-        if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT]:
+        # transformers makes micro-batches smaller that run out of memory, if it is asked to.
+        if found.exit_code == EXIT_CODES[Outcome.DOES_NOT_FIT] and not args.auto_find_batch_size:
             raise stopped(found)
         if logs:
             log = _LOG.info if found.outcome is Outcome.FITS else _LOG.warning

@@ -125,7 +125,7 @@ class Measurement(HeldMemory):
         peaks: for each completed phase of the step program, the most bytes that the device held above the baseline
             during it; for micro-batches and optimizer steps, the maximum over all of them.
         pass_seconds: time that phases that run once take for the whole dataset, such as the reference model's pass over
-            all rows; 0 if there are none. ``tokens_per_second`` counts them as if a run were one epoch.
+            all rows; 0 if there are none. ``tokens_per_second`` spreads them over all epochs.
         evaluation_seconds: time of an evaluation on all its rows, which ``tokens_per_second`` leaves out; None without.
     """
 
@@ -198,7 +198,7 @@ def of_ranks(ranks: Sequence[Measurement]) -> Measurement:
     )
     if found.tokens_per_step is None or not found.step_seconds:
         return found
-    # The time of phases that run once is spread over the steps of an epoch, as each rank did for itself.
+    # The time of phases that run once is spread over the steps of all epochs, as each rank did for itself.
     spread = max(_spread_seconds(shown) for shown in ranks)
     return replace(found, tokens_per_second=found.tokens_per_step / (found.step_seconds + spread))
 

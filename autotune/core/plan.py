@@ -33,6 +33,10 @@ class Launch:
         return -(-self.processes // self.machines)
 
 
+EPOCHS = "num_train_epochs"
+"""The field of ``transformers.TrainingArguments`` with the passes over the dataset that a training makes."""
+_EPOCHS = 3.0
+"""Its default there, which TRL's configurations keep."""
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
 or of every layer."""
@@ -159,6 +163,17 @@ class TrainingPlan:
     def uses(self) -> int:
         """How many micro-batches are trained on one generation: each of its own, as often as it is iterated over."""
         return self.steps_per_generation * (self.number("num_iterations") or 1)
+
+    @property
+    def epochs(self) -> float:
+        """How often the training passes over the dataset; a ``max_steps`` is left out of account."""
+        epochs = float(str(self.args.get(EPOCHS) or _EPOCHS))
+        return epochs if epochs > 0 else _EPOCHS
+
+    @property
+    def pass_share(self) -> float:
+        """How many micro-batches of a reference's pass over the dataset come before one of training, on average."""
+        return self.rows / (self.number("precompute_ref_batch_size") or self.rows) / self.epochs
 
     def steps_of_epoch(self, rows: int, *, drops_last: bool = False) -> int:
         """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.

@@ -256,7 +256,7 @@ class PlanTracer:
         for phase in phases_at_own_size(geometry, shape):
             at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
             found = found.taking(phase.phase, at_its_own, phase.per_step)
-        return found
+        return found.spread(plan.pass_share)
 
     def _typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
         """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
@@ -270,7 +270,7 @@ class PlanTracer:
         found = mean(geometry.sizes)
         for apart in geometry.apart:
             found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
-        return found
+        return found.spread(plan.pass_share)
 
 
 def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:

@@ -28,7 +28,7 @@ class Reference(Technique):
     )
     options = (
         Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
-        Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over an epoch"),
+        Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over all epochs"),
     )
     trl_default = "beside"
     writes = frozenset({"args.precompute_ref_log_probs"})

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 
 from autotune.core.machine import Hardware
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import EPOCHS, TrainingPlan
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique
 from autotune.techniques.trace_impact import PlanImpact, Scope
@@ -20,9 +20,9 @@ _Fields = Mapping[str, object]
 MEASURED_FIELDS = frozenset({
     "dataloader_multiprocessing_context", "dataloader_num_workers", "dataloader_persistent_workers",
     "dataloader_pin_memory", "dataloader_prefetch_factor", "ddp_broadcast_buffers", "ddp_bucket_cap_mb",
-    "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism",
+    "ddp_find_unused_parameters", "ddp_static_graph", "full_determinism", EPOCHS,
 })  # fmt: skip
-"""Fields of ``transformers.TrainingArguments`` that change a step on a device, that no trace has, and that no technique
+"""Fields of ``transformers.TrainingArguments`` that change speeds on a device, that no trace has, and that no technique
 writes."""
 
 # Gradients are held from the second micro-batch of a step on, so two micro-batches show the peak.

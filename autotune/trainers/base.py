@@ -19,6 +19,8 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
 from autotune.techniques.base import Technique, illegal
 from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.pad_to_multiple_of import NAME as PAD
+from autotune.techniques.padding_free import PaddingFree
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.entries import complete, entries_of, put
 from autotune.trainers.micro_batches import MicroBatches
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _NORMAL_PASSES = 2
 
 _BALANCE = "router_aux_loss_coef"
+# The knobs that set the width of a micro-batch, as long as rows are not cut.
+_OF_WIDTH = (ROWS, PACKING, PaddingFree.name, PAD)
 EVALUATED = "epoch"
 """``eval_strategy`` of a plan with rows to evaluate on: each evaluation runs over all of them."""
 
@@ -107,17 +111,21 @@ class Trainer(MicroBatches):
         """Return how the loss depends on knobs that otherwise leave it as it is, in words, by their names.
 
         By default, rows do not depend on those beside them, unless a mixture of experts balances these: that loss is
-        computed for each micro-batch, and its mean taken.
+        computed for each micro-batch, and its mean taken. NEFTune divides its noise by the root of a micro-batch's
+        width (``neftune_post_forward_hook`` of transformers).
 
         Args:
             args: fields of the configuration; those that it lacks are at their defaults.
             model: None: it has no experts.
         """
+        noise = args.get("neftune_noise_alpha")
+        found = dict.fromkeys(_OF_WIDTH, "NEFTune's noise depends on a micro-batch's width") if noise else {}
         weight = args.get(_BALANCE)
         weight = weight if weight is not None or model is None else model.router_aux_loss_coef
         if _BALANCE not in self.fields or not weight:
-            return {}
-        return dict.fromkeys((ROWS, PACKING), "the loss that balances experts is computed for each micro-batch")
+            return found
+        how = "the loss that balances experts is computed for each micro-batch"
+        return found | dict.fromkeys((ROWS, PACKING), how)
 
     def normal(self, candidate: Candidate, setting: Setting, knobs: Collection[str] | None = None) -> Candidate:
         """Return the representative of all candidates with the same plan.

@@ -221,8 +221,8 @@ def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
     order = config.values.get(_ORDER)
     if order == config.defaults.get(_ORDER):
         return ()
-    # transformers takes lengths from this column (LengthGroupedSampler); its BatchRebalanceSampler varies rows.
-    by_length = any("input_ids" in form.columns for form in trainer.formats)
+    # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
+    by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
     if trainer.ordered or not (order == "sequential" or (order == "group_by_length" and by_length)):
         raise InputError(f"The micro-batches of {trainer.label} with {_ORDER}={order} are not known to autotune.")
     return (f"speeds are of rows in random order, and {_ORDER}={order} puts others together",)

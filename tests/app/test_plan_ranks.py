@@ -8,6 +8,7 @@ import pytest
 
 import autotune
 from autotune.core.estimate import Estimate, Plan
+from autotune.core.plan import TrainingPlan
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.extrapolation.forecast import Forecast
@@ -94,6 +95,27 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
     assert needs[0].peak_bytes > needs[1].peak_bytes > needs[2].peak_bytes
 
 
+def taking(time: float) -> StepTime:
+    return StepTime(time, time, 0.0, 0.0, 0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("args", "seconds"),
+    [
+        ({}, 2 * 6 / 3),
+        ({"num_train_epochs": 2}, 2 * 6 / 2),
+        # One micro-batch of the pass is as large as eight of training.
+        ({"precompute_ref_batch_size": 32}, 2 * 6 / 3 / 8),
+    ],
+)
+def test_a_pass_before_training_is_spread_over_the_micro_batches_of_all_epochs(
+    args: dict[str, object], seconds: float
+) -> None:
+    plan = TrainingPlan("dpo", {"per_device_train_batch_size": 4, **args})
+    found = Forecast({}, 0.0, 0, 0, 0, 0, 0, {Part("precompute", Occurrence.BEFORE): taking(6.0)})
+    assert found.spread(plan.pass_share).step_seconds(2) == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize(
     ("between", "micro_batches", "seconds"),
     [
@@ -106,9 +128,6 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
 def test_gradients_are_exchanged_in_the_last_micro_batch_alone(
     between: Occurrence, micro_batches: int, seconds: float
 ) -> None:
-    def taking(time: float) -> StepTime:
-        return StepTime(time, time, 0.0, 0.0, 0.0, 0.0, 0)
-
     times = {
         Part("micro-batch", Occurrence.FIRST): taking(1.0),
         Part("optimizer step", Occurrence.ONCE): taking(100.0),

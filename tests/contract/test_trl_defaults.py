@@ -16,6 +16,7 @@ from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, SFTConfig, TrlPar
 from autotune import catalogue
 from autotune.confidential import is_secret
 from autotune.core.candidate import Candidate
+from autotune.core.plan import TrainingPlan
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import Effect, NumberTechnique
@@ -49,6 +50,12 @@ def test_adapters_keep_trl_s_ratio_of_alpha_to_rank() -> None:
     untold = ModelConfig()
     model = SFT.plan(BASELINE.but(lora=f"r{untold.lora_r}"), HERE).model
     assert model["lora_alpha"] == untold.lora_alpha
+
+
+@pytest.mark.parametrize("name", trainers())
+def test_trainings_have_as_many_epochs_as_a_pass_before_them_is_spread_over(name: str, tmp_path: Path) -> None:
+    untold = config_class(name)(str(tmp_path), use_cpu=True, bf16=False)
+    assert TrainingPlan(name).epochs == untold.num_train_epochs
 
 
 @pytest.mark.parametrize("name", trainers())

@@ -105,6 +105,13 @@ def test_the_balance_of_experts_depends_on_the_micro_batch(
     assert find_trainer(trainer).loss_depends_on(args, model).keys() == ({ROWS, "packing"} if depends else set())
 
 
+def test_noise_that_depends_on_the_width_of_micro_batches_holds_what_sets_it(tmp_path: Path) -> None:
+    width = (ROWS, "packing", "padding_free", "pad_to_multiple_of")
+    for text, held in (("", False), ("neftune_noise_alpha: 5\n", True)):
+        choices = started(a_base(tmp_path, f"{text}max_length: 2000\n")).problem.choices
+        assert [len(choices[knob]) == 1 for knob in width] == [held] * len(width)
+
+
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_sft_divides_by_the_tokens_of_a_micro_batch_where_the_model_is_given_no_others(trainer: str) -> None:
     model = replace(workload().model, accepts_loss_kwargs=False)

@@ -120,13 +120,16 @@ def test_what_fails_in_a_pass_is_told_as_that(case: Case, phase: str, prepared: 
     assert progress.phase == phase
 
 
-@pytest.mark.parametrize("name", ["dpo, precomputed", "kto, precomputed"])
-def test_asking_the_reference_beforehand_is_timed_and_spread_over_an_epoch(
-    name: str, prepared: Prepare, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "given", "epochs"),
+    [("dpo, precomputed", {}, 3), ("kto, precomputed", {"num_train_epochs": 2}, 2)],
+)
+def test_asking_the_reference_beforehand_is_timed_and_spread_over_all_epochs(
+    name: str, given: Mapping[str, object], epochs: int, prepared: Prepare, tmp_path: Path
 ) -> None:
     found = found_for(CASES[name], prepared)
     # Some rows are dropped.
-    request = replace(CASES[name], args={**PRECOMPUTED, "max_length": 30}).request(found)
+    request = replace(CASES[name], args={**PRECOMPUTED, "max_length": 30, **given}).request(found)
     shown = probed_here(request, tmp_path)
     assert shown.status is ProbeStatus.OK, shown
     assert shown.pass_seconds > 0
@@ -134,5 +137,5 @@ def test_asking_the_reference_beforehand_is_timed_and_spread_over_an_epoch(
     assert shown.rows == documents.rows - documents.rows_dropped(30) < documents.rows
     assert shown.step_seconds is not None
     assert shown.tokens_per_step is not None
-    spread = shown.pass_seconds * 10 / shown.rows
+    spread = shown.pass_seconds * 10 / shown.rows / epochs
     assert shown.tokens_per_second == pytest.approx(shown.tokens_per_step / (shown.step_seconds + spread))

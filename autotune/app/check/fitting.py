@@ -51,6 +51,8 @@ from autotune.userconfig.sources import Sources, sources, teacher_of
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
+_SHRINKS = "auto_find_batch_size"
+"""The field with which accelerate repeats what ran out of memory (``find_executable_batch_size``)."""
 _CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
 """Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
 
@@ -121,6 +123,9 @@ class Fitting:
         drops_last = self.config.values.get("dataloader_drop_last") is True
         silent = [*silent_findings(plan, geometry, trainer, setting, known, given, drops_last=drops_last)]
         silent += of_rows(named.dataset, streams=named.streams)
+        if self.config.values.get(_SHRINKS):
+            message = "After an out-of-memory, micro-batches are a tenth smaller, and the global batch with them."
+            silent += [Finding(Severity.SILENT, message, _SHRINKS)]
         loading = loading_text(self.launching.document, self.config) if self.launching.processes > 1 else None
         silent += [Finding(Severity.SILENT, loading, "fsdp_config")] if loading is not None else []
         if task.written.file is not None:

@@ -88,13 +88,21 @@ class Forecast:
     def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
 
-        A pass over the dataset before the first step was traced for one micro-batch, and is spread over an epoch.
+        A pass over the dataset before the first step is spread over them (:meth:`spread`).
         Evaluation and saving are left out of the time of a step.
         """
         if part.occurrence is self.between:
             # Beside it, a step of several has one micro-batch of the other occurrence.
             return micro_batches - 1 if micro_batches > 1 or self.between is Occurrence.FURTHER else 1
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
+
+    def spread(self, pass_share: float) -> Forecast:
+        """Return this forecast with that share of a traced micro-batch of a pass before training for each one of it."""
+        times = {
+            part: mixed_times([(time, pass_share)]) if part.occurrence is Occurrence.BEFORE else time
+            for part, time in self.times.items()
+        }
+        return replace(self, times=times)
 
     def taking(self, phase: str, other: Forecast, per_step: float) -> Forecast:
         """Return this forecast with a phase of another one, which is for the size at which that phase runs.

@@ -82,10 +82,10 @@ def _finished(
     # Of what several ranks share, each has its part.
     share = plan.data_ranks / plan.launch.processes
     tokens = batches.mean_tokens * step.micro_batches * share
-    rows = batches.rows * step.micro_batches
+    passed = batches.rows * step.micro_batches / plan.epochs
     return replace(
         meter.peaks(),
-        tokens_per_second=tokens / (known.step_seconds + rows * pass_seconds_per_row),
+        tokens_per_second=tokens / (known.step_seconds + passed * pass_seconds_per_row),
         tokens_per_second_error=known.error,
         step_seconds=known.step_seconds,
         micro_batch_seconds=known.micro_batch_seconds,

@@ -72,6 +72,7 @@ CASES = (
     _case("sft: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     # PEFT takes text for modules: this word, or a regular expression.
     _case("sft: modules as text", "use_peft: true\nlora_target_modules: all-linear\n", FITS, nightly=True),
+    _case("sft: as many rows as fit", "auto_find_batch_size: true\n", FITS, {"the global batch with them": 0}),
     _case("sft: cut", "max_length: 32\n", FITS, {"max_length=32 cuts": 0}),
     _case(
         "sft: packed",

@@ -91,6 +91,18 @@ def test_what_will_not_fit_is_stopped_before_its_first_step(
 
 
 @pytest.mark.slow
+def test_what_adapts_its_micro_batches_is_not_stopped(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"auto_find_batch_size": True}
+    training = built("sft", small_model_directory, rows("sft"), tmp_path, "1MiB", options=options)
+    with caplog.at_level(logging.WARNING):
+        training.train()
+    assert training.state.global_step == 1
+    assert "does not fit" in caplog.text
+
+
+@pytest.mark.slow
 def test_what_cannot_be_checked_is_trained_with_a_warning(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
