@@ -111,6 +111,12 @@ def user_plan(
     own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
+    if mapping(config.values.get("accelerator_config")).get("split_batches"):
+        # Then the rows are those of all processes together (accelerate, `BatchSamplerShard`).
+        raise _not_known(
+            "accelerator_config' split_batches=True",
+            "Write per_device_train_batch_size divided by the number of processes, and leave it out.",
+        )
     _check_template(config.values.get(CHAT_TEMPLATE))
     _check_each(config, _GENERATION, _SAMPLING)
     kept = sorted(traced & config.values.keys())
