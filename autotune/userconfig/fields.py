@@ -111,7 +111,9 @@ def user_plan(
     own, traced = trainer.config_fields, traced_fields(trainer)
     without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
     _check(config, traced | without_effect, _WITHOUT_EFFECT_BEGINNINGS)
-    if mapping(config.values.get("accelerator_config")).get("split_batches"):
+    loading = config.values.get("accelerator_config")
+    # transformers makes an object of the mapping.
+    if mapping(getattr(loading, "__dict__", loading)).get("split_batches"):
         # Then the rows are those of all processes together (accelerate, `BatchSamplerShard`).
         raise _not_known(
             "accelerator_config' split_batches=True",
