@@ -84,6 +84,10 @@ class Built:
     warnings: tuple[str, ...] = ()
 
 
+NOT_COMPILED = "no"
+"""accelerate's ``dynamo_backend`` with which it compiles nothing."""
+
+
 @dataclass(frozen=True)
 class Launched:
     """A start of processes, as accelerate's own launcher reads its options and its file.
@@ -99,6 +103,7 @@ class Launched:
         precision_by_option: whether an option sets that, which overrides the file.
         refused: the error that accelerate ends with; empty if it starts the processes.
         gpu_ids: the GPUs that accelerate makes visible; empty if it leaves that to ``CUDA_VISIBLE_DEVICES``.
+        dynamo: the ``dynamo_backend`` that accelerate passes to the processes; ``no`` if it compiles nothing.
     """
 
     processes: int = 1
@@ -111,6 +116,7 @@ class Launched:
     precision_by_option: bool = False
     refused: str = ""
     gpu_ids: str = ""
+    dynamo: str = NOT_COMPILED
 
 
 @dataclass(frozen=True)

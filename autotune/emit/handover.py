@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.bundle import Basis, ServerSplit
@@ -43,7 +43,7 @@ class Handover:
     base: BaseFile | None = None
 
     @property
-    def env(self) -> dict[str, str]:
+    def env(self) -> Mapping[str, str]:
         """The environment variables of the training."""
         return {**self.plan.env, **thread_variables(self.threads)}
 

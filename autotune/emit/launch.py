@@ -24,8 +24,8 @@ FROM_TRAINER_ARGUMENTS = "no"
 _SINGLE_PROCESS_KEYS: Mapping[str, object] = {"accelerate_config": "single_gpu", PRECISION: FROM_TRAINER_ARGUMENTS}
 _NOTHING: Mapping[str, object] = {}
 _KEYS_SET_BY_AUTOTUNE = frozenset({"distributed_type", "deepspeed_config", "num_processes", "num_machines", "use_cpu"})
-# A plan has them in the trainer's arguments, or in DeepSpeed's document.
-_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config"})
+# A plan has them in the trainer's arguments, such as `torch_compile`, or in DeepSpeed's document.
+_OF_ENGINES = frozenset({"deepspeed_config", "fsdp_config", "parallelism_config", "dynamo_config"})
 # The trainer's arguments set it. Where they have float32, transformers takes accelerate's (`TrainingArguments`), and
 # with DeepSpeed's own document accelerate refuses it (accelerate/utils/dataclasses.py, `_deepspeed_config_checks`).
 _PRECISION = frozenset({PRECISION, "fp16"})

@@ -27,7 +27,7 @@ def config_text(handover: Handover, rows: TrainingRows, directory: Path) -> str:
         body = handover.base.text
     else:
         document = {
-            **({"env": handover.env} if handover.env else {}),
+            **({"env": dict(handover.env)} if handover.env else {}),
             **training_arguments(plan, handover.workload, rows),
             # By default, `accelerate launch` starts a process on every visible GPU, which multiplies the global batch.
             "num_processes": handover.hardware.processes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from autotune.core.configuration import Configuration
+from autotune.core.configuration import NOT_COMPILED, Configuration
 from autotune.core.nested import mapping
 from autotune.emit.launch import PRECISION
 from autotune.errors import InputError, UnreadError
@@ -64,6 +64,22 @@ def with_precision(config: Configuration, started: Launching) -> Configuration:
             hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
         )
     return replace(config, values={**values, wanted: True})
+
+
+def check_compilation(config: Configuration, started: Launching) -> None:
+    """Check that no model is compiled because of accelerate's launcher alone.
+
+    transformers passes on the backend of ``torch_compile``; without one, accelerate takes the launcher's
+    (``TorchDynamoPlugin``).
+
+    Raises:
+        UnreadError: one is.
+    """
+    if started.dynamo != NOT_COMPILED and not config.values.get("torch_compile"):
+        raise UnreadError(
+            f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
+            " Write torch_compile: true instead."
+        )
 
 
 def engine_args(

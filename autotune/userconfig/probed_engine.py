@@ -11,7 +11,7 @@ from autotune.core.plan import Launch, TrainingPlan
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.base import Technique
 from autotune.userconfig.deepspeed import AUTO
-from autotune.userconfig.engine import engine_args, fsdp_named, with_precision
+from autotune.userconfig.engine import check_compilation, engine_args, fsdp_named, with_precision
 from autotune.userconfig.groups import FIELD
 from autotune.userconfig.launch import Launching
 
@@ -46,6 +46,7 @@ def with_engine(plan: TrainingPlan, started: Launching, config: Configuration, p
         )
     processes = started.processes if started.counted else None
     try:
+        check_compilation(config, started)
         overruled = with_precision(config, started) is not config
         # Every file that a search writes has the accumulation of the trainer's arguments.
         found = dict(engine_args(started.document, config, processes, accumulation=AUTO))

@@ -64,9 +64,9 @@ def with_zero2(folder: Path, document: Mapping[str, object] = ZERO2, **options: 
     )
 
 
-def with_accelerate(folder: Path, document: Mapping[str, object], **options: Any) -> Started:
+def with_accelerate(folder: Path, document: Mapping[str, object], further: str = "", **options: Any) -> Started:
     (folder / "accelerate.yaml").write_text(yaml.safe_dump(dict(document)), encoding="utf-8")
-    return searched(folder, f"accelerate_config: {folder / 'accelerate.yaml'}  # how we start\n", **options)
+    return searched(folder, f"accelerate_config: {folder / 'accelerate.yaml'}  # how we start\n{further}", **options)
 
 
 def handed_over(search: Started, candidate: Candidate, folder: Path) -> dict[str, Any]:
@@ -130,6 +130,15 @@ def test_the_gpus_of_another_number_of_processes_are_left_to_the_machine(
     document = accelerate_document(TrainingPlan("sft", launch=Launch(processes)), tmp_path, own)
     assert ("gpu_ids" in document) is kept
     assert document["num_processes"] == processes
+
+
+def test_a_bundle_compiles_by_torch_compile_alone(tmp_path: Path) -> None:
+    search = with_accelerate(
+        tmp_path, {**FSDP2, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, further="torch_compile: true\n"
+    )
+    found = handed_over(search, search.problem.baseline, tmp_path)
+    assert "dynamo_config" not in found[ACCELERATE]
+    assert found["config.yaml"]["torch_compile"] is True
 
 
 def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
@@ -316,6 +325,7 @@ def test_a_precision_by_which_accelerate_overrules_the_file_is_refused(tmp_path:
             "cp_comm_strategy: alltoall",
         ),
         ({**FSDP2, "fsdp_config": {"fsdp_version": 1}}, "fsdp_version: 2"),
+        ({**FSDP2, "dynamo_config": {"dynamo_backend": "INDUCTOR"}}, "dynamo_backend: inductor compiles the model"),
         (
             {**FSDP2, "fsdp_config": {"fsdp_version": 2, "fsdp_activation_checkpointing": True}},
             "gradient_checkpointing",

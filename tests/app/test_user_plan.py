@@ -197,6 +197,13 @@ def test_a_field_that_a_later_release_adds_is_refused_once_it_is_used() -> None:
     assert "autotune probe" in raised.value.hint
 
 
+def test_batches_that_processes_split_among_them_are_not_known() -> None:
+    assert plan_of(sft(accelerator_config={"split_batches": False})) == plan_of(sft())
+    with pytest.raises(InputError, match="split_batches=True") as raised:
+        plan_of(sft(accelerator_config={"split_batches": True}))
+    assert "divided by the number of processes" in raised.value.hint
+
+
 def test_what_cannot_be_sent_to_another_process_is_named() -> None:
     with pytest.raises(InputError, match="gradient_checkpointing_kwargs="):
         plan_of(sft(gradient_checkpointing_kwargs={"context_fn": lambda: None}))

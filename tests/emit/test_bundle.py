@@ -102,7 +102,7 @@ def test_a_hub_revision_is_kept(tmp_path: Path) -> None:
 def test_the_launch_gets_the_processes_and_threads_that_were_measured(tmp_path: Path) -> None:
     write_bundle(a_result(), tmp_path)
     config = the_config(tmp_path)
-    assert (config["num_processes"], config["env"]["OMP_NUM_THREADS"]) == (1, "8")
+    assert (config["num_processes"], config["env"]) == (1, {"OMP_NUM_THREADS": "8"})
     assert "os.environ['OMP_NUM_THREADS'] = '8'" in (tmp_path / "train.py").read_text(encoding="utf-8")
 
 

@@ -49,7 +49,7 @@ def test_trl_counts_the_tokens_that_the_probe_counts(
     micro_batches = progress.timed.micro_batches
     assert [item.collated for item in micro_batches] == progress.batches.collated[timed].tolist()
     in_step = progress.batches.step_micro_batches
-    assert [item.first for item in micro_batches] == [not index % in_step for index in np.flatnonzero(timed)]
+    assert [item.special for item in micro_batches] == [not index % in_step for index in np.flatnonzero(timed)]
     assert len(progress.timed.updates) == sum(timed) // in_step
 
 

@@ -16,7 +16,6 @@ from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, SAVE, Repeat
 from autotune.core.result import Choosable, Result
-from autotune.emit.arguments import launch_arguments
 from autotune.emit.bundle import write_bundle
 from autotune.emit.figures import measured
 from autotune.emit.launch import launch_keys
@@ -238,7 +237,7 @@ def test_its_configuration_names_only_fields_that_trl_s_parser_knows(
         return
     given = measured(result, chosen)
     text = config_text(given, training_rows(result.workload, chosen.plan, tmp_path), tmp_path)
-    launched = {**launch_arguments(1, 1), **launch_keys(chosen.plan, tmp_path)}
+    launched = {"num_processes", *launch_keys(chosen.plan, tmp_path)}
     document = {name: value for name, value in yaml.safe_load(text).items() if name not in launched}
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({**document, "output_dir": str(tmp_path)}), encoding="utf-8")

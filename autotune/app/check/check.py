@@ -23,7 +23,7 @@ from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.userconfig.engine import check_documents, engine_args, with_precision, without_engine
+from autotune.userconfig.engine import check_compilation, check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching
 from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
@@ -150,6 +150,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
             return task.wrong(found)
         found = (*found, *of_launch(task.written, known, started))
         check_documents(started, config)
+        check_compilation(config, started)
         config = with_precision(config, started)
         found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
         if fatal(found):

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from yaml import YAMLError
 
-from autotune.core.configuration import Launched
+from autotune.core.configuration import NOT_COMPILED, Launched
 from autotune.errors import InputError
 from autotune.inspection.yaml_file import read_yaml
 
@@ -77,6 +77,8 @@ def launched(options: Sequence[str], gpus: int, default_file: str) -> Launched:
         str(asked.mixed_precision or "no"),
         precision is not None,
         gpu_ids="" if asked.gpu_ids in (None, "all") else str(asked.gpu_ids),
+        # Its launcher of DeepSpeed passes none (utils/launch.py, `prepare_deepspeed_cmd_env`).
+        dynamo=NOT_COMPILED if asked.use_deepspeed else str(asked.dynamo_backend or NOT_COMPILED).lower(),
     )
 
 

@@ -157,7 +157,7 @@ class Progress(TrainerCallback):
             others_left = self.steps_done < self.batches.steps - self._schedule.worst_last
             stopped, self._stopped = self._stopped, self._stops()
             if stopped == self._stopped or not (self.timed.micro_batches or others_left):
-                self._time_step(index, now, self.batches, self.whole_step.special)
+                self._time_step(index, now, self.batches)
             passed_seconds = now - self._began_seconds
             done = not others_left or enough(self._schedule, self.timed, self.whole_step, passed_seconds)
             # Ranks time their steps differently, and all have to stop after the same one.
@@ -173,7 +173,7 @@ class Progress(TrainerCallback):
         """Record the device's peak in a phase that ends."""
         self.peaks[phase] = max(self.peaks.get(phase, 0), self._meter.lap())
 
-    def _time_step(self, index: int, now: float, batches: Batches, special: int) -> None:
+    def _time_step(self, index: int, now: float, batches: Batches) -> None:
         first = index * batches.step_micro_batches
         took = [end.seconds_after(began) for began, end in self._marks]
         generated = [(one.micro_batch, one.timed()) for one in self._generations]
@@ -182,7 +182,8 @@ class Progress(TrainerCallback):
         timed = [place for place in range(len(took)) if batches.timed[first + place]]
         if not timed:
             return
-        fetch_seconds, special = self._fetch_seconds / len(took), special % len(took)
+        assert self.whole_step is not None
+        fetch_seconds, special = self._fetch_seconds / len(took), self.whole_step.special % len(took)
         self.timed.micro_batches += [
             TimedMicroBatch(
                 took[place] + fetch_seconds, int(batches.collated[first + place]), place == special, fetch_seconds

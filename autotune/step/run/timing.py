@@ -146,9 +146,9 @@ def timing(timed: Timed, step: WholeStep) -> Timing:
 
     Micro-batches differ in size, and few of them are timed. Their times are therefore regressed on their tokens, and
     the time of the mean micro-batch is read off the line: the linear regression estimator of a mean whose covariate's
-    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). A step's first micro-batch, which allocates
-    the gradients that all others accumulate into, has a constant of its own if that is significantly different from
-    zero. If the line cannot be right, the mean of the times is taken.
+    mean is known (Cochran, Sampling Techniques, 3rd edition, chapter 7). The special micro-batch of a step has a
+    constant of its own if that is significantly different from zero. If the line cannot be right, the mean of the times
+    is taken.
     """
     micro_batches, updates = timed.micro_batches, timed.updates
     seconds = np.array([item.seconds for item in micro_batches])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
-from autotune.userconfig.engine import engine_args, with_precision
+from autotune.userconfig.engine import check_compilation, engine_args, with_precision
 from autotune.userconfig.launch import Launching, launching, shipped
 from autotune.userconfig.problems import of_precision
 from autotune.userconfig.written import Written
@@ -222,6 +223,28 @@ def test_a_precision_that_is_not_traced_leaves_the_answer_open(tmp_path: Path) -
     with pytest.raises(UnreadError, match="mixed_precision: fp8"):
         with_precision(configured(bf16=False), Launching(precision="fp8"))
     assert with_precision(configured(), Launching(precision="fp8")).values["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("MULTI_GPU", ""), ("NO", ""), ("NO", "--dynamo_backend inductor"), ("DEEPSPEED", "")],
+    ids=str,
+)
+def test_a_model_that_accelerate_alone_compiles_leaves_the_answer_open(kind: str, words: str, tmp_path: Path) -> None:
+    own = {} if words else {"dynamo_config": {"dynamo_backend": "INDUCTOR"}}
+    document = {"distributed_type": kind, "num_processes": 1 if kind == "NO" else 2, **own}
+    started = by(f"accelerate launch --config_file FILE {words}", document, tmp_path)
+    check_compilation(Configuration("SFTConfig", {"torch_compile": True}, {}), started)
+    # Its launcher of DeepSpeed passes no backend on.
+    with nullcontext() if kind == "DEEPSPEED" else pytest.raises(UnreadError, match="dynamo_backend: inductor"):
+        check_compilation(configured(), started)
+
+
+def test_batches_that_processes_split_among_them_leave_the_answer_open(write: Write, checked: Checked) -> None:
+    file = write("sft", "accelerator_config: {split_batches: true}\nnum_processes: 4\n")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
+    assert "split_batches" in verdict.reason
 
 
 @needs_deepspeed
