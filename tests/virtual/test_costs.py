@@ -19,8 +19,8 @@ SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, p
 ROUND = Gpu("round", 80 * GIB, "given", "", GIB, speeds=SPEEDS)
 NO_LAUNCH = Pace(launch_seconds=0.0)
 SECOND_OF_MATMUL = Work(Kind.MATMUL, "bfloat16", flops=10**14)
-SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10)
-SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10)
+SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10, on_side_stream=True)
+SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10, on_side_stream=True)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,12 @@ def test_a_copy_that_is_not_waited_for_takes_place_beside_the_device() -> None:
     works = [SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL]
     time = step_seconds(works, ROUND, NO_LAUNCH)
     assert (time.seconds, time.copy_seconds) == (3.0, 2.0)
+
+
+def test_a_copy_on_the_stream_of_the_operators_takes_place_between_them() -> None:
+    for copy in (SECOND_TO_HOST, SECOND_TO_DEVICE):
+        works = [SECOND_OF_MATMUL, replace(copy, on_side_stream=False), SECOND_OF_MATMUL]
+        assert step_seconds(works, ROUND, NO_LAUNCH).seconds == 3.0
 
 
 def test_what_has_not_been_computed_cannot_be_copied_yet() -> None:

@@ -73,6 +73,11 @@ for name, args in CASES.items():
         "alike": sorted(traced.alike),
         "grouped flops": sum(operator.work.flops for operator in operators if "grouped_mm" in operator.name),
         "waits": sum(operator.work.kind == "synchronize" for operator in operators if "grouped_mm" in operator.name),
+        "copies beside": [
+            operator.work.on_side_stream
+            for operator in operators
+            if operator.work.kind in ("copy to device", "copy to host") and not operator.work.waits
+        ],
         "sizes on the host": sorted(
             event.change_bytes
             for event in traced.events[phase.first_event : phase.end_event]
@@ -222,6 +227,14 @@ def test_pinned_memory_is_held_in_powers_of_two(found: dict[str, Any]) -> None:
         sizes = found[case]["sizes on the host"]
         assert sizes
         assert all(size.bit_count() == 1 for size in sizes)
+
+
+def test_trl_offloads_beside_the_operators_and_checkpointing_between_them(found: dict[str, Any]) -> None:
+    copies = {case: found[case]["copies beside"] for case in ("offloaded", "offloaded, checkpointed")}
+
+    assert sum(copies["offloaded"]) > 0.9 * len(copies["offloaded"]) > 0
+    assert copies["offloaded, checkpointed"]
+    assert not any(copies["offloaded, checkpointed"])
 
 
 _WITH_TRITON = """
