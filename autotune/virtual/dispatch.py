@@ -94,7 +94,7 @@ class VirtualMode(TorchDispatchMode):
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return self._ledger.is_pinned(args[0])
-        if (composed := composite(func)) is not None:
+        if (composed := composite(func, args)) is not None:
             return self._compose(composed, func, args, kwargs)
         refuse_unsupported(func, args, kwargs)
         self._follow_autograd()
