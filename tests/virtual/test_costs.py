@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
 from autotune.core.plan import Launch
@@ -12,6 +13,7 @@ from autotune.core.step_time import Caller, Pace
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
+from autotune.virtual.callers import caller_of
 from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
 
 # Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
@@ -113,6 +115,14 @@ def test_the_time_of_a_launch_depends_on_its_caller() -> None:
     time = step_seconds(works, ROUND, pace)
     assert time.launch_seconds == pytest.approx(8.0)
     assert time.seconds == pytest.approx(8.0, rel=1e-3)
+
+
+def test_an_optimizers_kernels_of_a_library_are_launched_faster_than_others() -> None:
+    pytest.importorskip("bitsandbytes")
+    updates = (torch.ops.bitsandbytes.optimizer_update_8bit_blockwise, torch.ops.bitsandbytes.optimizer_update_32bit)
+    assert {caller_of(update.default, in_backward=False) for update in updates} == {Caller.UPDATE}
+    assert caller_of(torch.ops.bitsandbytes.dequantize_4bit.default, in_backward=False) is Caller.LIBRARY
+    assert Pace().host_seconds(Caller.UPDATE) < Pace().host_seconds(Caller.LIBRARY)
 
 
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:

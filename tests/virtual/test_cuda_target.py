@@ -47,6 +47,8 @@ CASES = {
     "offloaded, checkpointed": {
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}, "max_length": 60,
     },
+    "4 bit, few rows": {"model": {"load_in_4bit": True, "use_peft": True}},
+    "4 bit, many rows": {"model": {"load_in_4bit": True, "use_peft": True}, "per_device_train_batch_size": 16},
     "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
                               "lora_target_modules": "all-linear"}},
 }
@@ -195,6 +197,14 @@ def test_flex_attention_keeps_packed_documents_apart_without_a_mask_of_tokens(fo
 
 def test_weight_norms_of_dora_are_those_of_the_expanded_4_bit_weights(found: dict[str, Any]) -> None:
     assert found["4 bit, dora"]["operators"]["bitsandbytes.dequantize_4bit.default"] > 0
+
+
+def test_weights_in_4_bits_are_expanded_first_for_many_rows(found: dict[str, Any]) -> None:
+    few, many = (found[f"4 bit, {case} rows"]["operators"] for case in ("few", "many"))
+    products, expanded = "bitsandbytes.gemm_4bit.default", "bitsandbytes.dequantize_4bit.default"
+
+    assert products not in many
+    assert many[expanded] == few[expanded] + few[products]
 
 
 def test_models_that_look_for_flash_attention_as_they_are_imported_find_it(found: dict[str, Any]) -> None:
