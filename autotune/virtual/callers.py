@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.core.step_time import Caller
 from autotune.virtual.costs import Kind
+from autotune.virtual.tensors import operator_name
 from autotune.virtual.work import operator_work
 
 _hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -29,7 +30,7 @@ def caller_of(func: Any, *, in_backward: bool) -> Caller:
         in_backward: whether autograd's engine runs, which a recomputation is part of.
     """
     if func.namespace == "bitsandbytes":
-        return Caller.LIBRARY
+        return Caller.UPDATE if "optimizer_update" in operator_name(func) else Caller.LIBRARY
     if torch.is_grad_enabled():
         if _hooks(False) is None:
             return Caller.MODULE

@@ -77,9 +77,20 @@ def arguments_of(call: str, device: torch.device) -> tuple[Any, list[Any], dict[
     made = [_made(value, device, bound) for value in args]
     if packet.rstrip("_") == "masked_scatter":
         made[1] = _mask_for(made[1], made[2], rows=False)
+    elif packet == "_grouped_mm" and isinstance(made[2], torch.Tensor):
+        made[2] = _even_offsets(made[0], made[1], len(made[2])).to(made[2])
     elif packet.rstrip("_") == "index_put" and len(made[1]) == 1:
         made[1] = [_mask_for(made[1][0], made[2], rows=True)]
     return func, made, {key: _made(value, device, bound) for key, value in kwargs.items()}
+
+
+def _even_offsets(first: torch.Tensor, second: torch.Tensor, groups: int) -> torch.Tensor:
+    """Return where groups of equal size end, in the dimension that a product of groups slices.
+
+    A kernel leaves out a group that ends before it begins (aten/src/ATen/native/GroupedMMUtils.h), or fails on a GPU.
+    """
+    size = first.size(-1) if first.dim() == second.dim() else first.size(0) if first.dim() == 2 else second.size(-1)
+    return torch.arange(1, groups + 1) * size // groups
 
 
 def _mask_for(mask: Any, values: torch.Tensor, *, rows: bool) -> Any:

@@ -40,6 +40,7 @@ class Access(StrEnum):
     OPTIMIZER = "optimizer"
 
 
+_COPIES = (Kind.TO_DEVICE, Kind.TO_HOST)
 _HELD = 5
 """Copies to the host whose sources are kept until they are done."""
 
@@ -65,6 +66,7 @@ class Work:
         length: for attention, tokens of a query's row; 0: not known.
         backward: for attention, whether it is the backward pass.
         caller: who has the host launch it.
+        on_side_stream: whether it runs on another than the device's default stream.
     """
 
     kind: Kind
@@ -79,6 +81,7 @@ class Work:
     length: int = 0
     backward: bool = False
     caller: Caller = Caller.MODULE
+    on_side_stream: bool = False
 
     def part(self, parts: int) -> Work:
         """Return the work of one of so many equal parts."""
@@ -99,7 +102,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     """
     if work.kind is Kind.COMMUNICATION:
         return sending_seconds(work.bytes_written, work.collective, speeds, launch)
-    if work.kind in (Kind.TO_DEVICE, Kind.TO_HOST):
+    if work.kind in _COPIES:
         return work.bytes_written / (speeds.pcie * speeds.achieved.copies)
     if work.kind in (Kind.NOTHING, Kind.SYNCHRONIZE):
         return 0.0
@@ -122,13 +125,15 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     """Return the time of a sequence of operators on a GPU.
 
     The host launches operators one after another and runs ahead of the device, which executes them in order. A step is
-    therefore bound by launches where operators are short, and by the device where they are long. Asynchronous copies
-    overlap with that, one at a time, and start when their source has been computed. As ``OffloadActivations`` of
-    trl/models/activation_offloading.py has it, they are on one stream for both directions, and the device waits for a
-    copy to it, which it reads next, and for a copy to the host when five others follow it. So a pass is no faster than
-    its copies. No operator waits for communication that an engine starts asynchronously or on a stream of its own,
-    so that this overlap is the best possible; what it runs on the default stream overlaps with copies only. That all
-    ranks arrive at the same time, and that messages are long enough for the links' full speed, makes it a lower bound.
+    therefore bound by launches where operators are short, and by the device where they are long. Copies on the default
+    stream are executed in order too, such as those of ``save_on_cpu`` (torch/autograd/graph.py). Asynchronous copies on
+    another stream overlap with that, one at a time, and start when their source has been computed. As
+    ``OffloadActivations`` of trl/models/activation_offloading.py has it, they are on one stream for both directions,
+    and the device waits for a copy to it, which it reads next, and for a copy to the host when five others follow it.
+    So a pass is no faster than its copies. No operator waits for communication that an engine starts asynchronously or
+    on a stream of its own, so that this overlap is the best possible; what it runs on the default stream overlaps with
+    copies only. That all ranks arrive at the same time, and that messages are long enough for the links' full speed,
+    makes it a lower bound.
 
     Args:
         launch: the processes of the training, and the machines that they are in.
@@ -160,7 +165,7 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         if kind is Kind.COMMUNICATION:
             sent = max(begin, sent) + seconds
             device = sent if work.waits else device
-        elif kind not in (Kind.TO_DEVICE, Kind.TO_HOST):
+        elif kind not in _COPIES or not (work.waits or work.on_side_stream):
             device = begin + seconds
             flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
         elif work.waits:

@@ -94,7 +94,7 @@ class VirtualMode(TorchDispatchMode):
             return self._equal(args[0], args[1])
         if func is _aten.is_pinned.default:
             return self._ledger.is_pinned(args[0])
-        if (composed := composite(func)) is not None:
+        if (composed := composite(func, args)) is not None:
             return self._compose(composed, func, args, kwargs)
         refuse_unsupported(func, args, kwargs)
         self._follow_autograd()
@@ -229,12 +229,13 @@ class VirtualMode(TorchDispatchMode):
         # The work of an operator depends on whether it gets a tensor twice, which metadata do not show.
         if notes is None or len(set(map(id, inputs))) < len(inputs):
             notes = {}
-        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels
+        beside = current_stream().stream_id > 0
+        key = ledger.device_type, ledger.times, self._in_backward, caller, kernels, beside
         record = notes.get(key)
         if record is None:
             every = inputs + outputs
             work = (
-                sent(func, args, kwargs, result, on_side_stream=current_stream().stream_id > 0)
+                sent(func, args, kwargs, result, on_side_stream=beside)
                 if func.namespace in _COLLECTIVES
                 else operator_work(func, args, kwargs, result, device_type=ledger.device_type)
             )
@@ -242,7 +243,7 @@ class VirtualMode(TorchDispatchMode):
                 name=operator_name(func),
                 shapes=tuple(tuple(tensor.shape) for tensor in every),
                 dtypes=tuple(str(tensor.dtype) for tensor in every),
-                work=replace(work.part(kernels), times=ledger.times, caller=caller),
+                work=replace(work.part(kernels), times=ledger.times, caller=caller, on_side_stream=beside),
                 place=place,
                 in_backward=self._in_backward,
                 call=call_of(func, args, kwargs, ledger.device_type)

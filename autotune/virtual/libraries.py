@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from unittest import mock
 
 import torch
@@ -15,10 +16,13 @@ _RNG_STATE_BYTES = 5056
 
 
 @contextmanager
-def fake_tensors_accepted() -> Iterator[None]:
+def fake_tensors_accepted(assume: Callable[[str], None]) -> Iterator[None]:
     """Patch transformers to treat fake tensors as ordinary ones, and checkpointing to store the generator's state.
 
     Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.
+
+    Args:
+        assume: called with what transformers warns of where a package with a kernel of a layer is not installed.
     """
     module = sys.modules.get("transformers.utils.import_utils")
     with ExitStack() as stack:
@@ -27,6 +31,13 @@ def fake_tensors_accepted() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         if module is not None:
             stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
+            logger = import_module("transformers.integrations.hub_kernels").logger
+            warned = mock.patch.object(
+                logger,
+                "warning_once",
+                lambda text: assume(f"{text.partition('. ')[0]} here: slower, larger code is traced"),
+            )
+            stack.enter_context(warned)
         functional = sys.modules.get("bitsandbytes.functional")
         if functional is not None:
             # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.

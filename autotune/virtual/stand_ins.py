@@ -51,19 +51,30 @@ def _int8_vectorwise_quant(knowledge: Knowledge, tensor: torch.Tensor, threshold
 
 
 _BITSANDBYTES = frozenset(
-    f"bitsandbytes.{name}.default" for name in ("int8_mixed_scaled_mm", "int8_scaled_mm", "int8_vectorwise_dequant")
+    f"bitsandbytes.{name}.default"
+    for name in ("gemm_4bit", "int8_mixed_scaled_mm", "int8_scaled_mm", "int8_vectorwise_dequant")
 )
 """bitsandbytes/backends/default/ops.py: composites on GPUs too."""
+_PRODUCT_IN_4_BITS, _MOST_ROWS_IN_4_BITS = "bitsandbytes.gemm_4bit.default", 512
+"""bitsandbytes/backends/cuda/ops.py: of more rows, but for small weights, the weight is dequantised first; of fewer, a
+kernel may multiply it as it is."""
 _KEEPS_OUTLIERS = "bitsandbytes.int8_mixed_scaled_mm.default"
 _OURS = {"bitsandbytes.int8_vectorwise_quant.default": _int8_vectorwise_quant}
 
 
-@cache
-def composite(func: Any) -> Callable[..., Any] | None:
+def composite(func: Any, args: Any) -> Callable[..., Any] | None:
     """Return what runs an operator by others, or None if the device runs it itself.
 
     It is called with what is known of values, and the operator's arguments.
     """
+    composed = _composite(func)
+    if composed is None or operator_name(func) != _PRODUCT_IN_4_BITS:
+        return composed
+    return composed if args[0].numel() > _MOST_ROWS_IN_4_BITS * args[0].shape[-1] else None
+
+
+@cache
+def _composite(func: Any) -> Callable[..., Any] | None:
     if func.namespace != "bitsandbytes":
         key = _ATEN.get(func)
         return None if key is None else _registered(func, key)

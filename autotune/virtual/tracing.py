@@ -82,7 +82,7 @@ def trace(
             device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [scratch]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
-        stack.enter_context(fake_tensors_accepted())
+        stack.enter_context(fake_tensors_accepted(assume))
         stack.enter_context(movable_modules(ledger))
         stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(run_otherwise(assume))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -61,6 +62,18 @@ def test_a_mask_chooses_as_many_elements_as_there_are_values_for(call: str) -> N
     mask = args[1][0] if isinstance(args[1], list) else args[1]
     assert int(mask.sum()) == 7
     func(*args)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size"), [((40, 3), (5, 3, 2), 40), ((3, 40), (40, 2), 40), ((5, 4, 3), (3, 40), 40)]
+)
+def test_groups_of_a_product_are_of_equal_size(first: tuple[int, ...], second: tuple[int, ...], size: int) -> None:
+    given = [torch.empty(shape) for shape in (first, second)]
+    described = [{"tensor": [list(one.shape), list(one.stride()), "bfloat16", True]} for one in given]
+    offsets = {"tensor": [[5], [1], "int32", True]}
+    _, args, _ = arguments_of(json.dumps(["aten._grouped_mm.default", [*described, offsets], {}]), torch.device("cpu"))
+    assert args[2].dtype == torch.int32
+    assert args[2].tolist() == [size * group // 5 for group in range(1, 6)]
 
 
 def test_the_library_of_an_operator_is_loaded() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autotune.core.gpu import AchievedRates, Gpu, GpuSpeeds
 from autotune.core.plan import Launch
@@ -12,6 +13,7 @@ from autotune.core.step_time import Caller, Pace
 from autotune.errors import InputError
 from autotune.inspection.gpus import find_gpu, gpus
 from autotune.units import GIB
+from autotune.virtual.callers import caller_of
 from autotune.virtual.costs import Access, Kind, Work, operator_seconds, step_seconds
 
 # Round figures, so that the expected times can be read off: 1e12 bytes/s, 100e12 in bfloat16, 10e12 in float32.
@@ -19,8 +21,8 @@ SPEEDS = GpuSpeeds(bandwidth=1e12, fp32=1e13, fp16=1e14, bf16=1e14, tf32=5e13, p
 ROUND = Gpu("round", 80 * GIB, "given", "", GIB, speeds=SPEEDS)
 NO_LAUNCH = Pace(launch_seconds=0.0)
 SECOND_OF_MATMUL = Work(Kind.MATMUL, "bfloat16", flops=10**14)
-SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10)
-SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10)
+SECOND_TO_HOST = Work(Kind.TO_HOST, "bfloat16", bytes_read=10**10, bytes_written=10**10, on_side_stream=True)
+SECOND_TO_DEVICE = Work(Kind.TO_DEVICE, "bfloat16", bytes_read=10**10, bytes_written=10**10, on_side_stream=True)
 
 
 @pytest.mark.parametrize(
@@ -115,6 +117,14 @@ def test_the_time_of_a_launch_depends_on_its_caller() -> None:
     assert time.seconds == pytest.approx(8.0, rel=1e-3)
 
 
+def test_an_optimizers_kernels_of_a_library_are_launched_faster_than_others() -> None:
+    pytest.importorskip("bitsandbytes")
+    updates = (torch.ops.bitsandbytes.optimizer_update_8bit_blockwise, torch.ops.bitsandbytes.optimizer_update_32bit)
+    assert {caller_of(update.default, in_backward=False) for update in updates} == {Caller.UPDATE}
+    assert caller_of(torch.ops.bitsandbytes.dequantize_4bit.default, in_backward=False) is Caller.LIBRARY
+    assert Pace().host_seconds(Caller.UPDATE) < Pace().host_seconds(Caller.LIBRARY)
+
+
 def test_looking_at_a_value_makes_the_host_wait_for_the_device() -> None:
     pace = Pace(launch_seconds=0.25)
     works = [SECOND_OF_MATMUL, Work(Kind.SYNCHRONIZE), SECOND_OF_MATMUL]
@@ -125,6 +135,12 @@ def test_a_copy_that_is_not_waited_for_takes_place_beside_the_device() -> None:
     works = [SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL, SECOND_TO_HOST, SECOND_OF_MATMUL]
     time = step_seconds(works, ROUND, NO_LAUNCH)
     assert (time.seconds, time.copy_seconds) == (3.0, 2.0)
+
+
+def test_a_copy_on_the_stream_of_the_operators_takes_place_between_them() -> None:
+    for copy in (SECOND_TO_HOST, SECOND_TO_DEVICE):
+        works = [SECOND_OF_MATMUL, replace(copy, on_side_stream=False), SECOND_OF_MATMUL]
+        assert step_seconds(works, ROUND, NO_LAUNCH).seconds == 3.0
 
 
 def test_what_has_not_been_computed_cannot_be_copied_yet() -> None:

@@ -47,6 +47,8 @@ CASES = {
     "offloaded, checkpointed": {
         "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"offload": True}, "max_length": 60,
     },
+    "4 bit, few rows": {"model": {"load_in_4bit": True, "use_peft": True}},
+    "4 bit, many rows": {"model": {"load_in_4bit": True, "use_peft": True}, "per_device_train_batch_size": 16},
     "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
                               "lora_target_modules": "all-linear"}},
 }
@@ -73,6 +75,11 @@ for name, args in CASES.items():
         "alike": sorted(traced.alike),
         "grouped flops": sum(operator.work.flops for operator in operators if "grouped_mm" in operator.name),
         "waits": sum(operator.work.kind == "synchronize" for operator in operators if "grouped_mm" in operator.name),
+        "copies beside": [
+            operator.work.on_side_stream
+            for operator in operators
+            if operator.work.kind in ("copy to device", "copy to host") and not operator.work.waits
+        ],
         "sizes on the host": sorted(
             event.change_bytes
             for event in traced.events[phase.first_event : phase.end_event]
@@ -192,6 +199,14 @@ def test_weight_norms_of_dora_are_those_of_the_expanded_4_bit_weights(found: dic
     assert found["4 bit, dora"]["operators"]["bitsandbytes.dequantize_4bit.default"] > 0
 
 
+def test_weights_in_4_bits_are_expanded_first_for_many_rows(found: dict[str, Any]) -> None:
+    few, many = (found[f"4 bit, {case} rows"]["operators"] for case in ("few", "many"))
+    products, expanded = "bitsandbytes.gemm_4bit.default", "bitsandbytes.dequantize_4bit.default"
+
+    assert products not in many
+    assert many[expanded] == few[expanded] + few[products]
+
+
 def test_models_that_look_for_flash_attention_as_they_are_imported_find_it(found: dict[str, Any]) -> None:
     assert found["flash, falcon"]["operators"]["autotune_flash_attn.forward.default"] > 0
 
@@ -222,6 +237,14 @@ def test_pinned_memory_is_held_in_powers_of_two(found: dict[str, Any]) -> None:
         sizes = found[case]["sizes on the host"]
         assert sizes
         assert all(size.bit_count() == 1 for size in sizes)
+
+
+def test_trl_offloads_beside_the_operators_and_checkpointing_between_them(found: dict[str, Any]) -> None:
+    copies = {case: found[case]["copies beside"] for case in ("offloaded", "offloaded, checkpointed")}
+
+    assert sum(copies["offloaded"]) > 0.9 * len(copies["offloaded"]) > 0
+    assert copies["offloaded, checkpointed"]
+    assert not any(copies["offloaded, checkpointed"])
 
 
 _WITH_TRITON = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
+from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
 from autotune.virtual import phase, trace
 from autotune.virtual.dispatch import UnknownShapeError
@@ -141,3 +143,20 @@ def test_a_shape_that_follows_from_floating_point_data_is_refused() -> None:
 
     with pytest.raises(UnknownShapeError, match="depends on data"):
         trace(fn, target="cpu")
+
+
+@pytest.mark.skipif(find_spec("fla") is not None, reason="the layers' kernels are installed")
+def test_layers_whose_kernels_are_not_installed_are_assumed_to_run_reference_code() -> None:
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size"), 32)
+    heads = dict.fromkeys(("num_attention_heads", "linear_num_value_heads", "linear_num_key_heads"), 2)
+    widths = dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 16)
+    few = {"num_hidden_layers": 2, "num_key_value_heads": 1, "num_experts": 2, "num_experts_per_tok": 1}
+    kinds = ["linear_attention", "full_attention"]
+    config = Qwen3NextConfig(**sizes, **heads, **widths, **few, layer_types=kinds)
+
+    def fn(device: torch.device) -> None:
+        Qwen3NextForCausalLM(config).to(device)(input_ids=torch.zeros(1, 64, dtype=torch.long, device=device))
+
+    assumed = [each for each in trace(fn, target="cpu").assumptions if "flash-linear-attention" in each]
+    assert len(assumed) == 1
+    assert "chunk_gated_delta_rule" in assumed[0]
