@@ -106,7 +106,7 @@ def test_the_configuration_is_the_file_with_what_changed(found: tuple[Ended, Pat
     changed = {line for line in body.splitlines() if line not in before.splitlines()}
     tuned = r"per_device_train_batch_size|gradient_accumulation|gradient_checkpointing|optim"
     # One process, whatever the user's own file for accelerate says.
-    started = r"num_processes|num_cpu|accelerate_config: .*/accelerate.yaml|mixed_precision: 'no'"
+    started = r"num_processes|  OMP_NUM_THREADS|accelerate_config: .*/accelerate.yaml|mixed_precision: 'no'"
     without_secrets = r"# ours; before: |model_init_kwargs: \{\}"
     assert all(re.match(f"{tuned}|{started}|{without_secrets}", line) for line in changed)
     assert not any("otherwise in config.yaml" in note for note in ended.document["notes"])
