@@ -281,6 +281,13 @@ def _check_each(
     return keys
 
 
+_SIZED_BY_ACCELERATE = {
+    "split_batches": "Write per_device_train_batch_size divided by the number of processes, and leave it out.",
+    "gradient_accumulation_kwargs": "Leave it out.",
+}
+"""Keys by which accelerate divides micro-batches or accumulates others, and what to write instead."""
+
+
 def _check_sizes(config: Configuration) -> None:
     """Check that accelerate takes the sizes of micro-batches and steps from the arguments.
 
@@ -289,9 +296,9 @@ def _check_sizes(config: Configuration) -> None:
     """
     given = config.values.get("accelerator_config")
     keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
-    for name in ("split_batches", "gradient_accumulation_kwargs"):
+    for name, hint in _SIZED_BY_ACCELERATE.items():
         if keys.get(name):
-            raise _not_known(f"accelerator_config' {name}={keys[name]!r}", "Leave it out.")
+            raise _not_known(f"accelerator_config' {name}={keys[name]!r}", hint)
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:
