@@ -80,7 +80,7 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
     def run(ranks: FakeRankOfTwo) -> None:
         here.ranks = ranks
         try:
-            args = SimpleNamespace(world_size=2, process_index=ranks.rank)
+            args = SimpleNamespace(world_size=2, process_index=ranks.rank, auto_find_batch_size=False)
             autotune.PreflightCallback(**options).on_train_begin(args, None, None)
             errors[ranks.rank] = None
         except BaseException as error:  # noqa: BLE001 what a thread raises is looked at by the test
