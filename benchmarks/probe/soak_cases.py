@@ -122,7 +122,7 @@ CASES: Sequence[Case] = (
     Case("dpo", "llama", "400MiB", processes=2),
     Case("grpo", "llama", "300MiB", processes=2),
     Case("kto", "mistral", "800MiB", "code"),
-    Case("sft", "olmo2", "250MiB", "chat"),
+    Case("sft", "olmo2", "400MiB", "chat"),
     Case("sft", "qwen2", "150MiB", "short"),
     Case("sft", "granite", "500MiB", "long"),
     Case("sft", "qwen3", "390MiB", "code", processes=2),
