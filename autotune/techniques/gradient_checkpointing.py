@@ -22,6 +22,8 @@ _EVERY_2 = "every_2"
 _EVERY = re.compile(r"every_([2-9]|[1-9]\d+)")
 # They skip the function in which TRL takes its key `selective`, on a model with adapters.
 _TRANSFORMERS_WITHOUT_SELECTIVE = ">=5.23"
+# They hand the key `offload` on to PyTorch, which refuses it.
+_TRANSFORMERS_WITHOUT_OFFLOAD = "<5.17"
 
 _TO_PYTORCH = "leaves its key to PyTorch"
 
@@ -74,9 +76,13 @@ class GradientCheckpointing(Technique):
     )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason for offloading on a CPU, where memory cannot be pinned."""
-        if choice == OFFLOAD and machine.hardware.kind == "cpu":
+        """Return a reason for offloading on a CPU, where memory cannot be pinned, or with an early transformers."""
+        if choice != OFFLOAD:
+            return None
+        if machine.hardware.kind == "cpu":
             return "offloading moves activations from an accelerator to the host, and there is no accelerator"
+        if installed(machine, "transformers", _TRANSFORMERS_WITHOUT_OFFLOAD):
+            return "transformers offloads what is checkpointed from version 5.17 on"
         return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:

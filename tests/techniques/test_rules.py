@@ -182,6 +182,14 @@ def test_ways_to_checkpoint_follow_the_release_of_transformers(version: str, eve
     assert (SFT.illegal(adapted, here) is None) is of_adapters
 
 
+@pytest.mark.parametrize(("version", "known"), [("5.16.4", False), ("5.17.0", True)])
+def test_what_is_checkpointed_is_offloaded_where_transformers_knows_how(version: str, known: bool) -> None:
+    machine = replace(GPU, packages={"transformers": version})
+    checkpointing = find("gradient_checkpointing", SFT.techniques)
+    assert (checkpointing.unavailable("offload", machine) is None) is known
+    assert checkpointing.unavailable("on", machine) is None
+
+
 def test_selective_checkpointing_of_adapters_is_refused() -> None:
     here = setting(allowed=frozenset({"lora"}))
     assert "adapters" in str(SFT.illegal(candidate(here, lora="r16", gradient_checkpointing="selective"), here))

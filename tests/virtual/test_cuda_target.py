@@ -13,6 +13,8 @@ _SCRIPT = """
 import json
 import torch
 from collections import Counter
+from importlib.metadata import version
+from packaging.version import Version
 from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 from autotune.core.plan import TrainingPlan
@@ -52,6 +54,8 @@ CASES = {
     "4 bit, dora": {"model": {"load_in_4bit": True, "use_peft": True, "use_dora": True, "lora_r": 8,
                               "lora_target_modules": "all-linear"}},
 }
+if Version(version("transformers")) < Version("5.17"):
+    del CASES["offloaded, checkpointed"]
 CAPABILITIES = {"turing": (7, 5), "hopper": (9, 0)}
 OTHERS = [(7, 5), (8, 6), (9, 0), (10, 0), (12, 0)]
 found = {}
@@ -233,13 +237,15 @@ def test_no_storage_gets_the_address_of_one_that_is_gone(found: dict[str, Any]) 
 
 def test_pinned_memory_is_held_in_powers_of_two(found: dict[str, Any]) -> None:
     assert found["host"] == (4 + 3 + 4) << 20
-    for case in ("offloaded", "offloaded, checkpointed"):
+    for case in (case for case in found if case.startswith("offloaded")):
         sizes = found[case]["sizes on the host"]
         assert sizes
         assert all(size.bit_count() == 1 for size in sizes)
 
 
 def test_trl_offloads_beside_the_operators_and_checkpointing_between_them(found: dict[str, Any]) -> None:
+    if "offloaded, checkpointed" not in found:
+        pytest.skip("transformers offloads what is checkpointed from version 5.17 on")
     copies = {case: found[case]["copies beside"] for case in ("offloaded", "offloaded, checkpointed")}
 
     assert sum(copies["offloaded"]) > 0.9 * len(copies["offloaded"]) > 0
