@@ -171,14 +171,16 @@ def test_experts_are_multiplied_one_after_another_but_on_hopper_and_blackwell_of
     # Four experts, and for each product one wait.
     assert ampere["waits"] == hopper["operators"][grouped]
     assert ampere["operators"][grouped] == (4 + 1) * hopper["operators"][grouped]
-    # Transformers' own waits once for both products of the backward pass.
-    assert turing["waits"] == 2 / 3 * hopper["operators"][grouped]
-    assert grouped not in turing["operators"]
-    assert sum(turing["operators"][name] for name in fallback) == turing["waits"] + 4 * hopper["operators"][grouped]
-    assert ampere["grouped flops"] == hopper["grouped flops"] == turing["grouped flops"] > 0
+    assert ampere["grouped flops"] == hopper["grouped flops"] > 0
     assert ampere["alike"] == [[8, 6], [12, 0]]
     assert hopper["alike"] == [[9, 0], [10, 0]]
     assert turing["alike"] == [[7, 5]]
+    assert grouped not in turing["operators"]
+    # Transformers' own waits once for both products of the backward pass, which is an operator from 5.17 on.
+    if fallback[1] in turing["operators"]:
+        assert turing["waits"] == 2 / 3 * hopper["operators"][grouped]
+        assert sum(turing["operators"][name] for name in fallback) == turing["waits"] + 4 * hopper["operators"][grouped]
+        assert turing["grouped flops"] == hopper["grouped flops"]
 
 
 def test_in_float16_three_numbers_more_are_held(found: dict[str, Any]) -> None:
