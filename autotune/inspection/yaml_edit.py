@@ -104,8 +104,8 @@ def _changes(file: YamlFile, edits: Sequence[Edit]) -> Iterator[Change]:
             here.replaced.append((entry, edit.write))
         elif entry is not None:
             here.dropped.append(entry)
-    # Where an inner mapping ends with the outer one, keys are added to both in one place, the inner one's first: of
-    # changes in one place, the last is made first.
+    # An inner mapping may end where the outer one does, and both then get their new keys at one place. What is inserted
+    # there last comes first in the text, which has to be the inner mapping's.
     for here in sorted(touched.values(), key=lambda here: here.mapping.start):
         _check_new(here)
         text = (FlowText if here.mapping.flow else BlockText)(file.text, here.mapping)

@@ -165,15 +165,17 @@ class Evaluator:
     def confirm_at_full_depth(self, count: int) -> None:
         """Trace the first ``count`` distinct candidates and the baseline at full depth where they may fit.
 
-        If others come first by that, they follow. The best one is traced with micro-batches of varied lengths, too.
+        What does not fit by that is replaced by the next, which is traced too. The best one is traced once more, with
+        micro-batches of varied lengths.
         """
-        missing = [self.problem.baseline]
-        while missing and len(self._confirmed) < _REPLACED * count:
+        while len(self._confirmed) < _REPLACED * count:
+            shown = (*distinct(self.ranked(), count), self.estimate(self.problem.baseline))
+            missing = [each.candidate for each in shown if each.may_fit and each.candidate not in self._confirmed]
+            if not missing:
+                break
             self.trace_full_depth(missing, varied=False)
-            first = distinct(self.ranked(), count)
-            missing = [each.candidate for each in first if each.may_fit and each.candidate not in self._confirmed]
-        best = self.ranked()[0]
-        if best.fits:
+        best = next(iter(self.ranked()), None)
+        if best is not None and best.fits:
             self.trace_full_depth([best.candidate])
 
     def trace_full_depth(self, candidates: Sequence[Candidate], *, varied: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Separates a hub that cannot be reached, or that answers other users alone, from a name that it does not have."""
+"""Separates a hub that cannot be reached, or refuses to answer, from a name that it does not have."""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ _WITH_NEW_HEAD = frozenset({"reward"})
 """The trainers whose model gets a head for a score, which PEFT trains whole."""
 # Ends of the keys whose names or regular expressions PEFT compares with those of modules.
 _KEYS_OF_NAMES = ("modules", "parameters", "pattern", "to_save")
-# A number as a part of a module's name, and in a regular expression a count of digits.
+# A name with a layer's number, such as `layers.31.self_attn.q_proj`, or a regular expression that tells numbers apart,
+# such as `layers\.\d5\.`; `\d+` stands for any layer.
 _LAYER_NUMBER = re.compile(r"\b\d|\\d(?![+*])")
 # TRL's default alpha is 32 for its default rank of 16 (trl.ModelConfig).
 _ALPHA_PER_RANK = 2

@@ -298,7 +298,7 @@ def _check_sizes(config: Configuration) -> None:
     keys = vars(given) if dataclasses.is_dataclass(given) else mapping(given)
     for name, hint in _SIZED_BY_ACCELERATE.items():
         if keys.get(name):
-            raise _not_known(f"accelerator_config' {name}={keys[name]!r}", hint)
+            raise _not_known(f"accelerator_config.{name}={keys[name]!r}", hint)
 
 
 def _model_words(loading: Mapping[str, Any]) -> tuple[dict[str, object], tuple[str, ...]]:

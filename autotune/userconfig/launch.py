@@ -33,7 +33,8 @@ NAMED_BY = {
 }  # fmt: skip
 """How the number of processes is written for each launcher."""
 _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
-# Launchers, ``python`` among them, that leave all GPUs to a single process, and tell it of no others.
+# Launchers whose single process sees all GPUs: torchrun and DeepSpeed give it a rank, and with that one GPU. The empty
+# name is ``python``.
 _ALONE = ("", TRL, ACCELERATE)
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")

@@ -157,7 +157,7 @@ def _dropped(written: Written, key: str) -> str:
 
 
 def _is_dropped(written: Written, key: str) -> bool:
-    """Return whether a key that TRL lacks is of a file that its own script reads, which `trl` alone checks first."""
+    """Return whether TRL's script drops a key that TRL lacks: of a file, `trl` alone refuses it."""
     command = written.command
     of_file = key in written.values and key not in options_of(command.words)
     return of_file and command.source is None and command.launcher != TRL

@@ -15,7 +15,7 @@ from autotune.planning.extrapolation.forecast import Forecast, Stretch, mixed_ti
 from autotune.planning.extrapolation.series import Aligned, Figures, Levels, SeriesLevels
 
 DEFAULT_USE = AllocatorUse()
-UNUSED_GROWTH = 0.3
+_UNUSED_GROWTH = 0.3
 """How much of what the caching allocator leaves unused grows with the peak, as a share; the rest does not.
 
 Fitted to traces of all layers of 82 configurations of `benchmarks/gpu/cases.py` (Qwen2.5 shapes of 0.5B, 1.5B and 7B,
@@ -88,7 +88,7 @@ class Fit:
             rounding_share=fmean((more - always) / max(1, size) for more, size in zip(added, tensors, strict=True)),
             workspace_bytes=always,
             # `PlanTracer.whole` replaces this approximation at full depth.
-            unused_bytes=round(fmean(unused) * (1 + UNUSED_GROWTH * (grown - 1))),
+            unused_bytes=round(fmean(unused) * (1 + _UNUSED_GROWTH * (grown - 1))),
             returned_bytes=round(fmean(returned)),
             host_bytes=max(0, round(max(host))),
             machine_bytes=max(0, round(max(machine))),

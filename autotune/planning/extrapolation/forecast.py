@@ -88,7 +88,7 @@ class Forecast:
     def repeats(self, part: Part, micro_batches: int) -> int:
         """Return how often the time of a part counts in an optimizer step of so many micro-batches.
 
-        A pass over the dataset before the first step is spread over them (:meth:`spread`).
+        Of a pass over the dataset before the first step, each micro-batch has its share (:meth:`spread`).
         Evaluation and saving are left out of the time of a step.
         """
         if part.occurrence is self.between:
@@ -97,7 +97,11 @@ class Forecast:
         return {Occurrence.BEFORE: micro_batches, Occurrence.AFTER: 0}.get(part.occurrence, 1)
 
     def spread(self, pass_share: float) -> Forecast:
-        """Return this forecast with that share of a traced micro-batch of a pass before training for each one of it."""
+        """Return this forecast with the time of passes over the dataset before training, such as a reference's, spread.
+
+        Args:
+            pass_share: how many of the pass's micro-batches count for each micro-batch that is trained on.
+        """
         times = {
             part: mixed_times([(time, pass_share)]) if part.occurrence is Occurrence.BEFORE else time
             for part, time in self.times.items()

@@ -35,7 +35,8 @@ from autotune.trainers.declared import DatasetFormat
 _UNKNOWN_SPLIT = "Unknown split"
 _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
-"""Columns of which ``trl.data_utils.is_conversational`` asks the first one of a set, which has no order."""
+"""Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
+first: where some are text, its answer differs between processes."""
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 

@@ -39,8 +39,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 
     Raises:
-        InputError: other processes hold memory that the limit allows, which is no result of the candidate's.
-        Exception: a disk is full, neither.
+        InputError: other processes hold memory that the limit allows.
+        Exception: a disk is full. Neither is a result of the candidate's.
     """
     set_environment(request.plan.env)
     prepare_rank(request.plan, request.device)
