@@ -55,9 +55,9 @@ ASLEEP_BYTES = GIB
 Published logs: 0.27 GiB (vLLM issue 17117), 774 MiB with the context (NVIDIA-NeMo/RL issue 223), 1.38 GiB with the
 context in a log of August 2025. Servers with more CUDA graphs and several GPUs report 4 to 6 GiB.
 """
-WEIGHT_SYNC_BYTES = 2 * GIB
-"""Buffers from which the weights are sent to a vLLM server, two at a time (``vllm/distributed/weight_transfer/
-packed_tensor.py``); they are freed afterwards."""
+SENT_BYTES = GIB
+"""Weights are sent to a vLLM server in chunks of so many bytes, and of up to the weight that exceeds them; two exist at
+a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards."""
 ASSUMPTIONS = (
     f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries: logs say 0.4 to 3 GiB",
     f"asleep, it still holds {format_bytes(ASLEEP_BYTES)}: logs say 0.3 to 1.4 GiB on one GPU",
@@ -79,6 +79,7 @@ class Engine:
         parallel: GPUs that share its weights and its cache.
         tokens: of the longest sequence, or None if the model has no limit.
         in_4_bits: whether it quantises the weights of linear modules.
+        trained_bytes: bytes of a weight as it is trained, and as a server is sent it.
     """
 
     on_server: bool
@@ -87,6 +88,7 @@ class Engine:
     parallel: int
     tokens: int | None
     in_4_bits: bool = False
+    trained_bytes: int = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
     trainer = find_trainer(plan.trainer)
     assert isinstance(trainer, Prompted)
     on_server = plan.args.get("vllm_mode") == SERVER
+    dtype = str(plan.model.get("dtype") or "float32").replace("auto", model.dtype)
     return Engine(
         on_server=on_server,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
@@ -123,6 +126,7 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         parallel=plan.number("vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
         in_4_bits=bool(plan.model.get("load_in_4bit")) and not on_server,
+        trained_bytes=2 if dtype in ("bfloat16", "float16") else 4,
     )
 
 
@@ -195,7 +199,7 @@ def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, tota
 
 def held(engine: Engine, model: ModelProfile, total_bytes: int) -> tuple[int, int]:
     """Return the bytes that an engine holds of a GPU while completions are generated, and all the other time."""
-    awake = _sync_bytes(model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
+    awake = _sync_bytes(engine, model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
     return awake, 0 if engine.on_server else ASLEEP_BYTES if engine.sleeps else awake
 
 
@@ -216,8 +220,8 @@ def why_not(engine: Engine, model: ModelProfile, total_bytes: int) -> str:
 def assumed(engine: Engine, model: ModelProfile) -> Iterator[str]:
     """Yield what is assumed of an engine, in sentences."""
     if engine.on_server:
-        buffers = format_bytes(_sync_bytes(model))
-        yield f"the server holds nothing on this GPU, which sends it the weights from buffers of {buffers}"
+        buffers = format_bytes(_sync_bytes(engine, model))
+        yield f"the server holds nothing on this GPU, which sends it the weights from buffers of up to {buffers}"
         return
     yield from assumed_beside(model)
 
@@ -229,5 +233,6 @@ def assumed_beside(model: ModelProfile) -> Iterator[str]:
         yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"
 
 
-def _sync_bytes(model: ModelProfile) -> int:
-    return min(WEIGHT_SYNC_BYTES, model.parameters * TYPE_BYTES)
+def _sync_bytes(engine: Engine, model: ModelProfile) -> int:
+    chunk = SENT_BYTES + model.largest_weight * engine.trained_bytes
+    return min(2 * chunk, model.parameters * engine.trained_bytes)

@@ -13,7 +13,6 @@ from autotune.core.workload import KeyValueCache, ModelProfile
 from autotune.planning.vllm import (
     ASLEEP_BYTES,
     TYPE_BYTES,
-    WEIGHT_SYNC_BYTES,
     Engine,
     Reservation,
     block_bytes,
@@ -137,7 +136,17 @@ def test_a_server_takes_the_buffers_of_the_weights_only_while_they_are_sent() ->
     assert together(TRAINING, engine(on_server=True), model(QWEN3_8B), 80 * GIB).device_bytes == 40 * GIB
     full = replace(TRAINING, generation_bytes=39 * GIB)
     found = together(full, engine(on_server=True), model(QWEN3_8B), 80 * GIB)
-    assert found.device_bytes == 39 * GIB + WEIGHT_SYNC_BYTES
+    assert found.device_bytes == 39 * GIB + 2 * GIB
+
+
+def test_the_weight_that_exceeds_a_buffer_s_size_is_in_it_in_the_type_that_is_trained() -> None:
+    full = replace(TRAINING, generation_bytes=39 * GIB)
+    vocabulary = replace(model(QWEN3_8B), largest_weight=GIB // 2)
+    for trained_bytes, buffers in ((4, 6 * GIB), (2, 4 * GIB)):
+        sent = engine(on_server=True, trained_bytes=trained_bytes)
+        assert together(full, sent, vocabulary, 80 * GIB).device_bytes == 39 * GIB + buffers
+    small = replace(vocabulary, parameters=GIB)
+    assert together(full, engine(on_server=True), small, 80 * GIB).device_bytes == 39 * GIB + 4 * GIB
 
 
 def test_no_time_is_said_of_a_step_that_vllm_generates_for() -> None:

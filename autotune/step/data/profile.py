@@ -65,6 +65,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         quantizable=sum(module.weight.numel() for module in _linear_in_layers(model).values()),
         dtype=str(config.dtype or "").removeprefix("torch."),
         accepts_loss_kwargs=_accepts_loss_kwargs(model),
+        largest_weight=max(parameter.numel() for parameter in model.parameters()),
     )
 
 
