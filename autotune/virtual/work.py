@@ -171,19 +171,21 @@ def _kind(packet: Any) -> Kind:
 
 
 def _length(func: Any, args: Any, kwargs: Any) -> int:
-    """Return the tokens of each row of queries: [batch, heads, tokens, width]; of rows end to end, the longest.
+    """Return the tokens of each row, [batch, heads, tokens, width]; of rows end to end, the longest.
 
-    Of kernels that PyTorch has no formula for, the pairs of queries and keys are known: causal rows of T tokens have
-    T * T / 2 of them for T queries.
+    A row has as many queries as keys, but in decoding, where few queries pass over the keys of all tokens before them:
+    the longer of both counts. Of kernels that PyTorch has no formula for, the pairs of queries and keys are known:
+    causal rows of T tokens have T * T / 2 of them for T queries.
     """
     query, pairs = argument(func, args, kwargs, "q"), argument(func, args, kwargs, "pairs")
     if isinstance(query, torch.Tensor) and isinstance(pairs, int):
         per_query = query.size(-1) * query.size(1 if "flex" in operator_name(func) else -2)
         return int(2 * pairs * per_query // max(1, query.numel()))
-    longest, query = argument(func, args, kwargs, "max_q"), argument(func, args, kwargs, "query")
+    longest = argument(func, args, kwargs, "max_q")
     if isinstance(longest, int):
         return longest
-    return int(query.shape[-2]) if isinstance(query, torch.Tensor) and query.dim() == 4 else 0
+    rows = (argument(func, args, kwargs, name) for name in ("query", "key"))
+    return max((int(row.size(-2)) for row in rows if isinstance(row, torch.Tensor) and row.dim() == 4), default=0)
 
 
 def _dtype(tensors: list[torch.Tensor]) -> str:
