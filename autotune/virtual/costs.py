@@ -148,7 +148,6 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     copied = sent = 0.0
     to_host: deque[float] = deque()
     busy = dict.fromkeys(Kind, 0.0)
-    flops = 0
     for work in works:
         kind = work.kind
         if kind is Kind.NOTHING:
@@ -167,7 +166,6 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
             device = sent if work.waits else device
         elif kind not in _COPIES or not (work.waits or work.on_side_stream):
             device = begin + seconds
-            flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
         elif work.waits:
             host = device = copied = max(begin, copied) + seconds
         elif kind is Kind.TO_DEVICE:
@@ -185,6 +183,5 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         elementwise_seconds=busy[Kind.ELEMENTWISE],
         copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
         launch_seconds=launching,
-        flops=flops,
         communication_seconds=busy[Kind.COMMUNICATION],
     )

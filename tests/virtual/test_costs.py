@@ -100,7 +100,6 @@ def test_long_operators_hide_their_launches() -> None:
     time = step_seconds([SECOND_OF_MATMUL] * 3, ROUND, Pace(launch_seconds=0.1))
     assert time.seconds == pytest.approx(3.1)
     assert time.launch_seconds == pytest.approx(0.3)
-    assert time.flops == 3 * 10**14
 
 
 def test_short_operators_are_bound_by_their_launches() -> None:
