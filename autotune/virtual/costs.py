@@ -63,7 +63,8 @@ class Work:
         times: number of executions; an operator of a loop that was traced once stands for all its repetitions.
         collective: for communication, which ranks take part; None: some of one machine.
         access: for what memory bounds, how it passes over its tensors.
-        length: for attention, tokens of a query's row; 0: not known.
+        kernel: for attention, the kernel, where its rate may differ from FlashAttention 2's.
+        length: for attention, tokens of a row; 0: not known.
         backward: for attention, whether it is the backward pass.
         caller: who has the host launch it.
         on_side_stream: whether it runs on another than the device's default stream.
@@ -78,6 +79,7 @@ class Work:
     times: int = 1
     collective: Collective | None = None
     access: Access = Access.POINTWISE
+    kernel: str = ""
     length: int = 0
     backward: bool = False
     caller: Caller = Caller.MODULE
@@ -116,7 +118,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     if work.kind is Kind.MATMUL:
         computing = computing / achieved.product(work.dtype)
     else:
-        computing = computing / achieved.attended(work.length, backward=work.backward)
+        computing = computing / achieved.attended(work.kernel, work.length, backward=work.backward)
     passing = moving / achieved.pointwise
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 

@@ -92,6 +92,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
         bytes_read,
         bytes_written,
         access=access_of(packet, on_device),
+        kernel=_attention_kernel(func, args, kwargs) if kind is Kind.ATTENTION else "",
         length=_length(func, args, kwargs) if kind is Kind.ATTENTION else 0,
         backward=kind is Kind.ATTENTION and "backward" in operator_name(packet),
     )
@@ -168,6 +169,18 @@ def _multiplied(func: Any, args: Any, result: Any) -> list[torch.Tensor]:
 def _kind(packet: Any) -> Kind:
     name = operator_name(packet)
     return Kind.ATTENTION if "attention" in name or "flash" in name else Kind.MATMUL
+
+
+def _attention_kernel(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the name that `inspection/achieved.yaml` has of a kernel of attention; empty: as fast as FlashAttention 2.
+
+    The memory-efficient kernel's share is that of 16-bit types: in float32, it splits numbers for the tensor cores.
+    """
+    if "cudnn" in operator_name(func):
+        return "cudnn" if argument(func, args, kwargs, "attn_bias") is None else ""
+    if "efficient" in operator_name(func):
+        return "efficient" if argument(func, args, kwargs, "query").itemsize == 2 else ""
+    return "flash_3" if (argument(func, args, kwargs, "version") or 0) >= 3 else ""
 
 
 def _length(func: Any, args: Any, kwargs: Any) -> int:
