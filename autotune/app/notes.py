@@ -171,20 +171,28 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
 
 
 def notes_on_processes(
-    processes: int, machines: int, network: float | None, *, on_gpus: bool, at_most: bool = False
+    processes: int, machines: int, network: float | None, gpus: Collection[Gpu], *, at_most: bool = False
 ) -> Iterator[str]:
     """Yield notes on what is not known, or easily overlooked, with several processes.
 
     Args:
         network: Gbit/s of each machine's network, or None.
-        on_gpus: whether each has a GPU.
+        gpus: those planned for, each process having one; none for a CPU.
         at_most: whether fewer processes are planned for as well.
     """
     if processes > 1:
         each = f"{'up to ' if at_most else ''}{processes // machines}"
         yield f"A machine runs {each} processes: host memory is the sum over them at its peak."
-        if on_gpus:
+        if gpus:
             yield "NCCL's buffers on each GPU are not in these figures; probes on such GPUs measure them."
+        together = processes // machines
+        speeds = {gpu.name: gpu.speeds for gpu in gpus if gpu.speeds is not None}
+        unlinked = [name for name, own in speeds.items() if own.nvlink is None or (own.bridged or together) < together]
+        if unlinked and together > 1:
+            yield (
+                f"Between {', '.join(unlinked)} of a machine, data goes over PCIe, as fast as the machine lets it: in"
+                " three that others measured, 4 GPUs reached 15, 55 and 74 % of its rate. The middle is assumed."
+            )
     if machines > 1 and network is None:
         yield (
             "The network between machines is not known: communication is timed as if all GPUs were in one machine,"

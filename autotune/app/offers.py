@@ -19,7 +19,8 @@ _WORTH_SAYING = 1.1
 _KEPT = 0.99
 """Share of the prompts that an offer to drop some keeps."""
 _SAVED = 0.05
-"""Smallest share of the memory that has to be saved by that: predictions of memory are off by 3 % at most."""
+"""Smallest share of the memory that has to be saved by that: half of the predictions are off by far less
+(docs/accuracy.md), and what both have in common drops out of the difference."""
 
 
 def offers(evaluator: Evaluator, best: Estimate, *, fits: bool) -> tuple[str, ...]:

@@ -226,7 +226,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
     gpus = [gpu] if gpu is not None else []
     yield from notes_on_plans(workload, problem.choices.get(VLLM, ()), gpus, evaluator.traces)
     hardware = planned.hardware
-    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, on_gpus=gpu is not None)
+    yield from notes_on_processes(hardware.processes, hardware.machines, asked.network, gpus)
 
 
 def _notes_on_host(best: Sequence[Estimate], planned: Machine) -> Iterator[str]:

@@ -238,8 +238,8 @@ def times_of(
 ) -> OperatorTimes | None:
     """Return the times of operators on this machine's CPU, measured while nothing is traced or probed; None on a GPU.
 
-    Of 59 probes on an H100 and an H200, times from the catalogue's speeds were 14 % off in the median, and times from
-    operators that were measured by themselves 17 % (benchmarks/gpu). Without a catalogue's speeds, a GPU has no times.
+    On an H100 and an H200, times from the catalogue's speeds were closer to those of probes than times from operators
+    that were measured by themselves (docs/accuracy.md). Without a catalogue's speeds, a GPU has no times.
     """
     hardware = machine.hardware
     if hardware.kind != "cpu":

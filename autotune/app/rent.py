@@ -247,14 +247,14 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, asked.num_machines)
-    yield from notes_on_processes(most_processes, machines, asked.network, on_gpus=asked.gpu != CPU, at_most=auto)
+    gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
+    yield from notes_on_processes(most_processes, machines, asked.network, gpus.values(), at_most=auto)
     tight = ", ".join(f"{offer.processes} x {offer.gpu.name}" for offer in offers if offer.fits and not offer.sure)
     if tight:
         yield (
             f"May not fit, since less is to spare than the error of the estimate: {tight}. The plan for one of them"
             " (--gpu NAME) names the fastest that has more to spare."
         )
-    gpus = {offer.gpu.name: offer.gpu for offer in offers} if asked.gpu != CPU else {}
     yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.traces)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:

@@ -13,13 +13,14 @@ class AchievedRates:
     """Shares of a data sheet's peaks; without values, the roofline itself.
 
     Example: on an A100, whose tensor cores have a peak of 312e12 operations per second, a product of two bfloat16
-    matrices takes ``flops / (312e12 * half) + kernel_seconds`` with ``half`` = 0.79.
+    matrices takes ``flops / (312e12 * half) + kernel_seconds`` with ``half`` = 0.80.
 
     Attributes:
         half: of the peak, matrix products of 16-bit types.
         single: of the peak, matrix products of float32.
         kernel_seconds: fixed time of a matrix product.
         attention: of the peak, fused attention of long rows, forward.
+        attention_kernels: the same by kernel, of those that differ from it.
         backward_attention: of the forward share, its backward pass.
         attention_tokens: length of row at which attention reaches half of its share.
         pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: of the bandwidth, operators that
@@ -35,6 +36,7 @@ class AchievedRates:
     single: float = 1.0
     kernel_seconds: float = 0.0
     attention: float = 1.0
+    attention_kernels: tuple[tuple[str, float], ...] = ()
     backward_attention: float = 1.0
     attention_tokens: float = 0.0
     pointwise: float = 1.0
@@ -59,9 +61,10 @@ class AchievedRates:
         """Return the share of the bandwidth that operators reach, by the name of how they pass over their tensors."""
         return float(getattr(self, access))
 
-    def attended(self, tokens: int, *, backward: bool) -> float:
-        """Return the share of the peak that fused attention reaches on rows of a length; 0 tokens: long rows."""
-        share = self.attention * (self.backward_attention if backward else 1.0)
+    def attended(self, kernel: str, tokens: int, *, backward: bool) -> float:
+        """Return the share of the peak that a kernel of attention reaches on rows of a length; 0 tokens: long rows."""
+        share = dict(self.attention_kernels).get(kernel, self.attention)
+        share *= self.backward_attention if backward else 1.0
         return share * tokens / (tokens + self.attention_tokens) if tokens else share
 
     def linked(self, gpus: int) -> float:

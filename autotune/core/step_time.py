@@ -85,7 +85,6 @@ class StepTime:
         matmul_seconds, attention_seconds, elementwise_seconds: time of the device, by kind of operator.
         copy_seconds: time of copies between the device and the host.
         launch_seconds: time of the host.
-        flops: floating-point operations of matrix products and attention.
         communication_seconds: time of the links to other ranks.
     """
 
@@ -95,7 +94,6 @@ class StepTime:
     elementwise_seconds: float
     copy_seconds: float
     launch_seconds: float
-    flops: int
     communication_seconds: float = 0.0
 
     @property

@@ -17,7 +17,7 @@ from autotune.core.machine import Hardware
 from autotune.errors import InputError
 from autotune.units import GIB, MIB, format_bytes, parse_size
 
-# For GPUs without a report of it. Reported values are between 0.13 (T4) and 0.60 GiB (RTX 5090).
+# For GPUs without a report of it. Before Hopper, reported values are between 0.13 (T4) and 0.49 GiB (A100).
 UNMEASURED_CONTEXT_BYTES = GIB // 2
 
 
@@ -116,8 +116,9 @@ def _achieved(name: str) -> AchievedRates:
     own: Mapping[str, Any] = next((card for card in known["cards"] if name in card["names"]), {})
     figures = {**known["common"], **own}
     figures.pop("names", None)
-    links = tuple(sorted(figures.pop("links").items()))
-    return AchievedRates(kernel_seconds=figures.pop("kernel_us") * 1e-6, links=links, **figures)
+    for key in ("links", "attention_kernels"):
+        figures[key] = tuple(sorted(figures[key].items()))
+    return AchievedRates(kernel_seconds=figures.pop("kernel_us") * 1e-6, **figures)
 
 
 @cache

@@ -63,7 +63,8 @@ class Work:
         times: number of executions; an operator of a loop that was traced once stands for all its repetitions.
         collective: for communication, which ranks take part; None: some of one machine.
         access: for what memory bounds, how it passes over its tensors.
-        length: for attention, tokens of a query's row; 0: not known.
+        kernel: for attention, the kernel, where its rate may differ from FlashAttention 2's.
+        length: for attention, tokens of a row; 0: not known.
         backward: for attention, whether it is the backward pass.
         caller: who has the host launch it.
         on_side_stream: whether it runs on another than the device's default stream.
@@ -78,6 +79,7 @@ class Work:
     times: int = 1
     collective: Collective | None = None
     access: Access = Access.POINTWISE
+    kernel: str = ""
     length: int = 0
     backward: bool = False
     caller: Caller = Caller.MODULE
@@ -116,7 +118,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
     if work.kind is Kind.MATMUL:
         computing = computing / achieved.product(work.dtype)
     else:
-        computing = computing / achieved.attended(work.length, backward=work.backward)
+        computing = computing / achieved.attended(work.kernel, work.length, backward=work.backward)
     passing = moving / achieved.pointwise
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 
@@ -148,7 +150,6 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
     copied = sent = 0.0
     to_host: deque[float] = deque()
     busy = dict.fromkeys(Kind, 0.0)
-    flops = 0
     for work in works:
         kind = work.kind
         if kind is Kind.NOTHING:
@@ -167,7 +168,6 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
             device = sent if work.waits else device
         elif kind not in _COPIES or not (work.waits or work.on_side_stream):
             device = begin + seconds
-            flops += work.flops * work.times if kind is not Kind.ELEMENTWISE else 0
         elif work.waits:
             host = device = copied = max(begin, copied) + seconds
         elif kind is Kind.TO_DEVICE:
@@ -185,6 +185,5 @@ def step_seconds(works: Iterable[Work], gpu: Gpu, pace: Pace = USUAL_PACE, launc
         elementwise_seconds=busy[Kind.ELEMENTWISE],
         copy_seconds=busy[Kind.TO_DEVICE] + busy[Kind.TO_HOST],
         launch_seconds=launching,
-        flops=flops,
         communication_seconds=busy[Kind.COMMUNICATION],
     )

@@ -93,7 +93,8 @@ def _fixed(
 ) -> Tensor:
     """``flash_attn_func``: rows of one length; tensors are [batch, tokens, heads, head]."""
     pairs = q.size(0) * _pairs(q.size(1), k.size(1), window_size)
-    return _attend(q, k, v, pairs // 2 if causal else pairs, 1, version)
+    # The last query of a row attends to all keys; in decoding, it is the only one.
+    return _attend(q, k, v, pairs // 2 if causal and q.size(1) > 1 else pairs, 1, version)
 
 
 def _varlen(

@@ -92,6 +92,7 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
         bytes_read,
         bytes_written,
         access=access_of(packet, on_device),
+        kernel=_attention_kernel(func, args, kwargs) if kind is Kind.ATTENTION else "",
         length=_length(func, args, kwargs) if kind is Kind.ATTENTION else 0,
         backward=kind is Kind.ATTENTION and "backward" in operator_name(packet),
     )
@@ -170,20 +171,34 @@ def _kind(packet: Any) -> Kind:
     return Kind.ATTENTION if "attention" in name or "flash" in name else Kind.MATMUL
 
 
-def _length(func: Any, args: Any, kwargs: Any) -> int:
-    """Return the tokens of each row of queries: [batch, heads, tokens, width]; of rows end to end, the longest.
+def _attention_kernel(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the name that `inspection/achieved.yaml` has of a kernel of attention; empty: as fast as FlashAttention 2.
 
-    Of kernels that PyTorch has no formula for, the pairs of queries and keys are known: causal rows of T tokens have
-    T * T / 2 of them for T queries.
+    The memory-efficient kernel's share is that of 16-bit types: in float32, it splits numbers for the tensor cores.
+    """
+    if "cudnn" in operator_name(func):
+        return "cudnn" if argument(func, args, kwargs, "attn_bias") is None else ""
+    if "efficient" in operator_name(func):
+        return "efficient" if argument(func, args, kwargs, "query").itemsize == 2 else ""
+    return "flash_3" if (argument(func, args, kwargs, "version") or 0) >= 3 else ""
+
+
+def _length(func: Any, args: Any, kwargs: Any) -> int:
+    """Return the tokens of each row, [batch, heads, tokens, width]; of rows end to end, the longest.
+
+    A row has as many queries as keys, but in decoding, where few queries pass over the keys of all tokens before them:
+    the longer of both counts. Of kernels that PyTorch has no formula for, the pairs of queries and keys are known:
+    causal rows of T tokens have T * T / 2 of them for T queries.
     """
     query, pairs = argument(func, args, kwargs, "q"), argument(func, args, kwargs, "pairs")
     if isinstance(query, torch.Tensor) and isinstance(pairs, int):
         per_query = query.size(-1) * query.size(1 if "flex" in operator_name(func) else -2)
         return int(2 * pairs * per_query // max(1, query.numel()))
-    longest, query = argument(func, args, kwargs, "max_q"), argument(func, args, kwargs, "query")
+    longest = argument(func, args, kwargs, "max_q")
     if isinstance(longest, int):
         return longest
-    return int(query.shape[-2]) if isinstance(query, torch.Tensor) and query.dim() == 4 else 0
+    rows = (argument(func, args, kwargs, name) for name in ("query", "key"))
+    return max((int(row.size(-2)) for row in rows if isinstance(row, torch.Tensor) and row.dim() == 4), default=0)
 
 
 def _dtype(tensors: list[torch.Tensor]) -> str:

@@ -35,7 +35,8 @@ _NEUSIGHT: Mapping[str, tuple[str, str, int, Mapping[str, Any]]] = {
 }  # fmt: skip
 _CARDS = {
     "a100_80gb": "A100-80GB", "a100_40gb": "A100-40GB", "A100-80G": "A100-80GB", "NVIDIA_L4": "L4",
-    "NVIDIA_H100_80GB_HBM3": "H100-SXM", "Tesla_V100-PCIE-32GB": "V100-32GB",
+    "NVIDIA_H100_80GB_HBM3": "H100-SXM", "Tesla_V100-PCIE-32GB": "V100-PCIe-32GB",
+    "NVIDIA_A100_80GB_PCIe": "A100-PCIe-80GB",
 }  # fmt: skip
 
 

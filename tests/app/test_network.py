@@ -53,10 +53,21 @@ def test_a_network_is_that_of_each_machine_in_bytes_per_second_and_one_machine_h
 
 
 def test_it_is_said_what_the_time_between_machines_is() -> None:
-    without, given = (list(notes_on_processes(32, 4, network, on_gpus=True)) for network in (None, 3200.0))
+    gpus = [find_gpu("H100-SXM")]
+    without, given = (list(notes_on_processes(32, 4, network, gpus)) for network in (None, 3200.0))
     assert "as if all GPUs were in one machine, which is a lower bound. --network names its Gbit/s." in without[-1]
     assert "a network of 3200 Gbit/s for each machine" in given[-1]
-    assert len(list(notes_on_processes(8, 1, None, on_gpus=False))) == 1
+    assert len(list(notes_on_processes(8, 1, None, []))) == 1
+
+
+@pytest.mark.parametrize(
+    ("processes", "machines", "unlinked"),
+    [(1, 1, ""), (2, 2, ""), (2, 1, "L4"), (4, 2, "L4"), (4, 1, "L4, H100-PCIe"), (8, 2, "L4, H100-PCIe")],
+)
+def test_gpus_of_a_machine_that_nvlink_does_not_join_have_a_note(processes: int, machines: int, unlinked: str) -> None:
+    gpus = [find_gpu(name) for name in ("L4", "H100-PCIe", "H100-SXM", "24GiB")]
+    found = [text for text in notes_on_processes(processes, machines, None, gpus) if "goes over PCIe" in text]
+    assert [text.split(" of a machine")[0] for text in found] == ([f"Between {unlinked}"] if unlinked else [])
 
 
 @pytest.mark.nightly

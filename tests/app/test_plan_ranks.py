@@ -96,7 +96,7 @@ def test_rows_that_are_split_need_less_and_the_step_has_the_same_documents(model
 
 
 def taking(time: float) -> StepTime:
-    return StepTime(time, time, 0.0, 0.0, 0.0, 0.0, 0)
+    return StepTime(time, time, 0.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _shared(reply: TraceReply, ranks: int) -> TraceReply:
 
 def _figures(figures: GpuFigures, ranks: int) -> GpuFigures:
     speeds = figures.speeds
-    times = [StepTime(time.seconds * BANDWIDTH / speeds.bandwidth, 0, 0, 0, 0, 0, 0) if time and speeds else None
+    times = [StepTime(time.seconds * BANDWIDTH / speeds.bandwidth, 0, 0, 0, 0, 0) if time and speeds else None
              for time in figures.times]  # fmt: skip
     replays = [
         Replayed(

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from autotune.inspection.gpus import find_gpu
 from benchmarks.published.outcomes import outcomes_of
 from benchmarks.published.render import errors, rendered
 from benchmarks.published.rivals import rivals_rendered
+from benchmarks.published.shapes import published
 from benchmarks.published.tables import FOLDER, Outcome, Row, Table, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,14 @@ SMALL = {
     "tie_word_embeddings": True,
 }
 EMBEDDING, LAYER = 512 * 64, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128 + 2 * 64
+
+
+@pytest.mark.parametrize("card", ["Tesla_V100-PCIE-32GB", "NVIDIA_A100_80GB_PCIe"])
+def test_a_published_card_for_pcie_is_predicted_as_one(card: str) -> None:
+    row = published({"source": "", "row": "", "kind": "main", "hardware": f"1x {card}", "seconds_measured": "1"})
+    speeds = find_gpu(row.gpu).speeds
+    assert speeds is not None
+    assert speeds.nvlink is None or speeds.bridged == 2
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -15,7 +15,7 @@ from autotune.units import GIB, MIB
 PROMISED = {
     "T4", "V100-16GB", "V100-32GB", "RTX3090", "RTX4090", "RTX5090", "A10", "L4", "L40S", "A100-40GB", "A100-80GB",
     "H100-PCIe", "H100-SXM", "H100-NVL", "H200", "B200", "MI300X", "V100-PCIe-16GB", "V100-PCIe-32GB",
-    "A100-PCIe-40GB", "A100-PCIe-80GB",
+    "A100-PCIe-40GB", "A100-PCIe-80GB", "A10G", "RTXA6000", "RTX6000Ada",
 }  # fmt: skip
 ROOT = Path(__file__).parents[2]
 EVERY = pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
@@ -53,6 +53,8 @@ def test_memory_is_what_can_be_allocated_and_not_what_is_printed_on_the_box() ->
         ("V100-32GB", 32768),
         ("RTX3090", 24576),
         ("RTX4090", 24564),
+        ("A10G", 23028),
+        ("RTX6000Ada", 46068),
         ("L4", 23034),
         ("A100-80GB", 81920),
         ("H100-SXM", 81559),
@@ -75,6 +77,21 @@ def test_a_gpu_that_is_here_and_in_no_catalogue_has_no_known_speeds() -> None:
     here = Hardware("cuda", "NVIDIA Strange 9000", 40 * GIB, compute_capability=(8, 6))
     gpu = described(here)
     assert (gpu.name, gpu.memory_bytes, gpu.compute_capability, gpu.speeds) == (here.name, 40 * GIB, (8, 6), None)
+
+
+@pytest.mark.parametrize("name", ["H100-PCIe", "H100-NVL", "H200", "B200"])
+def test_no_gpu_since_hopper_is_planned_with_a_smaller_context_than_was_measured_there(name: str) -> None:
+    assert find_gpu(name).context_bytes >= find_gpu("H100-SXM").context_bytes
+
+
+@EVERY
+def test_more_gpus_reach_more_of_their_links_only_where_a_switch_joins_them(gpu: Gpu) -> None:
+    if gpu.speeds is None:
+        return
+    switched = gpu.speeds.nvlink is not None and gpu.speeds.bridged is None
+    # A bridge joins two.
+    shares = [gpu.speeds.achieved.linked(count) for count in ((2, 4, 8) if switched else (4, 8))]
+    assert shares == sorted(shares, reverse=not switched)
 
 
 @EVERY
@@ -119,6 +136,11 @@ def test_the_gpu_without_known_speeds_is_marked_unverified() -> None:
         ("Tesla V100-PCIE-16GB", "V100-PCIe-16GB"),
         ("Tesla V100-PCIE-32GB", "V100-PCIe-32GB"),
         ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA A10G", "A10G"),
+        ("RTX A6000", "RTXA6000"),
+        ("A6000", "RTXA6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada"),
+        ("RTX 6000 Ada", "RTX6000Ada"),
     ],
 )
 def test_names_are_found_however_they_are_written(word: str, name: str) -> None:

@@ -94,4 +94,4 @@ def _answer(request: TraceRequest) -> Traced:
 def _section(part: Part, names: list[str], moments: list[dict[str, int]], tokens: int) -> Section:
     levels = {name: tuple(moment[name] for moment in moments) for name in moments[0]}
     seconds = 0.001 + 1e-6 * tokens
-    return Section(part, tuple(names), levels, 0, StepTime(seconds, seconds, 0.0, 0.0, 0.0, 0.0, 0))
+    return Section(part, tuple(names), levels, 0, StepTime(seconds, seconds, 0.0, 0.0, 0.0, 0.0))

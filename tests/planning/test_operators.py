@@ -27,7 +27,7 @@ def mul(rows: int, stride: int = 64) -> str:
 def reply(*operators: tuple[str, float, int], launch_seconds: float = 0.5) -> TraceReply:
     """Return a trace of one section, given the call of each operator, its predicted seconds and how often it ran."""
     device_seconds = sum(seconds * count for _, seconds, count in operators)
-    time = StepTime(max(device_seconds, launch_seconds), 0.0, 0.0, device_seconds, 0.0, launch_seconds, 0)
+    time = StepTime(max(device_seconds, launch_seconds), 0.0, 0.0, device_seconds, 0.0, launch_seconds)
     counts = {number: count for number, (_, _, count) in enumerate(operators)}
     section = Section(Part("micro-batch", Occurrence.FIRST), (), {}, time=time, operators=counts)
     found = tuple(TracedOperator(call, seconds, "elementwise_seconds") for call, seconds, _ in operators)

@@ -56,6 +56,19 @@ def test_a_bridge_joins_neighbouring_cards_and_all_others_send_over_pcie(ranks: 
 
 
 @pytest.mark.parametrize(
+    ("name", "gpus", "bandwidth"),
+    # Bus bandwidth in GB/s: https://github.com/NVIDIA/nccl/issues/1639, https://github.com/NVIDIA/nccl/issues/1161,
+    # https://github.com/NVIDIA/nccl-tests/issues/178.
+    [("RTX5090", 8, 28), ("RTX5090", 4, 35), ("H100-PCIe", 2, 116), ("A100-PCIe-80GB", 2, 208)],
+)
+def test_cards_without_a_switch_send_as_fast_as_has_been_measured(name: str, gpus: int, bandwidth: float) -> None:
+    found = find_gpu(name).speeds
+    assert found is not None
+    seconds = sending_seconds(10**9, Collective(tuple(range(gpus))), found, Launch(gpus))
+    assert seconds == pytest.approx(1 / bandwidth, rel=0.02)
+
+
+@pytest.mark.parametrize(
     ("gpu", "machines", "gbits", "size", "seconds"),
     [
         # ztan-NCCL-test-result in https://github.com/lessizzmore/create-a3mega-ztan-fork: Google's A3 Mega, whose GPUs

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.virtual import flash
 from autotune.virtual.costs import Kind, Work
 from autotune.virtual.work import operator_work
 
@@ -105,6 +106,47 @@ def test_heads_that_share_keys_are_multiplied_as_often_as_others() -> None:
     flash = aten._scaled_dot_product_flash_attention.default
     args = (q, k, v, 0.0, True)
     assert operator_work(flash, args, {}, (q,), device_type=q.device.type).flops == 2 * 2 * 128 * 128 * 64 * 2 * 4 // 2
+
+
+FUSED = {
+    "efficient": (aten._scaled_dot_product_efficient_attention.default, (True,)),
+    "cudnn": (aten._scaled_dot_product_cudnn_attention.default, (True,)),
+}
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1000), (16, 1000), (1000, 1000), (1000, 16)])
+@pytest.mark.parametrize("kernel", FUSED)
+def test_attention_in_decoding_passes_over_rows_as_long_as_its_keys(kernel: str, queries: int, keys: int) -> None:
+    func, rest = FUSED[kernel]
+    assert run(func, device(2, 4, queries, 64), *(device(2, 4, keys, 64) for _ in "kv"), None, *rest).length == 1000
+
+
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "masked", "named"),
+    [
+        ("cudnn", torch.bfloat16, False, "cudnn"),
+        ("cudnn", torch.bfloat16, True, ""),
+        ("efficient", torch.bfloat16, False, "efficient"),
+        ("efficient", torch.bfloat16, True, "efficient"),
+        ("efficient", torch.float32, True, ""),
+    ],
+)
+def test_attention_has_the_kernel_whose_rate_it_reaches(
+    kernel: str, dtype: torch.dtype, masked: bool, named: str
+) -> None:
+    func, rest = FUSED[kernel]
+    mask = device(2, 4, 128, 128, dtype=dtype) if masked else None
+    assert run(func, *(device(2, 4, 128, 64, dtype=dtype) for _ in "qkv"), mask, *rest).kernel == named
+
+
+@pytest.mark.parametrize(("version", "named"), [(2, ""), (3, "flash_3"), (4, "flash_3")])
+def test_one_query_of_flash_attention_attends_to_all_keys(version: int, named: str) -> None:
+    recorder = Recorder()
+    with recorder:
+        flash._fixed(version, device(2, 1, 4, 64), device(2, 1000, 4, 64), device(2, 1000, 4, 64), causal=True)
+    (work,) = (work for work in recorder.works if work.kind is Kind.ATTENTION)
+    assert (work.flops, work.kernel) == (4 * 1000 * 64 * 2 * 4, named)
+    assert work.length >= 1000
 
 
 def test_a_convolution_of_groups_is_a_product_for_each_place_of_its_result() -> None:

@@ -30,7 +30,7 @@ def mixed_times(terms: Sequence[tuple[StepTime, float]]) -> StepTime:
     weights = [weight for _, weight in terms]
     columns = zip(*[_figures(time) for time, _ in terms], strict=True)
     sums = {name: max(0.0, sum(map(mul, weights, column))) for name, column in zip(_NAMES, columns, strict=True)}
-    found = StepTime(**{**sums, "flops": round(sums["flops"])})
+    found = StepTime(**sums)
     return replace(found, seconds=max(found.seconds, found.busiest_seconds))
 
 
