@@ -38,5 +38,5 @@ class Allocator(Equipped):
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry for the default, so that a variable that the user has set stays as it is."""
+        """Return no entry for the default: a probe runs without the variables of the user's environment."""
         return {} if choice == DEFAULT else dict.fromkeys(self.writes, EXPANDABLE_SEGMENTS)

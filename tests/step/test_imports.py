@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.core.plan import ALLOCATOR_VARIABLES
+
 
 def _said(script: str) -> list[str]:
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -42,6 +44,18 @@ prepare_environment("cpu", 1)
 print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
 """
     assert _said(script) == ["3 PCI_BUS_ID", "''"]
+
+
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
+def test_the_default_allocator_is_pytorch_s_whatever_the_shell_has_set(variable: str) -> None:
+    script = f"""
+import os
+from autotune.step.imports import prepare_environment
+os.environ["{variable}"] = "expandable_segments:True"
+prepare_environment("cuda", 1)
+print("{variable}" in os.environ)
+"""
+    assert _said(script) == ["False"]
 
 
 _SCRIPT = """

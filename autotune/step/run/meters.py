@@ -112,7 +112,7 @@ class CudaMeter(Meter):
     """One CUDA device: the caching allocator's statistics and limit, and the driver's figure for the process."""
 
     def __init__(self) -> None:
-        self._host = HostMemory()
+        self._host = HostMemory(counts_shared=True)
         before = _driver_used_bytes()
         # A first product initialises what every training needs besides tensors: context, cuBLAS and its workspace.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
