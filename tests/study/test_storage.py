@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,30 @@ def test_a_full_disk_is_told_and_nothing_stored_is_lost(durable: Run, request: p
     request.getfixturevalue("small_disk")
     with pytest.raises(AutotuneError, match=r"database or disk is full.*--resume"):
         durable(verbose)
+
+
+@pytest.mark.parametrize("room_bytes", [0, 5, 100])
+def test_a_journal_goes_on_after_a_full_disk(room_bytes: int, tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    url, (soft, hard) = f"journal://{file}", resource.getrlimit(resource.RLIMIT_FSIZE)
+    study = optuna.create_study(storage=connected(url)[0], study_name="s")
+    study.set_user_attr("before", 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room_bytes, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            study.set_user_attr("lost", "x" * 500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resumed = optuna.load_study(storage=connected(url)[0], study_name="s")
+    resumed.set_user_attr("after", 2)
+    assert optuna.load_study(storage=connected(url)[0], study_name="s").user_attrs == {"before": 1, "after": 2}
+
+
+def test_a_line_that_no_journal_has_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("a word")
+    with suppress(AssertionError):  # Optuna's, which misses the study that it has appended to that line
+        optuna.create_study(storage=connected(f"journal://{tmp_path / 'mine'}")[0])
+    assert (tmp_path / "mine").read_text().startswith("a word")
 
 
 def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
