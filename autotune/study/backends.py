@@ -30,6 +30,17 @@ _EXAMPLES = (
     "grpc://host:13000."
 )
 _CONNECT_SECONDS = 10
+_PATIENCE = {
+    "connect_timeout": _CONNECT_SECONDS,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""libpq's parameters: a server that no longer answers, as behind a cut network, is given up within a minute.
+
+By Linux's defaults that takes 15 minutes, or 2 hours for a server that has the query and does not answer.
+"""
 _MAKING_SECONDS = 3.0
 """Time in which other processes make the tables of a database, which Optuna does not do in one transaction."""
 
@@ -219,6 +230,6 @@ def _engine_options(url: str) -> dict[str, Any]:
         return {}
     options: dict[str, Any] = {"pool_pre_ping": True}
     psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
-    if psycopg and "connect_timeout" not in asked.query:
-        options["connect_args"] = {"connect_timeout": _CONNECT_SECONDS}
+    if psycopg:
+        options["connect_args"] = {name: value for name, value in _PATIENCE.items() if name not in asked.query}
     return options

@@ -18,7 +18,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
 from autotune.study import ProbeRun, check_storage
-from autotune.study.backends import connected, is_in_memory
+from autotune.study.backends import _engine_options, connected, is_in_memory
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 
@@ -201,6 +201,16 @@ def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.C
     assert len(probed(outcome)) > 1
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == verbosity
+
+
+def test_a_postgresql_server_that_vanishes_is_given_up_within_a_minute_unless_the_url_has_another_time() -> None:
+    psycopg = pytest.importorskip("psycopg")
+    given = _engine_options("postgresql+psycopg://me@host/name")["connect_args"]
+    assert given["tcp_user_timeout"] == 60_000
+    assert given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"] == 60
+    psycopg.conninfo.make_conninfo(**given)  # raises for a parameter that libpq does not know
+    own = _engine_options("postgresql+psycopg://me@host/name?tcp_user_timeout=5000")["connect_args"]
+    assert own == {name: value for name, value in given.items() if name != "tcp_user_timeout"}
 
 
 @pytest.mark.parametrize(
