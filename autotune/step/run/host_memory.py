@@ -2,8 +2,8 @@
 
 Linux only. Counted is the resident anonymous memory in ``/proc/self/status``. Pages of mapped files (libraries, the
 tokenised rows) are excluded, because the kernel can drop them at any time, because a forked process maps them anew, and
-because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings. Memory that
-CUDA pins (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
+because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings. Memory
+that CUDA pins (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
 """
 
 from __future__ import annotations
