@@ -19,7 +19,7 @@ from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 from autotune.units import MIB
 from autotune.userconfig.launch import ALONE
 
@@ -136,7 +136,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
         peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
-        with ScratchFolder() as folder:
+        with scratch_folder() as name:
+            folder = Path(name)
             _check_whole(model, adapts=peft_config is not None)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -30,7 +30,7 @@ from autotune.inspection.command_line import read_command_line
 from autotune.inspection.yaml_file import read_yaml
 from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import NullDevice, null_device
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 from autotune.reporting.words import short_path
 from autotune.units import counted, format_bytes
 from autotune.userconfig.launch import default_file, likely_gpus
@@ -74,8 +74,10 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     device = _device(asked.gpu)
     program = " ".join(hidden_words(command)[:3])
     asked.listener(StageStarted(f"Running {program} on {counted(count, 'null GPU')} of {format_bytes(device.total)}"))
-    with ScratchFolder() as folder:
-        ran = run(command, device, count, folder, steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds)
+    with scratch_folder() as folder:
+        ran = run(
+            command, device, count, Path(folder), steps=steps, as_shuffled=asked.as_shuffled, timeout_seconds=seconds
+        )
     known = secrets_in(command) | secrets_in(dict(os.environ))
     shown = (decode(Followed, hidden_values(encode(each), known)) for each in ran.processes)
     ran = dataclasses.replace(ran, processes=tuple(shown))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from autotune.app.arguments import LengthsArguments
 from autotune.app.public import taking
 from autotune.app.workload import WorkloadReader
@@ -10,7 +12,7 @@ from autotune.inspection.dataset import dataset_source
 from autotune.inspection.machine import machine as inspect_machine
 from autotune.inspection.model import model_source
 from autotune.probing import JobServer
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 from autotune.trainers import find_trainer
 
 
@@ -24,6 +26,6 @@ def lengths(asked: LengthsArguments) -> LengthReport:
     name = find_trainer(asked.trainer).name
     source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset, asked.split)
     inspect_machine("cpu")
-    with ScratchFolder() as folder, JobServer("cpu") as server:
-        reader = WorkloadReader(server, folder, asked.listener, image_limits=True)
+    with scratch_folder() as folder, JobServer("cpu") as server:
+        reader = WorkloadReader(server, Path(folder), asked.listener, image_limits=True)
         return length_report(reader.read(name, source, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 
 from autotune.core.candidate import Choice
@@ -9,7 +10,7 @@ from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
-from autotune.core.plan import Launch
+from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
@@ -62,6 +63,12 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
         yield f"{few}: they were repeated to measure whole steps."
     if setting.machine.device_reason:
         yield f"Measured on the CPU: {setting.machine.device_reason}."
+    for name in ALLOCATOR_VARIABLES if setting.machine.hardware.kind == "cuda" else ():
+        if os.environ.get(name):
+            yield (
+                f"Probes ran without {name}={os.environ[name]} of this environment. If the configuration sets no "
+                f"{name}, unset it for the training too: with it, memory and speed are others."
+            )
     if setting.machine.hardware.is_null:
         yield "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
 

@@ -22,6 +22,7 @@ from autotune.core.machine import DeviceKind, Hardware, Machine
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.protocol import OperatorsRequest, SpeedsRequest
 from autotune.errors import AutotuneError
+from autotune.inspection.cpu import cpu
 from autotune.inspection.gpus import described
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.extrapolation.forecast import PROCESS_BYTES
@@ -224,7 +225,8 @@ def speeds_of(
     """
     hardware = machine.hardware
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("speeds", hardware.name, hardware.threads, hardware.variables, software, gpu)
+    # Beside a GPU, what is measured is the host's.
+    key = fingerprint("speeds", hardware.name, cpu().name, hardware.threads, hardware.variables, software, gpu)
     known = cache.get(GpuSpeeds, key)
     if known is not None:
         return known

@@ -40,13 +40,20 @@ _EPOCHS = 3.0
 SHARING_SIZES = ("cp_size", "sp_size", "tp_size")
 """Sizes of accelerate's ``ParallelismConfig`` whose ranks train on the same micro-batch: each has a part of its tokens,
 or of every layer."""
-ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-"""The variable with the settings of PyTorch's caching allocator; torch before 2.9 has the other name."""
-OLD_ALLOCATOR_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The variables with the settings of PyTorch's caching allocator, which reads the first of them that is set.
+
+See c10/cuda/CUDAAllocatorConfig.h. So a plan sets both: a shell or an image may have set either.
+"""
 EXPANDABLE_SEGMENTS = "expandable_segments:True"
-"""The setting in that variable with which the allocator's segments can grow."""
+"""The setting in these variables with which the allocator's segments can grow."""
 _HOST_SETTINGS = "pinned_"
 """Beginning of the settings of pinned host memory."""
+
+
+def allocator_settings(env: Mapping[str, str]) -> str:
+    """Return the settings of PyTorch's caching allocator in an environment; empty where no variable has any."""
+    return next((env[name] for name in ALLOCATOR_VARIABLES if name in env), "")
 
 
 def unsimulated_settings(variable: str) -> tuple[str, ...]:
@@ -199,8 +206,9 @@ class TrainingPlan:
         A cache that is emptied in every n-th step only (``torch_empty_cache_steps`` above 1) does not lower the peak of
         the steps between.
         """
+        settings = _settings(allocator_settings(self.env))
         return AllocatorUse(
-            expandable_segments=_settings(self.env.get(ALLOCATOR_VARIABLE, "")).get("expandable_segments") == "True",
+            expandable_segments=settings.get("expandable_segments") == "True",
             emptied=self.args.get("torch_empty_cache_steps") == 1,
         )
 

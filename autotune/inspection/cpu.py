@@ -109,7 +109,7 @@ def control_group_limits(root: Path) -> Limits:
     """
     memory: list[tuple[int, int]] = []
     cores: list[float] = []
-    for controllers, group in _groups(root):
+    for controllers, group in control_groups(root):
         version_1 = "memory" in controllers
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version_1 else ("memory.max", "memory.current")
         limit, used = (_number(group / name) for name in names)
@@ -125,7 +125,7 @@ def control_group_limits(root: Path) -> Limits:
     )
 
 
-def _groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
+def control_groups(root: Path) -> Iterator[tuple[frozenset[str], Path]]:
     """Yield the controllers and the folder of each group this process is in, its ancestors included.
 
     In a container the folder named in ``/proc/self/cgroup`` may be the host's: then only the mount's root is there, and

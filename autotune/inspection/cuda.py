@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+from contextlib import suppress
 
 from autotune.core.machine import Hardware
+from autotune.inspection.cpu import cpu
 
 
 class NoGpuError(Exception):
@@ -49,13 +51,30 @@ def _visible() -> list[object]:
     if count == 0:
         raise NoGpuError("the NVIDIA driver knows no device")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
     # CUDA sees the devices before the first word that names none.
-    found = list(itertools.takewhile(bool, (_named(word.strip(), count) for word in visible.split(","))))
+    found = list(itertools.takewhile(bool, (_named(word, count) for word in words)))
     if not found:
         raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
-    return found
+    used = [device for device in map(_whole_or_instance, found) if device]
+    if not used:
+        raise NoGpuError("MIG is enabled, and no instance is there")
+    # Of cards with MIG, a process gets a single instance (NVIDIA's MIG user guide, "CUDA Device Enumeration").
+    return used if used == found else used[:1]
+
+
+def _whole_or_instance(device: object) -> object | None:
+    """Return a device as CUDA uses it: a card with MIG by its first instance, if it has any."""
+    import pynvml
+
+    with suppress(pynvml.NVMLError):  # neither cards without MIG nor instances have the mode
+        if pynvml.nvmlDeviceGetMigMode(device)[0]:
+            for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
+                with suppress(pynvml.NVMLError):  # there is no such instance
+                    instance: object = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
+                    return instance
+            return None
+    return device
 
 
 def _named(word: str, count: int) -> object | None:
@@ -80,7 +99,12 @@ def _named(word: str, count: int) -> object | None:
 def _describe(handle: object) -> Hardware:
     import pynvml
 
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        total_bytes, used_bytes = memory.total - memory.reserved, memory.used
+    except pynvml.NVMLError_NotSupported:
+        # It shares the host's memory, as that of a DGX Spark does.
+        total_bytes, used_bytes = cpu().memory_bytes, cpu().used_by_others_bytes
     card = handle
     if pynvml.nvmlDeviceIsMigDeviceHandle(handle):
         card = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
@@ -88,8 +112,8 @@ def _describe(handle: object) -> Hardware:
     return Hardware(
         kind="cuda",
         name=pynvml.nvmlDeviceGetName(handle),
-        memory_bytes=memory.total - memory.reserved,
-        used_by_others_bytes=memory.used,
+        memory_bytes=total_bytes,
+        used_by_others_bytes=used_bytes,
         compute_capability=(major, minor),
         driver=pynvml.nvmlSystemGetDriverVersion(),
     )

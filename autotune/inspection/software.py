@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -38,17 +40,42 @@ OPTIONAL = (
     "vllm",
 )
 """Distributions that enable further choices. FlashAttention 2, 3 and 4 are three distributions."""
+_DIGITS = 12
 # A line of torch/version.py: `cuda: Optional[str] = '13.0'`, or None in place of the version.
 _CUDA = re.compile(r"^cuda\b.*= ['\"](.+)['\"]$", re.MULTILINE)
 
 
 def installed_packages() -> dict[str, str]:
-    """Return the versions of the relevant distributions, by name; those that are not installed are absent."""
+    """Return the versions of the relevant distributions, by name; those that are not installed are absent.
+
+    An installation from a repository or a folder has its commit, or a hash of its code, as the local part.
+    """
     found = {}
     for name in (*REQUIRED, *OPTIONAL):
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            distribution = metadata.distribution(name)
+            source = _source(name, json.loads(distribution.read_text("direct_url.json") or "{}"))
+            found[name] = distribution.version
+            if source:
+                found[name] += f"{'.' if '+' in distribution.version else '+'}{source[:_DIGITS]}"
     return found
+
+
+def _source(name: str, origin: Mapping[str, Mapping[str, str]]) -> str:
+    """Return what identifies the code of a distribution beside its version; empty for a release.
+
+    Args:
+        origin: its ``direct_url.json`` (https://packaging.python.org/en/latest/specifications/direct-url-data-structure).
+    """
+    if "vcs_info" in origin:
+        return origin["vcs_info"]["commit_id"]
+    spec = importlib.util.find_spec(name.replace("-", "_")) if "dir_info" in origin else None
+    if spec is None:
+        return ""
+    digest = hashlib.sha256()
+    for file in sorted(file for place in spec.submodule_search_locations or () for file in Path(place).rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def check_required(packages: Mapping[str, str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
+from autotune.inspection.cpu import control_groups
 from autotune.probing.channel import signal_name
 from autotune.probing.server import JobExit
 from autotune.units import format_bytes, format_duration
@@ -64,41 +65,19 @@ def _shows_lack_of_memory(line: str, device: DeviceKind, limit_bytes: int | None
     return _DEVICE_OUT_OF_MEMORY in line.lower()
 
 
-_MEMBERSHIP = Path("/proc/self/cgroup")
-_ROOT = Path("/sys/fs/cgroup")
-
-
-def out_of_memory_kills(membership: Path = _MEMBERSHIP, root: Path = _ROOT) -> int:
+def out_of_memory_kills(root: Path = Path("/")) -> int:
     """Return the number of out-of-memory kills in this process's control group and those above it.
 
     It is the sum of the ``oom_kill`` lines of ``memory.events`` (cgroup v2) and ``memory.oom_control`` (v1). A group
     whose file cannot be read adds nothing. So an increase proves a kill, and no increase proves nothing.
 
     Args:
-        membership: the file that lists the groups of this process (``/proc/self/cgroup``).
-        root: where the control groups are mounted.
+        root: of the file system in which ``proc`` and ``sys`` lie.
     """
-    return sum(_oom_kills(file) for file in _counters(membership, root))
-
-
-def _counters(membership: Path, root: Path) -> list[Path]:
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    files: list[Path] = []
-    for line in lines:
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            mount, name = root, "memory.events"
-        elif "memory" in controllers.split(","):
-            mount, name = root / "memory", "memory.oom_control"
-        else:
-            continue
-        # In a container the path may name a group that is not mounted; then the mount itself is the group.
-        inner = mount / group.lstrip("/")
-        files += [folder / name for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
-    return files
+    return sum(
+        _oom_kills(group / ("memory.oom_control" if "memory" in controllers else "memory.events"))
+        for controllers, group in control_groups(root)
+    )
 
 
 def _oom_kills(file: Path) -> int:

@@ -15,7 +15,7 @@ from autotune.core.events import Listener, StageStarted, Tracing, ignore
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobServer
 from autotune.probing.worker import Worker
 from autotune.techniques.traits import libraries_of
@@ -68,8 +68,8 @@ class ServerTracer:
         self._idle: list[tuple[str, Worker]] = []
         self._busy: set[Worker] = set()
         self._lock = Lock()
-        self._scratch = ScratchFolder()
-        self.folder = self._scratch.path
+        self._scratch = scratch_folder()
+        self.folder = Path(self._scratch.name)
         self._numbers = count()
         self._given_up = False
 
@@ -83,7 +83,7 @@ class ServerTracer:
             worker.close()
         if self._server is not None and self._lent is None:
             self._server.close()
-        self._scratch.close()
+        self._scratch.cleanup()
 
     @contextmanager
     def quietly(self) -> Iterator[None]:

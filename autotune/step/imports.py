@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
 
+from autotune.core.plan import ALLOCATOR_VARIABLES
+
 # CUDA_ERROR_NOT_INITIALIZED of cuda.h: what every driver call but cuInit returns before cuInit.
 _CUDA_ERROR_NOT_INITIALIZED = 3
 # Queries the device's properties from the driver when it is imported, and peft imports it.
@@ -60,6 +62,9 @@ def prepare_environment(device: str, processes: int) -> None:
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # A plan sets the allocator, and its default is PyTorch's, not that of this shell: the training may have another.
+    for name in ALLOCATOR_VARIABLES:
+        os.environ.pop(name, None)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     else:

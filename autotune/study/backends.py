@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
@@ -21,12 +22,25 @@ from autotune.errors import InputError
 from autotune.study.patience import causes, is_transient
 
 JOURNAL, GRPC = "journal://", "grpc://"
+_ENTRY = b'{"op_code"'
+"""The beginning of every line of a journal."""
 _CHOOSE = "Choose another --storage or --output."
 _EXAMPLES = (
     "Write for instance sqlite:///study.db, journal:///shared/study.log, postgresql+psycopg://user@host/name or "
     "grpc://host:13000."
 )
 _CONNECT_SECONDS = 10
+_PATIENCE = {
+    "connect_timeout": _CONNECT_SECONDS,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""libpq's parameters: a server that no longer answers, as behind a cut network, is given up within a minute.
+
+By Linux's defaults that takes 15 minutes, or 2 hours for a server that has the query and does not answer.
+"""
 _MAKING_SECONDS = 3.0
 """Time in which other processes make the tables of a database, which Optuna does not do in one transaction."""
 
@@ -92,13 +106,50 @@ def _unusable(url: str, why: str, hint: str = _CHOOSE) -> InputError:
     return InputError(f"The study storage {hidden_url(url)} cannot be used: {why}.", hint=hint)
 
 
+class _MendingLock(JournalFileSymlinkLock):
+    """The lock under which a journal is written; what an earlier write left of a line is removed first.
+
+    A disk may have been full. Optuna 5.0 (``storages/journal/_file.py``) appends to such a line, which loses the next
+    entry, and cannot read the journal afterwards.
+    """
+
+    def acquire(self) -> bool:
+        """Wait for the lock, then remove a last line without an end.
+
+        Raises:
+            OSError: the journal cannot be read or written.
+        """
+        acquired = super().acquire()
+        try:
+            _remove_torn_line(Path(self._lock_target_file))
+        except BaseException:
+            self.release()
+            raise
+        return acquired
+
+
+def _remove_torn_line(journal: Path) -> None:
+    with journal.open("rb+") as file:
+        if not file.seek(0, os.SEEK_END):
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read() == b"\n":
+            return
+        file.seek(0)
+        whole, end, torn = file.read().rpartition(b"\n")
+        # Another file of one line is not a journal's.
+        if torn.startswith(_ENTRY[: len(torn)]):
+            file.truncate(len(whole + end))
+
+
 def _journal(url: str) -> BaseStorage:
     path = Path(url.removeprefix(JOURNAL)).expanduser()
     if not path.name:
         raise InputError(f"{hidden_url(url)!r} names no file.", hint="Write for instance journal:///shared/study.log.")
     try:
         # The lock is a link to the file next to it, which a relative path would not name.
-        return optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
+        file = str(path.absolute())
+        return optuna.storages.JournalStorage(JournalFileBackend(file, _MendingLock(file)))
     except OSError as error:
         raise _unusable(url, cause_of(error, url)) from error
     except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
@@ -179,6 +230,6 @@ def _engine_options(url: str) -> dict[str, Any]:
         return {}
     options: dict[str, Any] = {"pool_pre_ping": True}
     psycopg = asked.drivername in ("postgresql", "postgresql+psycopg", "postgresql+psycopg2")
-    if psycopg and "connect_timeout" not in asked.query:
-        options["connect_args"] = {"connect_timeout": _CONNECT_SECONDS}
+    if psycopg:
+        options["connect_args"] = {name: value for name, value in _PATIENCE.items() if name not in asked.query}
     return options

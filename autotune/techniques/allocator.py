@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.plan import ALLOCATOR_VARIABLE, EXPANDABLE_SEGMENTS
+from autotune.core.plan import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
 from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
@@ -16,7 +16,7 @@ DEFAULT = "default"
 
 
 class Allocator(Equipped):
-    """``expandable_segments`` in the environment variable that configures PyTorch's caching allocator."""
+    """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
     name = "allocator"
     summary = "Lets segments of reserved GPU memory grow, so that less of it lies between tensors unused."
@@ -28,7 +28,7 @@ class Allocator(Equipped):
     # Its allocator has no segments.
     without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
-    writes = frozenset({f"env.{ALLOCATOR_VARIABLE}"})
+    writes = frozenset(f"env.{name}" for name in ALLOCATOR_VARIABLES)
     impact = TraceImpact(Scope.ALLOCATOR)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -38,5 +38,5 @@ class Allocator(Equipped):
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return no entry for the default, so that a variable that the user has set stays as it is."""
-        return {} if choice == DEFAULT else {f"env.{ALLOCATOR_VARIABLE}": EXPANDABLE_SEGMENTS}
+        """Return no entry for the default: a probe runs without the variables of the user's environment."""
+        return {} if choice == DEFAULT else dict.fromkeys(self.writes, EXPANDABLE_SEGMENTS)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from autotune.core.configuration import Configuration
 from autotune.core.nested import Key, at, mapping, put
-from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.userconfig.launch import Launching
 
@@ -19,7 +18,6 @@ _NEWER = {
     "gradient_checkpointing": "activation_checkpointing",
     "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
 }
-_OLDER_VARIABLES = {ALLOCATOR_VARIABLE: OLD_ALLOCATOR_VARIABLE}
 _OLDER_KWARGS = {"dtype": "torch_dtype"}
 _DEEPSPEED, _FSDP, _FSDP_CONFIG, _GROUPS = ENGINE_FIELDS
 _STAGE = f"args.{_DEEPSPEED}.zero_optimization.stage"
@@ -53,8 +51,7 @@ def keys_of(values: Mapping[str, object], path: str) -> tuple[Key, ...]:
         return ()
     first, *inner = names
     if part == "env":
-        set_here, older = mapping(values.get("env")), _OLDER_VARIABLES.get(first, "")
-        return (("env", older if older in set_here and first not in set_here else first),)
+        return (("env", first),)
     within = mapping(values.get(_KWARGS))
     kwargs = [name for name in (first, _OLDER_KWARGS.get(first, "")) if name in within]
     if part == "model" and kwargs:

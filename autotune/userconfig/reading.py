@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.plan import ALLOCATOR_VARIABLE, OLD_ALLOCATOR_VARIABLE, TrainingPlan, unsimulated_settings
+from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan, allocator_settings, unsimulated_settings
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
@@ -90,10 +90,10 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         raise UnreadError(error.message, hint=error.hint) from error
     # TRL's parser writes the file's variables over those of its environment.
     env = {**written.command.env, **written.env}
-    allocator = env.get(ALLOCATOR_VARIABLE) or env.get(OLD_ALLOCATOR_VARIABLE)
-    kept_env = {ALLOCATOR_VARIABLE: allocator} if allocator else {}
-    settings = ", ".join(unsimulated_settings(allocator or ""))
-    assumed = f"the caching allocator has its default for {settings} of {ALLOCATOR_VARIABLE}, which is not simulated"
+    allocator = allocator_settings(env)
+    kept_env = dict.fromkeys(ALLOCATOR_VARIABLES, allocator) if allocator else {}
+    settings = ", ".join(unsimulated_settings(allocator))
+    assumed = f"the caching allocator has its default for {settings}, which is not simulated"
     return UserPlan(
         replace(_unfilled(user.plan, written), env=kept_env),
         (*user.assumptions, assumed) if settings else user.assumptions,

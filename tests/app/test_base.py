@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from autotune.app.search import fingerprint
 from autotune.core.batch_geometry import Layout, Shape
+from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
 from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.userconfig.reading import plan_of
@@ -293,4 +294,12 @@ def test_variables_of_the_file_replace_those_of_the_command_as_in_trl_s_parser(t
     base = a_base(tmp_path, "env: {PYTORCH_ALLOC_CONF: 'expandable_segments:True'}\n")
     command = replace(base.written.command, env={"PYTORCH_ALLOC_CONF": "expandable_segments:False"})
     user = plan_of(replace(base.written, command=command), base.read, base.config)
-    assert user.plan.env == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert user.plan.env == dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True")
+
+
+@pytest.mark.parametrize("older", ["expandable_segments:True", ""])
+def test_the_older_of_the_allocator_s_variables_counts_where_both_are_set(older: str, tmp_path: Path) -> None:
+    base = a_base(tmp_path, "env: {PYTORCH_ALLOC_CONF: 'expandable_segments:False'}\n")
+    command = replace(base.written.command, env={"PYTORCH_CUDA_ALLOC_CONF": older})
+    user = plan_of(replace(base.written, command=command), base.read, base.config)
+    assert allocator_settings(user.plan.env) == older

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from autotune.core.candidate import Candidate
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan
 from autotune.emit.arguments import thread_variables
 from autotune.emit.rows import TrainingRows
 from autotune.inspection.yaml_file import parsed
@@ -194,7 +194,7 @@ def test_the_accumulation_follows_a_global_batch_that_was_asked_for(tmp_path: Pa
     assert "gradient_accumulation_steps: 16 # a\n" in after(search, search.problem.baseline)
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
 def test_a_variable_that_is_not_needed_is_emptied(variable: str, tmp_path: Path) -> None:
     text = f"env:\n  {variable}: expandable_segments:True # e\n  OTHER: x\n"
     search = started(a_base(tmp_path, text))

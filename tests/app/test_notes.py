@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
-from tests.settings import problem, setting, workload
+from tests.settings import GPU, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
@@ -35,6 +35,15 @@ def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     sentence = "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
     assert sentence in notes_on(problem(replace(here, machine=null), trainer="sft"))
     assert sentence not in notes_on(problem(here, trainer="sft"))
+
+
+def test_an_allocator_that_the_shell_sets_is_named_because_probes_run_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    (note,) = (note for note in notes_on(problem(setting(machine=GPU))) if "ALLOC_CONF" in note)
+    assert note.startswith("Probes ran without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True of this environment.")
+    assert not any("ALLOC_CONF" in note for note in notes_on(problem(setting())))
 
 
 def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_are_generated_of_each() -> None:

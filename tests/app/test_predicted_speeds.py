@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from autotune.app.predictions import device_of, speeds_of, times_of, trace_before_search
 from autotune.core.events import ignore
 from autotune.core.gpu import GpuSpeeds
@@ -27,6 +29,17 @@ def test_a_cpu_is_measured_once(job_server: JobServer, tmp_path: Path) -> None:
     assert speeds_of(machine, job_server, tmp_path / "b", cache) == first
     assert not (tmp_path / "b").exists()
     assert device_of(machine.hardware, lambda _: measured).speeds == measured
+
+
+def test_the_host_of_a_gpu_is_measured_on_each_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+    speeds = iter(replace(known, launch_seconds=seconds) for seconds in (1e-5, 2e-5))
+    monkeypatch.setattr("autotune.app.predictions.measure_speeds", lambda *_: next(speeds))
+    found = []
+    for host in ("one", "another", "one"):
+        monkeypatch.setattr("autotune.app.predictions.cpu", lambda host=host: replace(CPU.hardware, name=host))
+        found.append(speeds_of(GPU, no_server(), tmp_path, Cache(tmp_path / "cache")).launch_seconds)
+    assert found == [1e-5, 2e-5, 1e-5]
 
 
 def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured() -> None:

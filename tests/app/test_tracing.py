@@ -19,7 +19,7 @@ from autotune.core.traced import TracedPeak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobExit
 from autotune.probing.tracing import ServerTracer, Untraceable
 from autotune.probing.worker import Worker
@@ -173,8 +173,8 @@ def test_of_a_job_that_left_no_reply_its_end_is_reported(
 
 
 def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(tmp_path: Path) -> None:
-    with ScratchFolder() as scratch:
-        for folder, names_log in ((tmp_path, True), (scratch / "job-1", False)):
+    with scratch_folder() as scratch:
+        for folder, names_log in ((tmp_path, True), (Path(scratch, "job-1"), False)):
             folder.mkdir(exist_ok=True)
             (folder / LOG_FILE).write_text("the last words")
             write_reply(folder, Failure("KeyError", "'layers'", "  File model.py, line 7"))

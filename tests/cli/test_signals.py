@@ -17,13 +17,14 @@ import autotune
 # The API's function stands in for one that takes minutes: it has temporary rows, and waits until it is ended.
 SCRIPT = """
 import signal, sys, time, types
+from pathlib import Path
 for number in {ignored!r}:
     signal.signal(number, signal.SIG_IGN)
-from autotune.probing.scratch import ScratchFolder
+from autotune.probing.scratch import scratch_folder
 
 def waiting(**options):
-    with ScratchFolder() as folder:
-        (folder / "tokenized").mkdir()
+    with scratch_folder() as folder:
+        Path(folder, "tokenized").mkdir()
         print("waiting", flush=True)
         try:
             while True:
@@ -31,7 +32,7 @@ def waiting(**options):
         finally:
             for number in {again!r}:
                 signal.raise_signal(number)
-            (folder / "tokenized" / "rows").write_text("late")
+            Path(folder, "tokenized", "rows").write_text("late")
 
 for name in ("probe", "plan", "lengths"):
     module = sys.modules[("autotune.api." if name == "probe" else "autotune.app.") + name] = types.ModuleType(name)

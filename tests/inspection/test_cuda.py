@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autotune.core.machine import Hardware
+from autotune.inspection.cpu import cpu
 from autotune.inspection.cuda import NoGpuError, visible_gpus
 from autotune.units import GIB
 
@@ -26,18 +27,41 @@ class Card:
 
 CARDS = [Card("Small GPU", "GPU-11aa"), Card("Large GPU", "GPU-22bb")]
 SLICE = Card("Large GPU MIG 1g.10gb", "MIG-33cc", CARDS[1])
+UNIFIED = Card("Unified GPU", "GPU-44dd")
 
 
 class Driver(SimpleNamespace):
-    """NVML as far as it is used, with two cards and one MIG instance; keeps whether it was shut down."""
+    """NVML as far as it is used, with two cards and one MIG instance; keeps whether it was shut down.
+
+    Attributes:
+        split: cards with MIG enabled.
+        instances: of each of them, by their index.
+    """
 
     NVMLError = pynvml.NVMLError
+    NVMLError_NotSupported = pynvml.NVMLError_NotSupported
     nvmlMemory_v2 = pynvml.nvmlMemory_v2
 
     def __init__(self, cards: list[Card]) -> None:
         super().__init__()
         self.cards = cards
         self.running = False
+        self.split: list[Card] = []
+        self.instances: list[Card | None] = [None, SLICE, None]
+
+    def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:
+        if card.parent is not None or card == CARDS[0]:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [int(card in self.split), 0]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: Card) -> int:
+        return len(self.instances)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: Card, index: int) -> Card:
+        found = self.instances[index]
+        if found is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return found
 
     def nvmlInit(self) -> None:
         self.running = True
@@ -71,6 +95,10 @@ class Driver(SimpleNamespace):
 
     def nvmlDeviceGetMemoryInfo(self, card: Card, version: int) -> SimpleNamespace:
         assert version == pynvml.nvmlMemory_v2
+        if card in self.split:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+        if card == UNIFIED:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return SimpleNamespace(total=24 * GIB, reserved=GIB, used=2 * GIB, free=21 * GIB)
 
     def nvmlDeviceGetCudaComputeCapability(self, card: Card) -> list[int]:
@@ -136,6 +164,27 @@ def test_every_visible_device_is_known_in_its_order(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [gpu.name for gpu in visible_gpus()] == names
+
+
+@pytest.mark.parametrize("visible", [None, "0", "GPU-22bb", "MIG-33cc"])
+def test_a_card_that_is_divided_is_its_first_instance(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None
+) -> None:
+    driver.cards = driver.split = [CARDS[1], CARDS[1]]
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.name for gpu in visible_gpus()] == [SLICE.name]
+    driver.instances = []
+    if visible != "MIG-33cc":
+        with pytest.raises(NoGpuError, match="MIG is enabled, and no instance is there"):
+            visible_gpus()
+
+
+def test_a_gpu_without_memory_of_its_own_has_the_host_s(driver: Driver) -> None:
+    driver.cards = [UNIFIED]
+    (found,) = visible_gpus()
+    assert (found.kind, found.memory_bytes) == ("cuda", cpu().memory_bytes)
+    assert 0 < found.available_bytes < found.memory_bytes
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "2", "GPU-99", "nonsense", "-1,0"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +31,32 @@ def test_installed_packages_have_their_version_and_others_are_absent() -> None:
     found = installed_packages()
     assert {name: found[name] for name in REQUIRED} == GOOD
     assert "lomo-optim" not in found
+
+
+@pytest.mark.parametrize(
+    ("version", "origin", "installed"),
+    [
+        ("0.1.dev0", {"vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}}, r"0\.1\.dev0\+0123456789ab"),
+        ("0.1+cpu", {"vcs_info": {"vcs": "git", "commit_id": "0123456789abcdef"}}, r"0\.1\+cpu\.0123456789ab"),
+        ("0.1.dev0", {"dir_info": {"editable": True}}, r"0\.1\.dev0\+[0-9a-f]{12}"),
+        ("0.1", {"archive_info": {}}, r"0\.1"),
+    ],
+)
+def test_code_from_a_repository_or_a_folder_is_told_apart_where_the_version_is_the_same(
+    version: str, origin: dict[str, Any], installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lomo_optim" / "inner").mkdir(parents=True)
+    (tmp_path / "lomo_optim" / "__init__.py").touch()
+    about = tmp_path / "lomo_optim.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: lomo-optim\nVersion: {version}\n")
+    (about / "direct_url.json").write_text(json.dumps({"url": "file:///here", **origin}))
+    monkeypatch.syspath_prepend(tmp_path)
+    before = installed_packages()["lomo-optim"]
+    assert re.fullmatch(installed, before)
+    assert SpecifierSet(">=0.1.dev0,<1").contains(before, prereleases=True)
+    (tmp_path / "lomo_optim" / "inner" / "step.py").write_text("edited = True\n")
+    assert (installed_packages()["lomo-optim"] != before) is ("dir_info" in origin)
 
 
 def test_what_is_installed_here_will_do() -> None:

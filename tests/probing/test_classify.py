@@ -56,24 +56,24 @@ def test_an_allocation_on_the_host_that_ends_the_process_is_of_the_device_on_a_c
 
 
 def test_kills_are_counted_in_this_group_and_those_above_it_under_cgroup_v2(tmp_path: Path) -> None:
-    membership, root = tmp_path / "cgroup", tmp_path / "fs"
-    membership.write_text("0::/user/job\n")
-    _counter(root / "memory.events", "low 0\noom 5\noom_kill 1\noom_group_kill 7\n")
-    _counter(root / "user" / "job" / "memory.events", "oom_kill 2\n")
-    assert out_of_memory_kills(membership, root) == 3
+    root = tmp_path / "sys" / "fs" / "cgroup"
+    _write(tmp_path / "proc" / "self" / "cgroup", "0::/user/job\n")
+    _write(root / "memory.events", "low 0\noom 5\noom_kill 1\noom_group_kill 7\n")
+    _write(root / "user" / "job" / "memory.events", "oom_kill 2\n")
+    assert out_of_memory_kills(tmp_path) == 3
 
 
 def test_kills_are_counted_under_cgroup_v1(tmp_path: Path) -> None:
-    membership, root = tmp_path / "cgroup", tmp_path / "fs"
-    membership.write_text("5:freezer:/\n4:memory,hugetlb:/job\n0::/\n")
-    _counter(root / "memory" / "job" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
-    assert out_of_memory_kills(membership, root) == 4
+    root = tmp_path / "sys" / "fs" / "cgroup"
+    _write(tmp_path / "proc" / "self" / "cgroup", "5:freezer:/\n4:memory,hugetlb:/job\n0::/\n")
+    _write(root / "memory" / "job" / "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    assert out_of_memory_kills(tmp_path) == 4
 
 
 def test_where_no_group_can_be_read_there_is_no_evidence(tmp_path: Path) -> None:
-    assert out_of_memory_kills(tmp_path / "absent", tmp_path) == 0
+    assert out_of_memory_kills(tmp_path) == 0
 
 
-def _counter(file: Path, text: str) -> None:
+def _write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

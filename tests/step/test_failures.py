@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import resource
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from autotune.step.child import execute
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
+from autotune.step.run.host_memory import HostMemory
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
@@ -191,3 +193,12 @@ def test_a_full_disk_is_for_the_user_to_mend(error: Exception, tmp_path: Path) -
 def test_another_error_of_the_disk_is_a_failure(tmp_path: Path) -> None:
     reply = reply_after(OSError(errno.EIO, os.strerror(errno.EIO)), tmp_path)
     assert isinstance(reply, Failure)
+
+
+@pytest.mark.parametrize(("counts_shared", "counted_bytes"), [(True, 64 * MIB), (False, 0)])
+def test_what_cuda_pins_is_shared_and_counts_beside_a_gpu_alone(counts_shared: bool, counted_bytes: int) -> None:
+    meter = HostMemory(counts_shared=counts_shared)
+    with mmap.mmap(-1, 64 * MIB) as pinned:
+        pinned[:: mmap.PAGESIZE] = bytes(len(pinned) // mmap.PAGESIZE)
+        held_bytes = meter.lap()
+    assert counted_bytes <= held_bytes < counted_bytes + 32 * MIB

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from autotune.core.plan import ALLOCATOR_VARIABLES
+
 
 def _said(script: str) -> list[str]:
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -44,31 +46,50 @@ print(repr(os.environ["CUDA_VISIBLE_DEVICES"]))
     assert _said(script) == ["3 PCI_BUS_ID", "''"]
 
 
+@pytest.mark.parametrize("variable", ALLOCATOR_VARIABLES)
+def test_the_default_allocator_is_pytorch_s_whatever_the_shell_has_set(variable: str) -> None:
+    script = f"""
+import os
+from autotune.step.imports import prepare_environment
+os.environ["{variable}"] = "expandable_segments:True"
+prepare_environment("cuda", 1)
+print("{variable}" in os.environ)
+"""
+    assert _said(script) == ["False"]
+
+
 _SCRIPT = """
 import os
 import torch
 {asked_before}
+from autotune.core.plan import ALLOCATOR_VARIABLES
 from autotune.step.jobs.probe import set_environment
-set_environment({{"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OTHER": "1"}})
+{set}({{**dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True"), "OTHER": "1"}})
 print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CONF"], os.environ["OTHER"])
 """
+_PROBE, _TRAINING = "set_environment", "os.environ.update"
 
 
 @pytest.mark.skipif(
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="PyTorch 2.11 does not tell its settings"
 )
 @pytest.mark.parametrize(
-    "asked_before",
-    ["", pytest.param("torch._C._accelerator_getAllocatorSettings()", marks=pytest.mark.nightly)],
-    ids=["settings unread", "settings read"],
+    ("sets", "asked_before", "of_shell"),
+    [
+        (_PROBE, "", ""),
+        pytest.param(_PROBE, "torch._C._accelerator_getAllocatorSettings()", "", marks=pytest.mark.nightly),
+        (_TRAINING, "", "PYTORCH_ALLOC_CONF"),
+        (_TRAINING, "", "PYTORCH_CUDA_ALLOC_CONF"),
+    ],
+    ids=["settings unread", "settings read", "newer name in the shell", "older name in the shell"],
 )
-def test_the_allocator_s_settings_are_those_of_the_plan(asked_before: str) -> None:
+def test_the_allocator_s_settings_are_those_of_the_plan(sets: str, asked_before: str, of_shell: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(asked_before=asked_before)],
+        [sys.executable, "-c", _SCRIPT.format(set=sets, asked_before=asked_before)],
         check=True,
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), of_shell or "OTHER": "garbage_collection_threshold:0.8"},
     )
     assert done.stdout.split() == ["expandable_segments:True", "expandable_segments:True", "1"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import sqlite3
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, InputError
 from autotune.study import ProbeRun, check_storage
-from autotune.study.backends import connected, is_in_memory
+from autotune.study.backends import _engine_options, connected, is_in_memory
 from tests.study.replayed import ReplayedTable
 from tests.study.running import Run, probed
 
@@ -168,6 +169,30 @@ def test_a_full_disk_is_told_and_nothing_stored_is_lost(durable: Run, request: p
         durable(verbose)
 
 
+@pytest.mark.parametrize("room_bytes", [0, 5, 100])
+def test_a_journal_goes_on_after_a_full_disk(room_bytes: int, tmp_path: Path) -> None:
+    file = tmp_path / "study.log"
+    url, (soft, hard) = f"journal://{file}", resource.getrlimit(resource.RLIMIT_FSIZE)
+    study = optuna.create_study(storage=connected(url)[0], study_name="s")
+    study.set_user_attr("before", 1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + room_bytes, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            study.set_user_attr("lost", "x" * 500)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resumed = optuna.load_study(storage=connected(url)[0], study_name="s")
+    resumed.set_user_attr("after", 2)
+    assert optuna.load_study(storage=connected(url)[0], study_name="s").user_attrs == {"before": 1, "after": 2}
+
+
+def test_a_line_that_no_journal_has_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("a word")
+    with suppress(AssertionError):  # Optuna's, which misses the study that it has appended to that line
+        optuna.create_study(storage=connected(f"journal://{tmp_path / 'mine'}")[0])
+    assert (tmp_path / "mine").read_text().startswith("a word")
+
+
 def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
     verbosity = optuna.logging.get_verbosity()
     with warnings.catch_warnings():
@@ -176,6 +201,16 @@ def test_neither_logs_nor_warnings_of_optuna_are_shown(run: Run, capfd: pytest.C
     assert len(probed(outcome)) > 1
     assert capfd.readouterr() == ("", "")
     assert optuna.logging.get_verbosity() == verbosity
+
+
+def test_a_postgresql_server_that_vanishes_is_given_up_within_a_minute_unless_the_url_has_another_time() -> None:
+    psycopg = pytest.importorskip("psycopg")
+    given = _engine_options("postgresql+psycopg://me@host/name")["connect_args"]
+    assert given["tcp_user_timeout"] == 60_000
+    assert given["keepalives_idle"] + given["keepalives_interval"] * given["keepalives_count"] == 60
+    psycopg.conninfo.make_conninfo(**given)  # raises for a parameter that libpq does not know
+    own = _engine_options("postgresql+psycopg://me@host/name?tcp_user_timeout=5000")["connect_args"]
+    assert own == {name: value for name, value in given.items() if name != "tcp_user_timeout"}
 
 
 @pytest.mark.parametrize(

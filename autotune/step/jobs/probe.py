@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from autotune.core.measurement import Measurement, OutOfMemory
-from autotune.core.plan import ALLOCATOR_VARIABLE, TrainingPlan
+from autotune.core.plan import TrainingPlan, allocator_settings
 from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.step.distributed.group import leave, prepare_rank
@@ -145,9 +145,9 @@ def _failed(
 def set_environment(env: Mapping[str, str]) -> None:
     """Set environment variables; call it before the device is used.
 
-    PyTorch reads the allocator's variable when it first asks for a setting (c10/core/AllocatorConfig.h), which the
+    PyTorch reads the allocator's variables when it first asks for a setting (c10/core/AllocatorConfig.h), which the
     process that this one was forked from may have done. So its settings are applied here too.
     """
     os.environ.update(env)
-    if ALLOCATOR_VARIABLE in env:
-        torch._C._accelerator_setAllocatorSettings(env[ALLOCATOR_VARIABLE])
+    if settings := allocator_settings(env):
+        torch._C._accelerator_setAllocatorSettings(settings)

@@ -2,7 +2,8 @@
 
 Linux only. Counted is the resident anonymous memory in ``/proc/self/status``. Pages of mapped files (libraries, the
 tokenised rows) are excluded, because the kernel can drop them at any time, because a forked process maps them anew, and
-because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings.
+because the limit excludes them too: ``RLIMIT_DATA``, which since Linux 4.7 counts private writable mappings. Memory
+that CUDA pins (``cudaHostAlloc``) is a shared anonymous mapping, which the meter of a GPU counts as well.
 """
 
 from __future__ import annotations
@@ -22,11 +23,17 @@ _WARM_SIDE = 256
 
 
 class HostMemory:
-    """Measures the memory of this process above a baseline, taken at construction: after the imports."""
+    """Measures the memory of this process above a baseline, taken at construction: after the imports.
 
-    def __init__(self) -> None:
+    Args:
+        counts_shared: whether shared mappings count too.
+    """
+
+    def __init__(self, *, counts_shared: bool = False) -> None:
+        self._uncounted = ("RssFile",) if counts_shared else ("RssFile", "RssShmem")
         _reset_high_water()
-        self._baseline = _status_bytes()["RssAnon"]
+        status = _status_bytes()
+        self._baseline = status["VmRSS"] - sum(status[name] for name in self._uncounted)
         self._peak = self._baseline
         self._limit_bytes: int | None = None
         self._rlimit: int | None = None
@@ -38,7 +45,7 @@ class HostMemory:
         exact for a lap in which no file was read for the first time, such as every training step but the first.
         """
         status = _status_bytes()
-        held_bytes = status["VmHWM"] - status["RssFile"] - status["RssShmem"]
+        held_bytes = status["VmHWM"] - sum(status[name] for name in self._uncounted)
         self._peak = max(self._peak, held_bytes)
         _reset_high_water()
         if self._limit_bytes is not None:

@@ -17,6 +17,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError
+from autotune.inspection.cpu import cpu
 from autotune.step.run.host_memory import HostMemory
 from autotune.units import MIB, format_bytes
 
@@ -112,7 +113,7 @@ class CudaMeter(Meter):
     """One CUDA device: the caching allocator's statistics and limit, and the driver's figure for the process."""
 
     def __init__(self) -> None:
-        self._host = HostMemory()
+        self._host = HostMemory(counts_shared=True)
         before = _driver_used_bytes()
         # A first product initialises what every training needs besides tensors: context, cuBLAS and its workspace.
         side = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
@@ -152,6 +153,9 @@ class CudaMeter(Meter):
 
     def _others_bytes(self) -> int:
         free_bytes, _ = torch.cuda.mem_get_info()
+        if torch.cuda.get_device_properties(torch.cuda.current_device()).is_integrated:
+            # CUDA's figure leaves out the host's page cache, which an allocation may take.
+            free_bytes = cpu().available_bytes
         own_bytes = self._context_bytes + torch.cuda.memory_reserved()
         return max(0, int(self._total_bytes - free_bytes - own_bytes))
 

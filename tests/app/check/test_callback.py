@@ -181,7 +181,7 @@ def test_where_no_file_can_be_written_training_goes_on_with_a_warning(
     def full() -> None:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
 
-    monkeypatch.setattr(preflight, "ScratchFolder", full)
+    monkeypatch.setattr(preflight, "scratch_folder", full)
     given = {"model": SimpleNamespace(), "processing_class": object()}
     with caplog.at_level(logging.WARNING):
         begun(autotune.PreflightCallback(), **given)

@@ -208,11 +208,6 @@ def test_keys_of_fsdp_are_written_by_the_spelling_of_the_file(file: Any) -> None
     [
         ({"activation_checkpointing": False}, "args.gradient_checkpointing", ("activation_checkpointing",)),
         ({"model_init_kwargs": {"torch_dtype": "float32"}}, "model.dtype", ("model_init_kwargs", "torch_dtype")),
-        (
-            {"env": {"PYTORCH_CUDA_ALLOC_CONF": ""}},
-            "env.PYTORCH_ALLOC_CONF",
-            ("env", "PYTORCH_CUDA_ALLOC_CONF"),
-        ),
     ],
 )
 def test_a_key_is_written_under_the_name_that_counts_in_the_file(
