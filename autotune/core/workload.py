@@ -137,6 +137,7 @@ class ModelProfile:
         quantizable: number of weights in the linear modules inside the layers, which are held in 4 bits if any are.
         dtype: PyTorch's name of the type that ``dtype: auto`` means; empty if it is not known.
         accepts_loss_kwargs: whether transformers' Trainer divides its loss by the tokens of a whole step.
+        bidirectional_images: whether tokens of an image attend to one another, the later ones included.
     """
 
     name: str
@@ -159,6 +160,7 @@ class ModelProfile:
     quantizable: int = 0
     dtype: str = ""
     accepts_loss_kwargs: bool = True
+    bidirectional_images: bool = False
 
 
 @dataclass(frozen=True)

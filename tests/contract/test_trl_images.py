@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from autotune.step.data.profile import bidirectional_images
 from tests.contract.building import built
 from tests.vision import FAMILIES, picture, small_vision_config, write_small_vision_model
 
@@ -161,6 +163,53 @@ def test_lora_trains_the_tower_unless_the_modules_that_the_documentation_names_a
 
     assert trained(exclude_modules=None) == {True, False}
     assert trained() == {True}
+
+
+def future(mask_function: Callable[..., Any], tokens: int) -> bool:
+    """Return whether a mask lets any token attend to the next one."""
+    none, places = torch.tensor(0), torch.arange(tokens - 1)
+    return any(bool(mask_function(none, none, place, place + 1)) for place in places)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_of_an_image_attend_to_later_ones_where_the_profile_has_that_and_flash_attention_ignores_it(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+
+    rows = [{**ROWS["sft"], "images": [picture(90, 60)]}]
+    trainer = built("sft", write_small_vision_model(tmp_path / "model", family), tmp_path, rows=rows)
+    of_sdpa, seen, flash, batch = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"], [], [], batch_of(trainer)
+
+    def mask(**asked: Any) -> Any:
+        # A tower's mask is of patches.
+        if asked["q_length"] == batch["input_ids"].shape[1]:
+            seen.append(future(asked["mask_function"], asked["q_length"]))
+            flash.append(flash_attention_mask(**asked))
+        return of_sdpa(**asked)
+
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "sdpa", mask)
+    trainer.model(**batch)
+    text = trainer.model.config.get_text_config()
+    assert any(seen) is bidirectional_images(type(trainer.model), text)
+    assert flash.count(None) == len(flash) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("PaliGemmaForConditionalGeneration", None, True),
+        ("Gemma4ForConditionalGeneration", None, False),
+        ("Gemma4ForConditionalGeneration", "vision", True),
+    ],
+)
+def test_models_of_other_families_add_blocks_of_images_to_the_mask(
+    name: str, asked: str | None, expected: bool
+) -> None:
+    import transformers
+
+    known = getattr(transformers, name)
+    assert bidirectional_images(known, SimpleNamespace(use_bidirectional_attention=asked)) is expected
 
 
 GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
 from autotune.trainers import trainers
-from tests.settings import GPU, LENGTHS, pictured_workload, setting
+from tests.settings import GPU, LENGTHS, pictured_workload, setting, workload
 
 SFT = trainers()["sft"]
 LONGEST = max(LENGTHS)
@@ -37,6 +40,25 @@ def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
 )
 def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
     assert "TRL refuses it for rows with images" in str(reason(pictured(), **choices))
+
+
+@pytest.mark.parametrize(
+    "choice", ["flash_attention_2", "kernels-community/vllm-flash-attn3", "sdpa", "flex_attention"]
+)
+def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(choice: str) -> None:
+    attention, here = Attention(), pictured()
+    of = replace(here.workload, model=replace(here.workload.model, bidirectional_images=True))
+    bidirectional = replace(here, workload=of)
+    start = Candidate({item.name: item.default(here) for item in SFT.techniques})
+    for found in (
+        attention.unsuitable(choice, bidirectional),
+        attention.conflict(choice, start.but(precision="float32+bf16"), bidirectional),
+    ):
+        assert ("attend to one another in llama" in str(found)) is ("flash" in choice)
+    assert attention.unsuitable(choice, here) is None
+    assert (
+        attention.unsuitable(choice, replace(bidirectional, workload=replace(of, dataset=workload().dataset))) is None
+    )
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
