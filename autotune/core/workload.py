@@ -301,6 +301,15 @@ class Workload:
         return max(documents.longest for documents in self.documents)
 
     @property
+    def least_length(self) -> int:
+        """The smallest maximum length with which every row with images can be trained on; 0 without images.
+
+        TRL fails where a token of an image is cut, and drops no row with images of which nothing is left to train on.
+        """
+        pictured = [(each.images, each.documents) for each in self.profiles if each.images is not None]
+        return max((max(images.ends.longest, documents.last_kept) for images, documents in pictured), default=0)
+
+    @property
     def summary(self) -> Workload:
         """The workload as it is written to documents; see :attr:`DatasetProfile.summary`."""
         return replace(self, dataset=self.dataset.summary, evaluation=self.evaluation and self.evaluation.summary)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from autotune.step.data.profile import bidirectional_images
+from autotune.step.images.tokens import image_end
 from tests.contract.building import built
 from tests.vision import FAMILIES, picture, small_vision_config, write_small_vision_model
 
@@ -78,9 +79,10 @@ def test_pairs_are_refused_by_kto(build: Build) -> None:
         build("kto", ROWS["dpo"])
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
 @pytest.mark.parametrize("max_length", [None, 1])
-def test_kto_drops_no_row(build: Build, max_length: int | None) -> None:
-    assert len(build("kto", max_length=max_length).train_dataset) == len(SIZES)
+def test_no_row_is_dropped(build: Build, name: str, max_length: int | None) -> None:
+    assert len(build(name, max_length=max_length).train_dataset) == len(SIZES)
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -101,9 +103,26 @@ def test_no_answers_are_exchanged_by_kto_without_a_kl_divergence(build: Build) -
     assert "KL_input_ids" not in batch_of(build("kto", loss_type="apo_zero_unpaired"))
 
 
-def test_a_length_that_cuts_tokens_of_an_image_fails(build: Build) -> None:
-    with pytest.raises(ValueError, match="Mismatch in `image` token count"):
-        batch_of(build(max_length=4))
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_a_length_that_cuts_tokens_after_the_last_one_of_an_image_trains_and_a_shorter_one_fails(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    model = write_small_vision_model(tmp_path / "model", family)
+    rows = [{**ROWS[name], "images": [picture(90, 60)]}] * 2
+
+    def trained(max_length: int | None) -> Any:
+        trainer = built(name, model, tmp_path, rows=rows, max_length=max_length, per_device_train_batch_size=2)
+        batch = batch_of(trainer)
+        trainer.compute_loss(trainer.model, batch)
+        return trainer, batch["input_ids"][0].tolist()
+
+    trainer, ids = trained(None)
+    end = image_end(ids, trainer.processing_class)
+    assert len(trained(end)[1]) == end < len(ids)
+    (of_images,) = trainer.processing_class.image_token_ids
+    with pytest.raises((ValueError, TypeError)):
+        trained(len(ids) - 1 - ids[::-1].index(of_images))
 
 
 def test_no_row_is_tokenised_before_its_micro_batch(build: Build) -> None:

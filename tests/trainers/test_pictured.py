@@ -30,7 +30,7 @@ def of_rows(*rows: tuple[int, int]) -> Workload:
     base = pictured_workload()
     tokens, elements = zip(*rows, strict=True)
     flat = LengthDistribution({1: len(rows)})
-    images = ImageProfile(flat, flat, flat, Table([tokens, tokens, tokens, elements]))
+    images = ImageProfile(flat, flat, flat, flat, Table([tokens, tokens, tokens, elements]))
     lengths = LengthDistribution({length: tokens.count(length) for length in set(tokens)})
     return replace(base, dataset=replace(base.dataset, lengths=lengths, images=images))
 
@@ -102,7 +102,7 @@ def of_answers(rows: Sequence[Answered]) -> Workload:
     """Return a workload of labelled answers, to train and to evaluate on."""
     base, (prompts, answers, elements) = pictured_workload("prompt+completion+label"), np.array(rows).T
     flat = LengthDistribution({1: len(rows)})
-    images = ImageProfile(flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
+    images = ImageProfile(flat, flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
     documents = Documents.of_rows(np.stack([prompts + 1, prompts + answers], axis=1), ordered=True)
     dataset = replace(base.dataset, lengths=LengthDistribution(documents.by_width()), images=images, several=documents)
     return replace(base, trainer="kto", dataset=dataset, evaluation=dataset)
