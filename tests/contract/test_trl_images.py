@@ -231,6 +231,21 @@ def test_models_of_other_families_add_blocks_of_images_to_the_mask(
     assert bidirectional_images(known, SimpleNamespace(use_bidirectional_attention=asked)) is expected
 
 
+def test_context_parallelism_splits_tokens_and_no_images(build: Build) -> None:
+    from accelerate import ParallelismConfig
+
+    trainer = build()
+    batch = batch_of(trainer)
+    split: list[Any] = []
+    trainer.accelerator = SimpleNamespace(
+        parallelism_config=ParallelismConfig(cp_size=2),
+        maybe_context_parallel=lambda buffers, **_: split.extend(buffers),
+    )
+    trainer._prepare_context_parallel_inputs(trainer.model, batch)[0]()
+    assert any(buffer is batch["input_ids"] for buffer in split)
+    assert not any(buffer is batch["pixel_values"] for buffer in split)
+
+
 GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}
 
 

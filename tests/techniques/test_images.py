@@ -11,6 +11,7 @@ from autotune.core.documents import Documents
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
+from autotune.techniques.context_parallel import ContextParallel
 from autotune.techniques.max_length import MaxLength
 from autotune.trainers import trainers
 from tests.settings import GPU, LENGTHS, PICTURED, pictured_workload, plan_with, problem, setting, workload
@@ -46,6 +47,13 @@ def test_a_length_that_cuts_nothing_is_written_as_none_and_a_shorter_one_as_it_i
     for choice, written in ((1885, 1885), (2000, None), (4096, None)):
         assert plan_with(pictured(), {"max_length": choice}).args["max_length"] == written
     assert plan_with(setting(), {"max_length": 4096}).args["max_length"] == 2000
+
+
+def test_tokens_of_rows_with_images_are_not_split_among_processes() -> None:
+    start = Candidate({item.name: item.default(pictured()) for item in SFT.techniques})
+    assert "and not its images" in str(ContextParallel().unsuitable(2, pictured()))
+    assert isinstance(ContextParallel().conflict(2, start, pictured()), CrashReason)
+    assert ContextParallel().unsuitable(1, pictured()) is None
 
 
 def test_recipes_are_legal_with_images() -> None:
