@@ -47,6 +47,10 @@ LENGTHS = {20: 50, 100: 40, 500: 9, 2000: 1}
 """100 rows, 11,500 tokens; 1024 tokens keep 91.5 % of them, and 99 % need 1885."""
 
 
+PICTURED = 16
+"""Tokens of each row of :func:`pictured_workload` up to the last one of its image."""
+
+
 def separates(attention: str) -> PackingCheck:
     """Return a self-test that was passed."""
     return PackingCheck(attention, supported=True, separates=True, max_difference=1e-6, tolerance=1e-4)
@@ -88,9 +92,9 @@ def pictured_workload(form: str = "messages") -> Workload:
     """Return a workload whose rows have an image each, in that format."""
     plain = workload()
     lengths = [tokens for tokens, count in plain.dataset.lengths.counts.items() for _ in range(count)]
-    in_row, pixels, elements = (LengthDistribution({size: len(lengths)}) for size in (1, 5400, 3072))
+    in_row, pixels, elements, ends = (LengthDistribution({size: len(lengths)}) for size in (1, 5400, 3072, PICTURED))
     rows = Table([lengths, lengths, lengths, [3072] * len(lengths)])
-    images = ImageProfile(in_row, pixels, elements, rows)
+    images = ImageProfile(in_row, pixels, elements, ends, rows)
     return replace(plain, dataset=replace(plain.dataset, format=form, images=images))
 
 

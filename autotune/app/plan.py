@@ -164,9 +164,12 @@ def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None
     """Return what the maximum length of the best candidate keeps of rows that a shorter one may cut or drop."""
     problem = evaluator.problem
     workload = problem.setting.workload
-    if not best or not limits_rows(problem.trainer) or workload.has_images:
+    if not best or not limits_rows(problem.trainer):
         return None
-    return limit(workload.dataset.documents, int(best[0].candidate["max_length"]))
+    length = int(best[0].candidate["max_length"])
+    # With images, the longest row's is written as none.
+    whole = workload.has_images and length == workload.longest
+    return None if whole else limit(workload.dataset.documents, length)
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:

@@ -102,6 +102,11 @@ class Documents:
         return min(int(part[:, 1].min()) for part in self.groups.parts())
 
     @cached_property
+    def last_kept(self) -> int:
+        """The smallest maximum length, in tokens, at which every document is kept."""
+        return max(int(part[:, 1].max()) for part in self.groups.parts())
+
+    @cached_property
     def longest(self) -> int:
         """Tokens of the longest sequence: the maximum length at which nothing is cut."""
         return max(int(part[:, 1:].max()) for part in self.groups.parts())

@@ -245,7 +245,7 @@ class Plan:
             tokens are those of all.
         lengths: of the rows, as ``autotune lengths`` counts them.
         limit: what the ``max_length`` of the best candidate keeps of them; None where a shorter one would cut and drop
-            none, as those of a trainer that has no ``max_length``, or rows with images.
+            none, as those of a trainer that has no ``max_length``, or where it is none.
         environment: versions of the software that was traced, by package.
         host_bytes: memory of the machine that the GPUs are in, where it is this one; None where it is not known.
         epoch, baseline_epoch: the batches and the epoch of the same two; ``epoch`` is None where nothing was traced.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import worst_micro_batches
@@ -30,6 +30,17 @@ class Loads:
     trainable: Numbers
     image_elements: Numbers | None = None
     beside: Numbers | None = None
+
+    def cut_to(self, length: int | None) -> Loads:
+        """Return the sizes of rows that are cut to so many tokens, None: to none, and whose loss counts those left out.
+
+        What is left of a shorter sequence counts as if nothing of it was cut.
+        """
+        if length is None:
+            return self
+        widest, shortest = self.widest.clip(max=length), self.shortest.clip(max=length)
+        trainable = (self.trainable - (self.widest - widest)).clip(min=0)
+        return replace(self, widest=widest, shortest=shortest, trainable=trainable)
 
 
 def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: bool) -> tuple[Numbers, ...]:

@@ -37,6 +37,7 @@ class ImageProfile:
         in_row: number of images in each row.
         pixels: width times height of each image as it is stored.
         elements: numbers that the model's vision tower gets of each row (``pixel_values``).
+        ends: tokens of each row up to the last one of an image; 0 without one. TRL fails on a row that is cut to fewer.
         rows: for each row of the dataset, in its order: tokens of its longest and of its shortest sequence, tokens that
             the loss counts, and elements. None in documents.
         by_path: whether rows name the files of their images, which may change while the dataset does not.
@@ -46,13 +47,14 @@ class ImageProfile:
     in_row: LengthDistribution
     pixels: LengthDistribution
     elements: LengthDistribution
+    ends: LengthDistribution
     rows: Table | None = None
     by_path: bool = False
     limits: tuple[ImageLimit, ...] = ()
 
     @property
     def distributions(self) -> tuple[LengthDistribution, ...]:
-        """All three, in the order of the attributes."""
+        """The sizes of images."""
         return self.in_row, self.pixels, self.elements
 
     @cached_property

@@ -138,6 +138,7 @@ class ModelProfile:
         dtype: PyTorch's name of the type that ``dtype: auto`` means; empty if it is not known.
         accepts_loss_kwargs: whether transformers' Trainer divides its loss by the tokens of a whole step.
         largest_weight: numbers in the largest of its weights, mostly the embedding.
+        bidirectional_images: whether tokens of an image attend to one another, the later ones included.
     """
 
     name: str
@@ -161,6 +162,7 @@ class ModelProfile:
     dtype: str = ""
     accepts_loss_kwargs: bool = True
     largest_weight: int = 0
+    bidirectional_images: bool = False
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,15 @@ class Workload:
     def longest(self) -> int:
         """Tokens of the longest sequence in all of them: the maximum length at which nothing is cut."""
         return max(documents.longest for documents in self.documents)
+
+    @property
+    def least_length(self) -> int:
+        """The smallest maximum length with which every row with images can be trained on; 0 without images.
+
+        TRL fails where a token of an image is cut, and drops no row with images of which nothing is left to train on.
+        """
+        pictured = [(each.images, each.documents) for each in self.profiles if each.images is not None]
+        return max((max(images.ends.longest, documents.last_kept) for images, documents in pictured), default=0)
 
     @property
     def summary(self) -> Workload:

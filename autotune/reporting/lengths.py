@@ -143,8 +143,12 @@ def _cuts(report: LengthReport) -> bool:
 
 def long_rows_text(report: LengthReport) -> str:
     """Return whether rows longer than the maximum length are cut or dropped, as a sentence."""
-    if report.workload.dataset.images is not None:
-        return "TRL cuts rows that are longer than max_length, and fails where it cuts a token of an image."
+    images = report.workload.dataset.images
+    if images is not None:
+        return (
+            "TRL cuts rows that are longer than max_length, and fails where it cuts a token of an image: below "
+            f"{images.ends.longest:,}."
+        )
     if not _drops(report):
         return "Rows that are longer than max_length are cut."
     if not _cuts(report):

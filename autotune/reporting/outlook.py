@@ -221,14 +221,14 @@ def more_memory_text(budget_bytes: int, device_bytes: int) -> str:
 def _shorter_lines(result: Result) -> Iterator[str]:
     """Yield maximum lengths with what they keep; none where no row can be cut or dropped."""
     workload, documents = result.workload, result.workload.dataset.documents
-    if not limits_rows(find_trainer(workload.trainer)) or workload.has_images:
+    if not limits_rows(find_trainer(workload.trainer)):
         return
     failed = [trial for trial in result.trials if not trial.illegal]
     shortest = min([*_lengths(failed), documents.longest])
     # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
     known = [length for length in _lengths(ran(result.trials)) if length < shortest]
     for length in sorted({shortest // 2, shortest // 4, *known}, reverse=True):
-        if documents.row_coverage(length) > 0:
+        if documents.row_coverage(length) > 0 and length >= workload.least_length:
             yield f"--max-length {length} would keep {kept_text(documents, length)}"
 
 

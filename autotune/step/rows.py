@@ -85,12 +85,13 @@ def column_lengths(rows: Any, columns: Sequence[str]) -> Counts:
     return found
 
 
-def counted_values(rows: Any, column: str) -> Counts:
-    """Return the number of values that the loss counts in each list of a column; shape (rows,)."""
+def counted_values(rows: Any, column: str, length: int | None = None) -> Counts:
+    """Return the number of values that the loss counts in each list of a column, cut to a length; shape (rows,)."""
     found = [np.zeros(0, dtype=np.int64)]
     for offsets, flags in _counted(rows, column):
         counted = np.concatenate([[0], np.cumsum(flags)])
-        found.append(counted[offsets[1:]] - counted[offsets[:-1]])
+        ends = offsets[1:] if length is None else np.minimum(offsets[1:], offsets[:-1] + length)
+        found.append(counted[ends] - counted[offsets[:-1]])
     return np.concatenate(found)
 
 

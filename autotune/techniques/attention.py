@@ -87,10 +87,10 @@ class Attention(Technique):
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
-        return None
+        return _masks_otherwise(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for FlashAttention outside of half precision, the only types it computes in.
+        """Return a reason for FlashAttention outside of half precision, or where it trains with another mask.
 
         FlexAttention fails on micro-batches of certain widths; see :func:`_failing_width`.
         """
@@ -102,7 +102,18 @@ class Attention(Technique):
             )
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
+        return _masks_otherwise(choice, setting)
+
+
+def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:
+    """Return a reason where FlashAttention trains images with another mask than the model's.
+
+    ``flash_attention_mask`` of ``transformers/masking_utils.py`` leaves the mask function out.
+    """
+    workload = setting.workload
+    if choice not in _FLASH or not workload.has_images or not workload.model.bidirectional_images:
         return None
+    return f"tokens of an image attend to one another in {workload.model.model_type}, which FlashAttention leaves out"
 
 
 def _shared(setting: Setting) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Equipped, Option, TrainerFacts
+from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option, TrainerFacts
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -20,6 +20,7 @@ takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shor
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
 _PAIRS = "TRL splits the tokens and not the mask of what is trained on, and the two then differ in length"
 _UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
+_PICTURED = "transformers splits the tokens of a row and not its images, whose numbers then differ"
 _GENERATED = "the inputs are made after generation, of prompts that are dealt out whole"
 _SCORED = "the score of a row is read where its last token would be, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
@@ -73,7 +74,9 @@ class ContextParallel(Equipped):
         return setting.machine.hardware.processes > 1 and setting.workload.longest >= _LONG
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where the processes cannot be divided into groups of that size."""
+        """Return a reason for rows with images, and where the processes cannot be divided into groups of that size."""
+        if choice != 1 and setting.workload.has_images:
+            return _PICTURED
         processes = setting.machine.hardware.processes
         if processes % int(choice):
             return f"groups of {choice} processes cannot be made of {processes} (--num-processes)"
@@ -88,6 +91,8 @@ class ContextParallel(Equipped):
         """Return a reason where the engine cannot split rows, or would train otherwise."""
         if choice == 1:
             return None
+        if setting.workload.has_images:
+            return CrashReason(_PICTURED)
         asked, multiple = f"{NAME}={choice}", 2 * int(choice)
         if candidate.get("sharding", DDP) != FSDP2:
             return f"{asked} needs sharding={FSDP2}, which accelerate splits rows with"

@@ -7,14 +7,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
-from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
-from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
 
@@ -105,31 +103,26 @@ class MaxLength(Technique):
         covering = _COVERAGE.fullmatch(word)
         if covering is None:
             return workload.longest
-        shortest = max(documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
+        covered = (documents.shortest_covering(setting.token_coverage) for documents in workload.documents)
+        shortest = max(*covered, workload.least_length)
         return -(-shortest * int(covering[1] or 1) // _ROUND_TO) * _ROUND_TO
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
-        """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows.
-
-        Rows with images are padded up to no more than the length, so it has to be a multiple of what they are padded
-        to (:mod:`autotune.techniques.pad_to_multiple_of`).
-        """
+        """Merge lengths beyond the longest row, which truncate nothing; with packing they still fill rows."""
         if candidate.get("packing", "none") != "none":
             return choice
         generated = int(candidate["max_new_tokens"]) if _only_scores(setting) else 0
-        longest = setting.workload.longest + generated
-        if setting.workload.has_images:
-            longest = rounded_up(longest, multiple_of(candidate))
-        return min(int(choice), longest)
+        return min(int(choice), setting.workload.longest + generated)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a candidate drops all of the dataset, or more of it than the user allowed."""
         if _only_scores(setting):
             return None
-        if setting.workload.has_images and int(choice) < setting.workload.longest:
+        needed = setting.workload.least_length
+        if int(choice) < needed:
             return CrashReason(
-                f"max_length={choice} cuts rows of up to {setting.workload.longest} tokens, and training fails where a "
-                "token of an image is cut"
+                f"max_length={choice} is below the {needed} tokens that rows with images need: training fails where a "
+                "token of an image is cut, or where nothing is left to train on"
             )
         for documents, whose in zip(setting.workload.documents, ("dataset", "evaluation"), strict=False):
             kept, rows = _kept(documents, candidate)
@@ -147,11 +140,15 @@ class MaxLength(Technique):
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand."""
+        """Return the length; padding-free rows without packing, for which TRL refuses one, are truncated beforehand.
+
+        With images, a length that cuts nothing is none: on a row longer than these, TRL would fail.
+        """
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
-        return {"args.max_length": int(choice)}
+        whole = setting.workload.has_images and int(choice) == setting.workload.longest
+        return {"args.max_length": None if whole else int(choice)}
 
 
 def _holding(documents: Documents, wanted: float) -> int:

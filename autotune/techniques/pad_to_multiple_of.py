@@ -41,11 +41,11 @@ class PadToMultipleOf(Technique):
         return "TRL's collator of prompts and completions with images does not round lengths up"
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where rows with images would be cut to a length that is no multiple."""
-        if choice == self.trl_default or not setting.workload.has_images:
-            return None
-        # Prompts whose completions are generated are cut to no length.
-        if not int(candidate.get("max_length", 0)) % int(choice):
+        """Return a reason where rows with images have a maximum length that is no multiple."""
+        # The longest row's is written as none; prompts whose completions are generated have none.
+        length = int(candidate.get("max_length", 0))
+        none = length == setting.workload.longest or choice == self.trl_default or not setting.workload.has_images
+        if none or not length % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
-        return CrashReason(f"max_length={candidate['max_length']} is no multiple of {choice}, which fails with images")
+        return CrashReason(f"max_length={length} is no multiple of {choice}, which fails with images")

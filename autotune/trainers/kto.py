@@ -115,11 +115,11 @@ class UnpairedPreference(FusedHead):
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes with those of mismatched pairs: the collator exchanges answers of rows with images."""
-        found = images.loads
+        found, own = super().loads(plan, images, rows), images.loads
         if not estimates_kl(plan.args.get("loss_type")):
             return found
-        prompts = found.widest - found.trainable
-        return replace(found, beside=mismatched(prompts, found.trainable, rows, plan.number("max_length")))
+        prompts = own.widest - own.trainable
+        return replace(found, beside=mismatched(prompts, own.trainable, rows, plan.number("max_length")))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Rows differ in length, so that one of several is padded."""

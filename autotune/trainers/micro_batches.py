@@ -124,7 +124,7 @@ class MicroBatches(Declared, ABC):
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes of rows with images that the memory of a micro-batch of ``rows`` of them depends on."""
-        return images.loads
+        return images.loads.cut_to(plan.number("max_length"))
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return the layout of a micro-batch of ``rows`` rows that may differ in length.

@@ -6,11 +6,14 @@ import json
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from autotune.step.data.profile import bidirectional_images
+from autotune.step.images.tokens import image_end
 from tests.contract.building import built
 from tests.vision import FAMILIES, picture, small_vision_config, write_small_vision_model
 
@@ -76,9 +79,10 @@ def test_pairs_are_refused_by_kto(build: Build) -> None:
         build("kto", ROWS["dpo"])
 
 
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
 @pytest.mark.parametrize("max_length", [None, 1])
-def test_kto_drops_no_row(build: Build, max_length: int | None) -> None:
-    assert len(build("kto", max_length=max_length).train_dataset) == len(SIZES)
+def test_no_row_is_dropped(build: Build, name: str, max_length: int | None) -> None:
+    assert len(build(name, max_length=max_length).train_dataset) == len(SIZES)
 
 
 @pytest.mark.parametrize("evaluated", [False, True])
@@ -99,9 +103,26 @@ def test_no_answers_are_exchanged_by_kto_without_a_kl_divergence(build: Build) -
     assert "KL_input_ids" not in batch_of(build("kto", loss_type="apo_zero_unpaired"))
 
 
-def test_a_length_that_cuts_tokens_of_an_image_fails(build: Build) -> None:
-    with pytest.raises(ValueError, match="Mismatch in `image` token count"):
-        batch_of(build(max_length=4))
+@pytest.mark.parametrize("name", ["sft", "dpo", "kto"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_a_length_that_cuts_tokens_after_the_last_one_of_an_image_trains_and_a_shorter_one_fails(
+    name: str, family: str, tmp_path: Path
+) -> None:
+    model = write_small_vision_model(tmp_path / "model", family)
+    rows = [{**ROWS[name], "images": [picture(90, 60)]}] * 2
+
+    def trained(max_length: int | None) -> Any:
+        trainer = built(name, model, tmp_path, rows=rows, max_length=max_length, per_device_train_batch_size=2)
+        batch = batch_of(trainer)
+        trainer.compute_loss(trainer.model, batch)
+        return trainer, batch["input_ids"][0].tolist()
+
+    trainer, ids = trained(None)
+    end = image_end(ids, trainer.processing_class)
+    assert len(trained(end)[1]) == end < len(ids)
+    (of_images,) = trainer.processing_class.image_token_ids
+    with pytest.raises((ValueError, TypeError)):
+        trained(len(ids) - 1 - ids[::-1].index(of_images))
 
 
 def test_no_row_is_tokenised_before_its_micro_batch(build: Build) -> None:
@@ -161,6 +182,68 @@ def test_lora_trains_the_tower_unless_the_modules_that_the_documentation_names_a
 
     assert trained(exclude_modules=None) == {True, False}
     assert trained() == {True}
+
+
+def future(mask_function: Callable[..., Any], tokens: int) -> bool:
+    """Return whether a mask lets any token attend to the next one."""
+    none, places = torch.tensor(0), torch.arange(tokens - 1)
+    return any(bool(mask_function(none, none, place, place + 1)) for place in places)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "llava_next"])
+def test_tokens_of_an_image_attend_to_later_ones_where_the_profile_has_that_and_flash_attention_ignores_it(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+
+    rows = [{**ROWS["sft"], "images": [picture(90, 60)]}]
+    trainer = built("sft", write_small_vision_model(tmp_path / "model", family), tmp_path, rows=rows)
+    of_sdpa, seen, flash, batch = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"], [], [], batch_of(trainer)
+
+    def mask(**asked: Any) -> Any:
+        # A tower's mask is of patches.
+        if asked["q_length"] == batch["input_ids"].shape[1]:
+            seen.append(future(asked["mask_function"], asked["q_length"]))
+            flash.append(flash_attention_mask(**asked))
+        return of_sdpa(**asked)
+
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "sdpa", mask)
+    trainer.model(**batch)
+    text = trainer.model.config.get_text_config()
+    assert any(seen) is bidirectional_images(type(trainer.model), text)
+    assert flash.count(None) == len(flash) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("PaliGemmaForConditionalGeneration", None, True),
+        ("Gemma4ForConditionalGeneration", None, False),
+        ("Gemma4ForConditionalGeneration", "vision", True),
+    ],
+)
+def test_models_of_other_families_add_blocks_of_images_to_the_mask(
+    name: str, asked: str | None, expected: bool
+) -> None:
+    import transformers
+
+    known = getattr(transformers, name)
+    assert bidirectional_images(known, SimpleNamespace(use_bidirectional_attention=asked)) is expected
+
+
+def test_context_parallelism_splits_tokens_and_no_images(build: Build) -> None:
+    from accelerate import ParallelismConfig
+
+    trainer = build()
+    batch = batch_of(trainer)
+    split: list[Any] = []
+    trainer.accelerator = SimpleNamespace(
+        parallelism_config=ParallelismConfig(cp_size=2),
+        maybe_context_parallel=lambda buffers, **_: split.extend(buffers),
+    )
+    trainer._prepare_context_parallel_inputs(trainer.model, batch)[0]()
+    assert any(buffer is batch["input_ids"] for buffer in split)
+    assert not any(buffer is batch["pixel_values"] for buffer in split)
 
 
 GROUPS = {"num_generations": 2, "max_completion_length": 4, "gradient_accumulation_steps": 2}

@@ -25,6 +25,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from trl.trainer.utils import RepeatSampler
 
 from autotune.nullgpu.hook.nullgpu_dry_run import rows
+from autotune.nullgpu.hook.nullgpu_dry_run.followed import Followed
 from autotune.nullgpu.hook.nullgpu_dry_run.longest import UnorderedError, order, relabelled
 from autotune.nullgpu.hook.nullgpu_dry_run.rows import UnmeasuredError, sizes
 
@@ -187,8 +188,24 @@ def test_images_are_not_read_and_have_no_size() -> None:
     data = Dataset.from_dict({"image": [IMAGE, IMAGE], "images": [[IMAGE] * 9, [IMAGE]], "messages": talks})
     found = sizes(data)
     assert (list(found.rows), found.field, found.unit) == ([4, 2], "messages", "bytes of text")
+    assert found.unmeasured
+    for plain in (data.select_columns(["messages"]), list(data)):
+        assert sizes(plain).unmeasured
+    assert not sizes(ids([2, 5])).unmeasured
     with pytest.raises(UnmeasuredError, match="no field with a length"):
         sizes(data.select_columns(["image", "images"]))
+
+
+def test_a_loader_of_images_is_recorded_as_one_whose_largest_batch_is_not_known() -> None:
+    talks = [[{"role": "u", "content": text, "image": IMAGE}] for text in ("abc", "a")]
+    followed: Any = object.__new__(Followed)
+    followed._as_shuffled, followed._began, followed.record = False, True, {"loaders": []}
+    for data in (Dataset.from_dict({"messages": talks}), ids([2, 5])):
+        followed._iterates(DataLoader(data, batch_size=1, collate_fn=list))
+    pictured, plain = followed.record["loaders"]
+    assert pictured["order"] == "as it is"
+    assert pictured["reason"] == "its rows have images or sounds, whose sizes are not read"
+    assert plain["order"] == "largest first"
 
 
 def test_columns_that_take_too_long_to_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

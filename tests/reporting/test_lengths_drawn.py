@@ -75,10 +75,11 @@ def test_a_trainer_that_limits_no_rows_has_no_section_of_them(trainer: str) -> N
 def test_rows_with_images_have_a_section_of_their_sizes() -> None:
     assert "images in a row" not in shown(report_of(CUT))
     report = report_of(CUT)
-    in_row, pixels, elements = map(LengthDistribution, ({1: 99, 3: 1}, {5400: 90, 9000: 12}, {3072: 99, 9216: 1}))
-    dataset = replace(report.workload.dataset, images=ImageProfile(in_row, pixels, elements))
+    counts = {1: 99, 3: 1}, {5400: 90, 9000: 12}, {3072: 99, 9216: 1}, {300: 100}
+    in_row, pixels, elements, ends = map(LengthDistribution, counts)
+    dataset = replace(report.workload.dataset, images=ImageProfile(in_row, pixels, elements, ends))
     text = shown(replace(report, workload=replace(report.workload, dataset=dataset)))
-    assert "fails where it cuts a token of an image" in text
+    assert "fails where it cuts a token of an image: below 300." in " ".join(text.split())
     lines = [line.split() for line in text.partition("images in a row")[2].splitlines()]
     assert ["median", "1", "5,400", "3,072", "12.00", "KiB"] in lines
     assert ["most", "3", "9,000", "9,216", "36.00", "KiB"] in lines
@@ -90,7 +91,7 @@ def test_smaller_images_are_offered_by_name_with_where_to_set_them() -> None:
         ImageLimit(f"size.longest_edge={edge}", LengthDistribution(tokens), LengthDistribution(elements))
         for edge, tokens, elements in ((4096, {64: 90, 128: 10}, {768: 90, 1536: 10}), (1024, {32: 100}, {384: 100}))
     )
-    images = ImageProfile(counts, counts, counts)
+    images = ImageProfile(counts, counts, counts, counts)
     report = report_of(CUT)
 
     def of(limits: tuple[ImageLimit, ...]) -> LengthReport:

@@ -21,6 +21,7 @@ from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
+from autotune.step.images.tokens import image_end
 from autotune.step.trainers import adapter
 from tests.vision import picture, small_processor, write_small_vision_model
 
@@ -135,6 +136,9 @@ def test_tokens_and_image_data_of_a_row_are_those_that_trl_makes_of_the_real_ima
         assert tokenised["image_elements"] == [real["pixel_values"].numel() if "pixel_values" in real else 0]
     assert trainer in COLLATORS or set(rows.column_names) < set(found.column_names)
     assert images is not None
+    first = found["input_ids" if trainer == "sft" else "prompt_ids"]
+    ends = [image_end(ids, processor) if sizes else 0 for ids, sizes in zip(first, taken, strict=True)]
+    assert images.ends.counts == Counter(ends)
     assert images.in_row.counts == Counter(map(len, taken))
     assert images.pixels.counts == Counter(width * height for sizes in taken for width, height in sizes)
 

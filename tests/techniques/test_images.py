@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.documents import Documents
 from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
+from autotune.techniques.context_parallel import ContextParallel
+from autotune.techniques.max_length import MaxLength
 from autotune.trainers import trainers
-from tests.settings import GPU, LENGTHS, pictured_workload, setting
+from tests.settings import GPU, LENGTHS, PICTURED, pictured_workload, plan_with, problem, setting, workload
 
 SFT = trainers()["sft"]
 LONGEST = max(LENGTHS)
@@ -25,11 +31,41 @@ def reason(here: Setting, **choices: Choice) -> str | None:
     return SFT.illegal(SFT.normal(start.but(**choices), here), here)
 
 
-def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
-    assert reason(pictured()) is None
-    found = reason(pictured(), max_length=LONGEST - 1)
+def test_a_length_is_legal_that_cuts_no_token_of_an_image_and_leaves_something_of_each_row_to_train_on() -> None:
+    here = replace(pictured(), token_coverage=0.0)
+    assert reason(here) is reason(here, max_length=PICTURED) is None
+    found = reason(here, max_length=PICTURED - 1)
     assert isinstance(found, CrashReason)
-    assert "training fails where a token of an image is cut" in found
+    assert "below the 16 tokens that rows with images need" in found
+    late = Documents.of_groups([(99, 1, 100), (1, 81, 90)])
+    of = replace(here.workload, dataset=replace(here.workload.dataset, several=late))
+    assert of.least_length == 81
+    assert isinstance(reason(replace(here, workload=of), max_length=80), CrashReason)
+
+
+def test_a_length_that_cuts_nothing_is_written_as_none_and_a_shorter_one_as_it_is() -> None:
+    for choice, written in ((1885, 1885), (2000, None), (4096, None)):
+        assert plan_with(pictured(), {"max_length": choice}).args["max_length"] == written
+    assert plan_with(setting(), {"max_length": 4096}).args["max_length"] == 2000
+
+
+def test_tokens_of_rows_with_images_are_not_split_among_processes() -> None:
+    start = Candidate({item.name: item.default(pictured()) for item in SFT.techniques})
+    assert "and not its images" in str(ContextParallel().unsuitable(2, pictured()))
+    assert isinstance(ContextParallel().conflict(2, start, pictured()), CrashReason)
+    assert ContextParallel().unsuitable(1, pictured()) is None
+
+
+def test_recipes_are_legal_with_images() -> None:
+    found = problem(pictured())
+    legal = [recipe for recipe in found.recipes if found.illegal(recipe) is None]
+    assert len(legal) > len(found.recipes) / 2
+
+
+def test_the_length_that_covers_the_tokens_is_none_that_cuts_an_image() -> None:
+    here = replace(pictured(), token_coverage=0.1)
+    assert MaxLength().parse("coverage", here) == 16
+    assert MaxLength().parse("coverage", setting(token_coverage=0.01)) == 8
 
 
 @pytest.mark.parametrize(
@@ -37,6 +73,25 @@ def test_a_length_that_cuts_no_row_is_legal_and_a_shorter_one_fails() -> None:
 )
 def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
     assert "TRL refuses it for rows with images" in str(reason(pictured(), **choices))
+
+
+@pytest.mark.parametrize(
+    "choice", ["flash_attention_2", "kernels-community/vllm-flash-attn3", "sdpa", "flex_attention"]
+)
+def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(choice: str) -> None:
+    attention, here = Attention(), pictured()
+    of = replace(here.workload, model=replace(here.workload.model, bidirectional_images=True))
+    bidirectional = replace(here, workload=of)
+    start = Candidate({item.name: item.default(here) for item in SFT.techniques})
+    for found in (
+        attention.unsuitable(choice, bidirectional),
+        attention.conflict(choice, start.but(precision="float32+bf16"), bidirectional),
+    ):
+        assert ("attend to one another in llama" in str(found)) is ("flash" in choice)
+    assert attention.unsuitable(choice, here) is None
+    assert (
+        attention.unsuitable(choice, replace(bidirectional, workload=replace(of, dataset=workload().dataset))) is None
+    )
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])
@@ -51,14 +106,9 @@ def test_prompts_with_images_are_rounded_up_and_completed_by_no_continuous_batch
 
 def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_length() -> None:
     assert LONGEST % 16 == 0 != LONGEST % 64
-    assert reason(pictured(), pad_to_multiple_of=16) is None
+    for multiple, length in ((16, LONGEST), (64, LONGEST), (64, 1920)):
+        assert reason(pictured(), pad_to_multiple_of=multiple, max_length=length) is None
     assert "does not round lengths up" in str(reason(pictured("prompt+completion"), pad_to_multiple_of=16))
-    found = reason(pictured(), pad_to_multiple_of=64)
+    found = reason(pictured(), max_length=1888, pad_to_multiple_of=64)
     assert isinstance(found, CrashReason)
     assert "is no multiple of 64" in found
-
-
-def test_a_length_beyond_the_longest_row_is_rounded_up_with_it() -> None:
-    """The tokenizer cuts and pads in one call, and refuses a length that is no multiple."""
-    assert LONGEST % 64
-    assert reason(pictured(), pad_to_multiple_of=64, max_length=4096) is None

@@ -12,6 +12,7 @@ import pytest
 
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.documents import Documents
+from autotune.core.heaviest import Loads
 from autotune.core.images import ImageProfile
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
@@ -30,7 +31,7 @@ def of_rows(*rows: tuple[int, int]) -> Workload:
     base = pictured_workload()
     tokens, elements = zip(*rows, strict=True)
     flat = LengthDistribution({1: len(rows)})
-    images = ImageProfile(flat, flat, flat, Table([tokens, tokens, tokens, elements]))
+    images = ImageProfile(flat, flat, flat, flat, Table([tokens, tokens, tokens, elements]))
     lengths = LengthDistribution({length: tokens.count(length) for length in set(tokens)})
     return replace(base, dataset=replace(base.dataset, lengths=lengths, images=images))
 
@@ -102,7 +103,7 @@ def of_answers(rows: Sequence[Answered]) -> Workload:
     """Return a workload of labelled answers, to train and to evaluate on."""
     base, (prompts, answers, elements) = pictured_workload("prompt+completion+label"), np.array(rows).T
     flat = LengthDistribution({1: len(rows)})
-    images = ImageProfile(flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
+    images = ImageProfile(flat, flat, flat, flat, Table([prompts + answers, prompts + answers, answers, elements]))
     documents = Documents.of_rows(np.stack([prompts + 1, prompts + answers], axis=1), ordered=True)
     dataset = replace(base.dataset, lengths=LengthDistribution(documents.by_width()), images=images, several=documents)
     return replace(base, trainer="kto", dataset=dataset, evaluation=dataset)
@@ -191,6 +192,19 @@ def test_shapes_have_the_tokens_of_their_rows() -> None:
         assert shape.tokens == max(tokens)
         assert shape.filled == pytest.approx(sum(tokens) / (3 * max(tokens)))
     assert geometry_of(of_rows(*ROWS), 2, pad_to_multiple_of=64).worst.tokens == 128
+
+
+def test_rows_that_are_cut_are_chosen_by_what_is_left_of_them() -> None:
+    found = geometry_of(of_rows((90, 0), (80, 5000), (70, 100)), 1, max_length=60)
+    # All are of one width, so that the one with the most image data stands for all.
+    assert (found.worst.tokens, max(shape.tokens for shape in found.shapes)) == (60, 60)
+    assert (1,) in [shape.chosen for shape in found.shapes]
+    loads = Loads(*(np.array(sizes) for sizes in ([90, 40], [70, 40], [50, 30]))).cut_to(60)
+    assert [sizes.tolist() for sizes in (loads.widest, loads.shortest, loads.trainable)] == [
+        [60, 40],
+        [60, 40],
+        [20, 30],
+    ]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])

@@ -53,8 +53,6 @@ from autotune.userconfig.sources import Sources, sources, teacher_of
 _READING_SECONDS = 3600.0
 _SHRINKS = "auto_find_batch_size"
 """The field with which accelerate repeats what ran out of memory (``find_executable_batch_size``)."""
-_CUT_IMAGES = ("Mismatch in `image` token count", "image placeholder")
-"""Parts of the errors where ``max_length`` cuts tokens of an image: transformers' processors, and TRL's trainers."""
 
 _CUSTOM_CODE = "contains custom code"
 """Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
@@ -273,11 +271,6 @@ class Fitting:
             _, unknown, listed = one_line(error).partition(_UNKNOWN_LOSS)
             if unknown:
                 raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
-            if workload.has_images and any(message in str(error) for message in _CUT_IMAGES):
-                # Traces train on the very rows.
-                length = sized.plan.number("max_length")
-                cut = f"TRL fails on rows that max_length={length} cuts: {one_line(error)}"
-                return CheckAnswer(Outcome.CANNOT_RUN, None, cut)
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))

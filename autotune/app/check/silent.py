@@ -120,8 +120,13 @@ def _served(plan: TrainingPlan) -> Iterator[Finding]:
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
-    documents, length = profile.documents, plan.number("max_length")
+    documents, length, images = profile.documents, plan.number("max_length"), profile.images
     if length is None or length >= documents.longest:
+        return
+    if images is not None and length < images.ends.longest:
+        failing = counted(images.ends.rows - images.ends.up_to(length).rows, "row")
+        message = f"TRL fails on {failing}{whose}: max_length={length:,} cuts tokens of images, which need"
+        yield Finding(Severity.ERROR, f"{message} {images.ends.longest:,}.", "max_length")
         return
     strategy = strategy_of(plan)
     dropping = strategy == NONE
@@ -134,7 +139,9 @@ def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[F
         message = f"max_length={length:,} leaves none of the {documents.rows:,} rows{whose}."
         yield Finding(Severity.ERROR, message, "max_length")
         return
-    parts = [f"drops {dropped:,}"] if dropped else []
+    # TRL drops no row with images.
+    drops = "drops" if images is None else "leaves nothing to train on of"
+    parts = [f"{drops} {dropped:,}"] if dropped else []
     parts += [f"cuts {cut:,}"] if cut else []
     if parts:
         message = f"max_length={length:,} {' and '.join(parts)} of {documents.rows:,} rows{whose}"

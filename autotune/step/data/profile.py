@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,7 +67,19 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         dtype=str(config.dtype or "").removeprefix("torch."),
         accepts_loss_kwargs=_accepts_loss_kwargs(model),
         largest_weight=max(parameter.numel() for parameter in model.parameters()),
+        bidirectional_images=bidirectional_images(architecture, text),
     )
+
+
+def bidirectional_images(architecture: type[Any], text: Any) -> bool:
+    """Return whether a model's own code adds blocks of tokens to the causal mask, each of an image.
+
+    transformers' masks take such blocks as ``block_sequence_ids``. Gemma 4 adds them only where its configuration asks
+    for them.
+    """
+    source = inspect.getsource(sys.modules[architecture.__module__])
+    optional = 'use_bidirectional_attention == "vision"' in source
+    return "block_sequence_ids" in source and (not optional or text.use_bidirectional_attention == "vision")
 
 
 def _accepts_loss_kwargs(model: Any) -> bool:

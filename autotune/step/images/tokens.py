@@ -26,7 +26,9 @@ IMAGE_ELEMENTS = "image_elements"
 """Column of the numbers in ``pixel_values`` that a row's images become."""
 IMAGE_PIXELS = "image_pixels"
 """Column of the pixels of each of a row's images."""
-IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS)
+_ENDS = "image_ends"
+"""Column of a row's tokens up to the last one of an image."""
+IMAGE_COLUMNS = (IMAGE_ELEMENTS, IMAGE_PIXELS, _ENDS)
 _PIXELS = "pixel_values"
 _KEPT_ELEMENTS = 4096
 """Largest array of a processor that is kept as it is; such are grids and sizes, from which it counts tokens."""
@@ -123,6 +125,9 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
                 tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
             tokens[IMAGE_ELEMENTS].append([numbers(pixels)])
             tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
+            # Images are in the first of the sequences: the whole row, or its prompt.
+            ids = next(iter(found.values()))
+            tokens[_ENDS].append([image_end(ids, processor) if sizes else 0])
     if not any(tokens[IMAGE_PIXELS]):
         raise InputError(
             f"No row of {name} has an image in its column {column}.", hint="Leave the column out, for rows of text."
@@ -130,6 +135,15 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
     for known, values in tokens.items():
         rows = rows.add_column(known, values)
     return rows
+
+
+def image_end(ids: Any, processor: Any) -> int:
+    """Return the tokens up to the last one of an image: all where a processor does not name them.
+
+    Idefics 3 also needs the token behind an image, to find where that ends (``char_to_token`` in its ``__call__``).
+    """
+    (places,) = np.isin(ids, [*processor.image_token_ids, getattr(processor, "fake_image_token_id", -1)]).nonzero()
+    return int(places[-1]) + 1 if len(places) else len(ids)
 
 
 def numbers(arrays: Any) -> int:
@@ -162,6 +176,7 @@ def image_profile(rows: Dataset, trainer: Trainer, lengths: Counts, trainable: C
         in_row=distribution([len(images) for images in pixels]),
         pixels=distribution([size for images in pixels for size in images]),
         elements=distribution(elements),
+        ends=distribution(np.array(rows.select_columns([_ENDS])[:][_ENDS])[:, 0]),
         rows=Table([np.max(sequences, axis=0), np.min(sequences, axis=0), trainable, elements]),
         by_path=names_files(rows),
     )

@@ -51,11 +51,13 @@ class SupervisedFineTuning(Adapter):
         )
 
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of the trainer's rows, packed or not."""
-        rows = trainer.train_dataset
+        """Return the sizes of the trainer's rows, packed or not; its collator cuts those with images."""
+        rows, elements = trainer.train_dataset, image_elements(trainer.train_dataset)
         packed = "seq_lengths" in rows.column_names
         documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
-        return RowSizes(self.lengths(rows), self.trainable(rows), documents, image_elements=image_elements(rows))
+        cut = None if elements is None else trainer.args.max_length
+        lengths = self.lengths(rows) if cut is None else self.lengths(rows).clip(max=cut)
+        return RowSizes(lengths, counted_values(rows, "labels", cut), documents, image_elements=elements)
 
     def collation(self, trainer: Any) -> Collation:
         """Return whether rows are concatenated, and to which multiple they are padded."""

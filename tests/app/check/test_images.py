@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from datasets import Dataset, Image, List
 
-from autotune.core.verdict import Outcome, Verdict
+from autotune.core.verdict import Outcome, Severity, Verdict
 from tests.app.check.conftest import Checked
 from tests.step.test_images_tokenised import of_answers, of_pairs, of_prompts, rows_of
 from tests.vision import picture, write_small_vision_model
@@ -19,10 +20,13 @@ def vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_vision_model(tmp_path_factory.mktemp("vision") / "model", "gemma3", weights=False)
 
 
-def verdict_of(checked: Checked, folder: Path, model: Path, trainer: str, body: str = "", **asked: str) -> Verdict:
+def verdict_of(
+    checked: Checked, folder: Path, model: Path, trainer: str, body: str = "", rows: Dataset | None = None, **asked: str
+) -> Verdict:
     made_of = {"sft": rows_of, "dpo": of_pairs, "kto": of_answers}.get(trainer, of_prompts)
     # GRPO takes no rows without images among those with some.
-    made_of([some for some in PICTURES if some or trainer != "grpo"]).to_parquet(folder / "rows.parquet")
+    rows = rows or made_of([some for some in PICTURES if some or trainer != "grpo"])
+    rows.to_parquet(folder / "rows.parquet")
     file = folder / "config.yaml"
     where = f"model_name_or_path: {model}\ndatasets:\n  - path: parquet\n    data_files: {folder}/rows.parquet\n"
     file.write_text(f"{where}output_dir: out\nreport_to: none\n{body}", encoding="utf-8")
@@ -60,11 +64,24 @@ def test_generations_with_images_fit(checked: Checked, vision_model: Path, tmp_p
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
-def test_a_length_that_cuts_tokens_of_an_image_cannot_run(checked: Checked, vision_model: Path, tmp_path: Path) -> None:
-    verdict = verdict_of(checked, tmp_path, vision_model, "sft", "max_length: 4\n")
+def test_a_length_that_cuts_an_image_of_a_row_that_is_not_the_heaviest_cannot_run(
+    checked: Checked, vision_model: Path, tmp_path: Path
+) -> None:
+    def of_role(role: str, words: int) -> dict[str, str]:
+        return {"role": role, "content": "is " * words}
+
+    early = [of_role("system", 1), of_role("user", 1), of_role("assistant", 90)]
+    late = [of_role("system", 50), of_role("user", 1), of_role("assistant", 1)]
+    pictures = [{"messages": messages, "images": [picture(90, 60)]} for messages in [early] * 8 + [late]]
+    rows = Dataset.from_list(pictures).cast_column("images", List(Image()))
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", "max_length: 40\n", rows)
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "TRL fails on rows that max_length=4 cuts" in verdict.reason
-    assert "Mismatch in `image` token count" in verdict.reason
+    (found,) = [finding.message for finding in verdict.findings if finding.severity is Severity.ERROR]
+    assert found.startswith("TRL fails on 1 row: max_length=40 cuts tokens of images, which need ")
+    needed = int(found.rstrip(".").rpartition(" ")[2])
+    assert 50 < needed < 70
+    verdict = verdict_of(checked, tmp_path, vision_model, "sft", f"max_length: {needed}\n", rows)
+    assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
 @pytest.mark.parametrize(

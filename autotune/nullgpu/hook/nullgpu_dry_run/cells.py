@@ -19,6 +19,13 @@ def has_length(kind: Any) -> bool:
     return _is_text(kind)
 
 
+def has_bytes(kind: Any) -> bool:
+    """Return whether cells of a type have bytes, which are an image or a sound."""
+    if pa.types.is_struct(kind):
+        return any(has_bytes(kind.field(index).type) for index in range(kind.num_fields))
+    return has_bytes(kind.value_type) if _is_list(kind) else _is_binary(kind)
+
+
 def has_text(kind: Any) -> bool:
     """Return whether the length of cells of a type is that of text, and not of a list of numbers."""
     if pa.types.is_struct(kind):

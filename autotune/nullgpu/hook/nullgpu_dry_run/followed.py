@@ -124,6 +124,9 @@ class Followed:
                 found = longest.order(loader)
                 known |= {"order": "largest first", "field": found.field, "unit": found.unit}
                 known |= {"rows": len(found.rows), "largest": max(found.rows, default=0)}
+                if found.unmeasured:
+                    # The worst batch may be one of images, of which nothing is known.
+                    known |= {"order": "as it is", "reason": "its rows have images or sounds, whose sizes are not read"}
             except longest.UnorderedError as error:
                 known |= {"order": "as it is", "reason": str(error)}
             except Exception as error:  # noqa: BLE001 - a dataset of the script may raise anything; the script goes on

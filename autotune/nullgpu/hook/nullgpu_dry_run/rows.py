@@ -7,7 +7,7 @@ import re
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _TOKENS = re.compile(r"(.*_)?ids")
@@ -16,6 +16,8 @@ _ANSWERS = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
 # Reading a row may decode an image or tokenise a text.
 _MOST_SECONDS = 60.0
 _AT_ONCE = 10_000
+_FEW = 8
+"""Elements of a list that are looked at for images: rows of tokens are long."""
 _TEXT, _ELEMENTS = "bytes of text", "elements"
 
 
@@ -31,11 +33,13 @@ class Sizes:
         rows: the size of each row, by its index.
         field: what was measured, such as ``prompt_ids + chosen_ids``; empty for rows without named fields.
         unit: ``tokens``, ``bytes of text`` or ``elements``.
+        unmeasured: whether rows have images or sounds, which are left out.
     """
 
     rows: Sequence[int]
     field: str
     unit: str
+    unmeasured: bool = False
 
 
 def sizes(dataset: Any, *, of_prompts: bool = False) -> Sizes:
@@ -50,7 +54,7 @@ def sizes(dataset: Any, *, of_prompts: bool = False) -> Sizes:
     inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
     if inner is not None and isinstance(indices, Sequence):
         found = sizes(inner, of_prompts=of_prompts)
-        return Sizes([found.rows[index] for index in indices], found.field, found.unit)
+        return replace(found, rows=[found.rows[index] for index in indices])
     columns = _columns(dataset)
     return _of_columns(_by_reading(dataset) if columns is None else columns, of_prompts=of_prompts)
 
@@ -61,11 +65,13 @@ class Column:
     Attributes:
         sizes: one for each row.
         unit: of the last cell that had a size.
+        unmeasured: whether it has images or sounds.
     """
 
-    def __init__(self, unit: str = "") -> None:
+    def __init__(self, unit: str = "", *, unmeasured: bool = False) -> None:
         self.sizes = array("q")
         self.unit = unit
+        self.unmeasured = unmeasured
 
     def add(self, row: int, size: int, unit: str) -> None:
         """Add the size of the field in a row; of several fields without a name, the largest counts."""
@@ -87,7 +93,7 @@ def _columns(dataset: Any) -> dict[str, Column] | None:
     format_type = (getattr(dataset, "format", None) or {}).get("type")
     if features is None or not hasattr(table, "column_names") or format_type == "custom":
         return None
-    from .cells import has_length, has_text, lengths
+    from .cells import has_bytes, has_length, has_text, lengths
 
     began = time.monotonic()
     plain = dataset.with_format("arrow")
@@ -98,6 +104,9 @@ def _columns(dataset: Any) -> dict[str, Column] | None:
             for chunk in batch.column(name).chunks:
                 column.sizes.extend(lengths(chunk).tolist())
         _stop_after(began, len(dataset))
+    for name, kind in kinds.items():
+        if has_bytes(kind):
+            found.setdefault(name, Column()).unmeasured = True
     return found
 
 
@@ -114,7 +123,9 @@ def _by_reading(dataset: Any) -> dict[str, Column]:
         row = dataset[index]
         fields = row if isinstance(row, Mapping) else dict(enumerate(row)) if isinstance(row, tuple) else {"": row}
         for name, value in fields.items():
-            columns.setdefault(name if isinstance(name, str) else "", Column()).add(index, *_size(value))
+            column = columns.setdefault(name if isinstance(name, str) else "", Column())
+            column.add(index, *_size(value))
+            column.unmeasured = column.unmeasured or _is_pictured(value)
         _stop_after(began, len(dataset))
     for column in columns.values():
         column.fill(len(dataset))
@@ -138,7 +149,15 @@ def _of_columns(columns: Mapping[str, Column], *, of_prompts: bool) -> Sizes:
     rows = [array("q", map(max, *part)) if len(part) > 1 else part[0] for part in parts]
     total = array("q", map(sum, zip(*rows, strict=True))) if len(rows) > 1 else rows[0]
     unit = "tokens" if tokens else units.pop() if len(units) == 1 else _ELEMENTS
-    return Sizes(total, " + ".join(filter(None, (*prompts, " or ".join(others)))), unit)
+    unmeasured = any(column.unmeasured for column in columns.values())
+    return Sizes(total, " + ".join(filter(None, (*prompts, " or ".join(others)))), unit, unmeasured)
+
+
+def _is_pictured(value: Any) -> bool:
+    """Return whether a value has bytes, or an image of Pillow's."""
+    if isinstance(value, (list, tuple, Mapping)):
+        return any(map(_is_pictured, value.values() if isinstance(value, Mapping) else value[:_FEW]))
+    return isinstance(value, bytes) or (hasattr(value, "mode") and hasattr(value, "size"))
 
 
 def _size(value: Any) -> tuple[int, str]:
