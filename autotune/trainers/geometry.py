@@ -69,7 +69,7 @@ def end_to_end(documents: Documents, rows: int, length: int | None, multiple: in
         layout=Layout.FLAT,
         worst=worst,
         rivals=tuple(rivals),
-        sizes=_flat_sizes(kept.by_width, rows, multiple, max(chosen.tokens for chosen in heaviest)),
+        sizes=_flat_sizes(kept, rows, multiple, max(chosen.tokens for chosen in heaviest)),
         tokens=rows * (kept.tokens / kept.rows),
         documents=float(rows),
         rows=kept.rows,
@@ -119,10 +119,12 @@ class _Kept:
     Attributes:
         by_width: their number by the tokens of their longest sequence.
         tokens_of: the tokens in all sequences of the documents of that width.
+        trained: the share of all tokens that the loss counts; 0: that of the whole dataset.
     """
 
     by_width: Mapping[int, int]
     tokens_of: Mapping[int, int]
+    trained: float
 
     @property
     def rows(self) -> int:
@@ -140,11 +142,15 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
 
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
-    tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
+    tokens, held = np.zeros(max(by_width) + 1, dtype=np.int64), []
     for counts, sequences in documents.kept(length, dropping=dropping):
         width = sequences.max(axis=1)
+        held.append(counts)
         np.add.at(tokens, width, counts * sequences.sum(axis=1))
-    return _Kept(by_width, {width: int(tokens[width]) for width in by_width})
+    trained = 0.0
+    if documents.trained is not None and length is not None and length < documents.longest:
+        trained = float(np.concatenate(held) @ documents.counted(length, dropping=dropping)) / tokens.sum()
+    return _Kept(by_width, {width: int(tokens[width]) for width in by_width}, trained)
 
 
 def widths(
@@ -183,23 +189,29 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest:
     found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
     return tuple(
         Typical(
-            Shape(rows, each.tokens, filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences))), each.share
+            Shape(
+                rows,
+                each.tokens,
+                filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences)),
+                trained=kept.trained,
+            ),
+            each.share,
         )
         for each in found
     )
 
 
-def _flat_sizes(counts: Mapping[int, int], rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
+def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
     """Return sizes that stand for micro-batches of random rows that lie end to end, of ``most`` tokens at most."""
     import numpy as np
 
-    by_length = np.zeros(max(counts) + 1)
-    by_length[list(counts)] = list(counts.values())
+    by_length = np.zeros(max(kept.by_width) + 1)
+    by_length[list(kept.by_width)] = list(kept.by_width.values())
     tokens, shares = summed(by_length, rows)
     largest = rounded_up(most, multiple)
     # Sums of random lengths end anywhere between two multiples.
     found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=largest, known=largest)
-    return tuple(Typical(Shape(1, each.tokens), each.share) for each in found)
+    return tuple(Typical(Shape(1, each.tokens, trained=kept.trained), each.share) for each in found)
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:

@@ -244,6 +244,10 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     seen = real(found, replace(plan, args={**plan.args, **mode}), tmp_path / "built")
     assert said.rows == seen.rows == len(rows)
     assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
+    # All rows are as wide: those with the most counted tokens make the worst micro-batch.
+    most = sum(sorted(found.adapter.sizes(seen.built).trainable)[-plan.rows :])
+    held = said.worst.rows * said.worst.tokens * said.sequences
+    assert said.worst.trained * said.worst.filled * held == pytest.approx(most, rel=0.05)
 
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)
