@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 import time
@@ -211,6 +212,27 @@ def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., Workload], 
     (tmp_path / "rows.jsonl").write_text("\n".join([*good[:6], '{"text": "cut of', *good[6:]]))
     with pytest.raises(InputError, match=r"Line 7 of .*rows.jsonl is not JSON"):
         prepared(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("b.jsonl", b'{"text": "a"}\n{', r"Line 2 of .*b.jsonl is not JSON"),
+        ("a.jsonl", b"", r"a.jsonl is empty"),
+        ("b.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-12], r"b.jsonl.gz cannot be decompressed"),
+    ],
+)
+def test_a_broken_file_in_a_directory_is_told(
+    prepared: Callable[..., Workload], tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_rows(folder / "a.jsonl", text_rows(TEXTS))
+    # Datasets passes over it.
+    (folder / "config.json").write_text('{\n"epochs": 3\n}')
+    (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        prepared(None, path=str(folder), data_files=None)
 
 
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 
 import datasets
 import pyarrow.compute as pc
-from datasets import Dataset, load_dataset
+from datasets import Dataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import HfHubHTTPError
 from trl import DatasetMixtureConfig, get_dataset
@@ -23,7 +23,8 @@ from trl.scripts.utils import DatasetConfig
 from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
+from autotune.inspection.dataset import check_file
+from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.hub import not_loaded
 from autotune.step.images.sizes import image_column
@@ -99,12 +100,14 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
         _check_all_lines(source)
         cause = error.__cause__ or error
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
-    except (ValueError, TypeError) as error:
+    # EOFError: a compressed file was cut off. StopIteration: a file is empty.
+    except (ValueError, TypeError, EOFError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
             known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
+        _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -130,9 +133,12 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Report the first broken line of a JSON file; the earlier check read only the beginning of the file."""
-    if source.path == "json" and source.data_files is not None:
-        check_json(Path(source.data_files), limit_bytes=sys.maxsize)
+    """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
+    files = [] if source.data_files is None else [source.data_files]
+    if not source.mixture and Path(source.path).is_dir():
+        files = load_dataset_builder(source.path).config.data_files.get(source.split, [])
+    for file in map(Path, files):
+        check_file(file, sys.maxsize)
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
