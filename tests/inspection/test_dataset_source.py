@@ -75,6 +75,14 @@ def test_a_byte_order_mark_within_a_file_is_named_by_its_line(tmp_path: Path) ->
         dataset_source(joined)
 
 
+def test_a_link_keeps_its_own_name(tmp_path: Path) -> None:
+    write(tmp_path / "0abc", GOOD)
+    (tmp_path / "train.jsonl").symlink_to("0abc")
+    source = dataset_source(tmp_path / "train.jsonl")
+    assert source.data_files == str(tmp_path / "train.jsonl")
+    assert list(load(source)["text"]) == ["one", "two"]
+
+
 def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep" / "first.jsonl", b'{"text": "one"}\n')

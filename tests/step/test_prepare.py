@@ -196,6 +196,14 @@ def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
         prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
 
 
+@pytest.mark.parametrize(("words", "format_"), [(("role", "content"), "text"), (("from", "value"), "conversations")])
+def test_conversations_beside_text_are_read_as_trl_reads_them(
+    prepared: Callable[..., Workload], words: tuple[str, str], format_: str
+) -> None:
+    rows = [{"conversations": [dict(zip(words, ("user", text), strict=True))], "text": text} for text in TEXTS]
+    assert prepared(rows).dataset.format == format_
+
+
 def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:
     assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 

@@ -38,6 +38,7 @@ _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
 first: where some are text, its answer differs between processes."""
+_SHARE_GPT = ("conversations",)
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -142,13 +143,17 @@ def _check_all_lines(source: DatasetSource) -> None:
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
-    columns, renamed = set(rows.column_names), ""
+    columns, renamed, found = set(rows.column_names), "", []
     for form in trainer.formats:
         name = source.reading.get(form.named_by)
         if columns.issuperset(form.columns if name is None else (str(name),)):
-            return form if name is None else replace(form, columns=(str(name),))
-        if name is not None:
+            found.append(form if name is None else replace(form, columns=(str(name),)))
+        elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
+    if found:
+        # SFTTrainer passes over this column where its messages have role and content.
+        read = (form for form in found if form.columns != _SHARE_GPT or is_conversational_from_value(rows[0]))
+        return next(read, found[0])
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
     nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
     raise InputError(
