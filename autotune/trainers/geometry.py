@@ -17,7 +17,7 @@ from autotune.core.batch_geometry import (
 )
 from autotune.core.documents import Documents
 from autotune.core.representatives import representatives, summed
-from autotune.techniques.packing import CUTTING, packed_documents
+from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_documents, largest_shapes
 
 _REMEMBERED = 4096
@@ -99,7 +99,8 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        worst = with_counted(Shape(1, rounded_up(rows * length, multiple)))
+        fullest = min(kept, _fullest(documents, length, strategy))
+        worst = with_counted(Shape(1, rounded_up(rows * fullest, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)
@@ -110,6 +111,21 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     uneven = Documents.of_groups((count, 1, tokens) for count, tokens in ((full, length), (short, left)) if count)
     geometry = padded(uneven, rows, None, multiple)
     return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
+
+
+def _fullest(documents: Documents, length: int, strategy: str) -> int:
+    """Return the most tokens up to a length that whole documents, or their parts where they are split, add up to."""
+    if strategy not in SEPARATING:
+        return length
+    widths = documents.by_width(length if strategy == CUTTING else None, dropping=False)
+    parts = {width % length or length for width in widths} | ({length} if documents.longest >= length else set())
+    # Bit N is set where some of them have N tokens together.
+    sums, within = 1, (1 << length + 1) - 1
+    for shift in sorted(parts):
+        while shift <= length and not sums >> length:
+            sums |= sums << shift & within
+            shift *= 2  # noqa: PLW2901 as many of them as there is room for
+    return sums.bit_length() - 1
 
 
 @dataclass(frozen=True)
