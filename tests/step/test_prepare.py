@@ -243,6 +243,19 @@ def test_a_broken_file_in_a_directory_is_told(
         prepared(None, path=str(folder), data_files=None)
 
 
+def test_a_dataset_of_several_configurations_is_told_with_their_names(
+    prepared: Callable[..., Workload], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    card = [f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("en", "fr")]
+    (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(card)}---\n")
+    for name in ("en", "fr"):
+        write_rows(folder / f"{name}.jsonl", text_rows(TEXTS))
+    with pytest.raises(InputError, match=r"has several configurations: en, fr\..*Download one"):
+        prepared(None, path=str(folder), data_files=None)
+
+
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dataset no/such was not found"):
         prepared(text_rows(TEXTS), name="no/such", path="no/such")

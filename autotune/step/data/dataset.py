@@ -34,6 +34,8 @@ from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+# datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']".
+_NO_CONFIGURATION = "Config name is missing"
 _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
@@ -107,6 +109,12 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
+            ) from error
+        if _NO_CONFIGURATION in str(error):
+            listed = str(error).partition("available configs: ")[2].partition("]")[0].strip("[").replace("'", "")
+            raise InputError(
+                f"The dataset {source.name} has several configurations: {listed}.",
+                hint="Download one of them, and give its file or directory; `autotune check` takes dataset_config.",
             ) from error
         _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
