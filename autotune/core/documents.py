@@ -160,9 +160,10 @@ class Documents:
         groups = self.groups.rows()
         kept = groups[:, 1] <= max_length if dropping and max_length is not None else slice(None)
         needs, whole = groups[kept, 1:2], groups[kept, 2:]
-        sequences = whole.clip(max=max_length)
+        sequences = np.minimum(whole, self.longest if max_length is None else max_length)
+        tokens: Numbers = sequences.sum(axis=1, dtype=np.int64)
         if self.trained is None:
-            return sequences.sum(axis=1, dtype=np.int64)
+            return tokens
         own = self.trained.rows()[kept, 0]
         behind = (sequences - needs + 1).clip(min=0).sum(axis=1, dtype=np.int64)
         return np.where((sequences < whole).any(axis=1), np.minimum(own, behind), own)
