@@ -26,7 +26,7 @@ WRAPPED = "wrapped"
 SEPARATING = frozenset({CUTTING, SPLIT})
 """Strategies whose documents must not attend to each other; TRL makes them padding-free."""
 SHUFFLED = "shuffle_dataset"
-"""The field with which SFTTrainer shuffles rows before it packs them (``SFTTrainer._prepare_dataset``)."""
+"""The field with which TRL shuffles rows before it packs them (``_prepare_dataset``)."""
 EVALUATION_PACKED = "args.eval_packing"
 """The entry of a user's configuration that packs rows to evaluate on, whatever is trained on."""
 PACKED_AT_ONCE = 1000

@@ -159,7 +159,7 @@ def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFo
         elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
     if found:
-        # SFTTrainer passes over this column where its messages have role and content.
+        # TRL passes over this column where its messages have role and content.
         read = (form for form in found if form.columns != _SHARE_GPT or is_conversational_from_value(rows[0]))
         return next(read, found[0])
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
