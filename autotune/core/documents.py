@@ -154,6 +154,25 @@ class Documents:
         left = groups[:, 2:].max(axis=1) <= tokens
         return Documents(Table(groups[left].T), trained=self.trained and Table(self.trained.rows()[left].T))
 
+    def counted(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
+        """Return the most tokens that the loss can count in each of :meth:`kept`; shape (documents,).
+
+        The tokens before the maximum length at which a document is kept are not counted, and those behind a cut are
+        lost: where TRL cuts the beginning, it keeps a document at any length.
+        """
+        import numpy as np
+
+        groups = self.groups.rows()
+        kept = groups[:, 1] <= max_length if dropping and max_length is not None else slice(None)
+        needs, whole = groups[kept, 1:2], groups[kept, 2:]
+        sequences = np.minimum(whole, self.longest if max_length is None else max_length)
+        tokens: Numbers = sequences.sum(axis=1, dtype=np.int64)
+        if self.trained is None:
+            return tokens
+        own = self.trained.rows()[kept, 0]
+        behind = (sequences - needs + 1).clip(min=0).sum(axis=1, dtype=np.int64)
+        return np.where((sequences < whole).any(axis=1), np.minimum(own, behind), own)
+
     def in_order(self, max_length: int | None, *, dropping: bool = True) -> Numbers:
         """Return the documents that are kept at a maximum length, uncut, in the order of the dataset.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -13,7 +12,7 @@ from autotune.core.text import COMPRESSIONS, uncompressed
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.paths import local_path, unreadable
-from autotune.inspection.rows import CHECKED_BYTES, check_json, check_row_count, compression
+from autotune.inspection.rows import CHECKED_BYTES, check_json, compression
 
 BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """From the suffix of a file to the builder of ``datasets.load_dataset`` that reads it."""
@@ -65,7 +64,7 @@ def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     if split != _TRAIN:
         raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Leave out --split.")
-    _check_files([path], path)
+    check_file(path)
     return DatasetSource(name=text, path=builder, data_files=str(path))
 
 
@@ -155,47 +154,41 @@ def _check_directory(directory: Path) -> None:
             f"{directory} was written by Dataset.save_to_disk, which `trl` cannot load.",
             hint="Write it with Dataset.to_parquet instead.",
         )
-    files = list(_data_files(directory))
-    if not files:
+    if not _has_data(directory):
         # Rows of other formats, such as .arrow and .txt, are for ``datasets`` alone.
         kind = UnreadError if any(directory.iterdir()) else InputError
         raise kind(f"{directory} holds no dataset that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
-    _check_files(files, directory)
 
 
-def _data_files(directory: Path) -> Iterator[Path]:
-    """Yield the files that ``datasets`` would find: at any depth, hidden and ``__private`` names left out."""
-    for folder, folders, names in os.walk(directory):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        for name in sorted(names):
-            if builder_of(name) is not None and not name.startswith((".", "__")):
-                yield Path(folder, name)
+def _has_data(directory: Path) -> bool:
+    """Whether ``datasets`` may find a file: at any depth, hidden and ``__private`` names left out."""
+    hidden = (".", "__")
+    for _, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(hidden)]
+        if any(builder_of(name) is not None and not name.startswith(hidden) for name in names):
+            return True
+    return False
 
 
-def _check_files(files: Sequence[Path], place: Path) -> None:
-    counts: list[int | None] = []
-    left_bytes = CHECKED_BYTES
-    for file in files:
-        try:
-            counts.append(_check_file(file, left_bytes))
-            left_bytes = max(0, left_bytes - file.stat().st_size)
-        except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
-    known = [count for count in counts if count is not None]
-    if len(known) == len(counts):
-        check_row_count(place, sum(known))
+def check_file(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
+    """Check that a file has rows, as far as that is fast or its first bytes are read.
 
+    Args:
+        limit_bytes: how much of a JSON file is read.
 
-def _check_file(file: Path, limit_bytes: int) -> int | None:
-    """Check a file; return its number of rows if counting them is fast, else None."""
-    if file.stat().st_size == 0:
-        raise InputError(f"{file} is empty.", hint="Give a dataset that has rows.")
-    match builder_of(file):
-        case "json":
-            return check_json(file, limit_bytes)
-        case "parquet" if compression(file) is None:
-            _check_parquet(file)
-    return None
+    Raises:
+        InputError: it is empty or broken.
+    """
+    try:
+        if file.stat().st_size == 0:
+            raise InputError(f"{file} is empty.", hint="Give a dataset that has rows.")
+        match builder_of(file):
+            case "json":
+                check_json(file, limit_bytes)
+            case "parquet" if compression(file) is None:
+                _check_parquet(file)
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}.") from error
 
 
 def _check_parquet(file: Path) -> None:

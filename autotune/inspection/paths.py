@@ -66,7 +66,8 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     try:
         path = Path(text).expanduser().absolute()
         if _is_there(path):
-            found = path.resolve()
+            # A link to a file keeps its own name: those of hub caches and of DVC lead to names without a suffix.
+            found = path.resolve() if path.is_dir() else path.parent.resolve() / path.name
             if not decodable(found):
                 raise InputError(
                     f"The {kind} {printable(str(found))} has a name that is not UTF-8.",

@@ -60,34 +60,32 @@ def _opened(file: Path, compressed: str | None) -> Iterator[BufferedIOBase]:
         raise InputError(f"{file} cannot be decompressed: {error}.", hint="Write or download it again.") from error
 
 
-def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> int | None:
+def check_json(file: Path, limit_bytes: int = CHECKED_BYTES) -> None:
     """Check a JSON file as ``datasets`` reads it: JSON Lines, or an array of rows.
 
     A ``.jsonl`` file that is no array is JSON Lines; a ``.json`` file is when its first line is an object of its own.
     Only whole lines in the first ``limit_bytes`` are read; a larger array, one that is compressed, and what Zstandard
     has compressed are not read.
 
-    Returns:
-        The number of rows, or None where not all of the file was read.
-
     Raises:
-        InputError: it is none of these; the message names the broken line and the reason.
+        InputError: it is none of these, or has no rows; the message names the broken line and the reason.
     """
     compressed = compression(file)
     if compressed == _ZSTANDARD:
-        return None
+        return
     with _opened(file, compressed) as stream:
         first = stream.readline(limit_bytes).removeprefix(codecs.BOM_UTF8).lstrip()
     if not first.startswith(b"[") and (uncompressed(file).suffix.lower() == ".jsonl" or _is_object(first)):
         with _opened(file, compressed) as stream:
-            return _check_lines(file, stream, limit_bytes)
+            _check_lines(file, stream, limit_bytes)
+        return
     if compressed or file.stat().st_size > limit_bytes:
-        return None
+        return
     document = _parsed(file.read_bytes().removeprefix(codecs.BOM_UTF8), str(file), "line {0.lineno}, column {0.colno}")
     if not isinstance(document, list):  # datasets takes a lone object for a single row
         nested = nested_rows_hint(document) if isinstance(document, dict) else ""
         raise InputError(f"{file} holds {_kind(document)}, not rows.", hint=nested or "Write an array of objects.")
-    return len(document)
+    check_row_count(file, len(document))
 
 
 def check_row_count(place: Path, rows: int) -> None:
@@ -111,7 +109,7 @@ def nested_rows_hint(row: Mapping[str, object]) -> str:
     return ""
 
 
-def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> int | None:
+def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> None:
     rows = read = 0
     for number, line in enumerate(lines, start=1):
         read += len(line)
@@ -120,8 +118,8 @@ def _check_lines(file: Path, lines: BufferedIOBase, limit_bytes: int) -> int | N
             _check_line(content, f"Line {number} of {file}")
             rows += 1
         if read > limit_bytes:
-            return None
-    return rows
+            return
+    check_row_count(file, rows)
 
 
 def _check_line(content: bytes, name: str) -> None:

@@ -319,9 +319,9 @@ def _timed(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> tup
     ranks that share a row can share.
     """
     worst, shape = geometry.worst, typical.shape
-    alike = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=0.0) == shape
+    sized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
     figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
-    if alike and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
+    if sized == shape and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
         return _full(geometry), typical.share * shape.tokens / worst.tokens
     split = plan.launch.processes // plan.data_ranks
     multiple = 2 * split if split > 1 else 1

@@ -103,7 +103,7 @@ class Technique:
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
-            others are further settings, of which a user's own are kept.
+            others are further settings; those of a user's own engine document are kept.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """

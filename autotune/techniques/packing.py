@@ -25,10 +25,12 @@ SPLIT = "bfd_split"
 WRAPPED = "wrapped"
 SEPARATING = frozenset({CUTTING, SPLIT})
 """Strategies whose documents must not attend to each other; TRL makes them padding-free."""
+SHUFFLED = "shuffle_dataset"
+"""The field with which TRL shuffles rows before it packs them (``_prepare_dataset``)."""
 EVALUATION_PACKED = "args.eval_packing"
 """The entry of a user's configuration that packs rows to evaluate on, whatever is trained on."""
-# Batch size of datasets.Dataset.map, which pack_dataset leaves at its default.
-_PACKED_AT_ONCE = 1000
+PACKED_AT_ONCE = 1000
+"""Batch size of ``datasets.Dataset.map``, which ``trl.pack_dataset`` leaves at its default."""
 
 
 def not_separated(candidate: Candidate, setting: Setting) -> str | None:
@@ -70,11 +72,11 @@ class Packed:
 def packed_documents(documents: Documents, strategy: str, length: int) -> Packed:
     """Return the rows of ``length`` tokens that TRL packs documents of one sequence into.
 
-    ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``, in the order of the dataset. Each
-    batch is assumed to contain documents of all lengths, as in a shuffled dataset.
+    ``trl.pack_dataset`` packs documents in the batches of ``datasets.Dataset.map``. Each is assumed to contain
+    documents of all lengths, as in a dataset that is shuffled first (:data:`SHUFFLED`).
     """
-    whole, rest = divmod(documents.rows, _PACKED_AT_ONCE)
-    in_whole = _packed_at_once(documents, strategy, length, _PACKED_AT_ONCE) if whole else []
+    whole, rest = divmod(documents.rows, PACKED_AT_ONCE)
+    in_whole = _packed_at_once(documents, strategy, length, PACKED_AT_ONCE) if whole else []
     in_rest = _packed_at_once(documents, strategy, length, rest) if rest else []
     rows = max(1, whole * len(in_whole) + len(in_rest))
     return Packed(rows, sorted([*in_whole, *in_rest], reverse=True))
@@ -152,7 +154,7 @@ class Packing(Technique):
     """TRL's packing strategies."""
 
     name = NAME
-    summary = "Fills rows with several documents, so that no time and memory go into padding."
+    summary = "Fills rows with several shuffled documents, so that no time and memory go into padding."
     options = (
         Option(NONE, "one document per row, padded to the longest of its micro-batch"),
         Option(CUTTING, "whole documents fitted into rows; what is longer than a row is cut"),
@@ -165,7 +167,8 @@ class Packing(Technique):
         "bfd_split cuts documents that are longer than a row, and the later part does not see the earlier; "
         "with wrapped, documents attend to their neighbours"
     )
-    writes = frozenset({"args.packing", "args.packing_strategy"})
+    writes = frozenset({"args.packing", "args.packing_strategy", f"args.{SHUFFLED}"})
+    identified_by = frozenset({"args.packing", "args.packing_strategy"})
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
@@ -184,7 +187,10 @@ class Packing(Technique):
         return not_separated(candidate, setting) if choice in SEPARATING else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the entries, with a strategy only if packing is on, so that plans without packing are equal."""
+        """Return the entries, with further ones only if packing is on, so that plans without packing are equal.
+
+        The data loader draws rows in random order anyway; shuffled before, they fill packed rows alike, and better.
+        """
         if choice == NONE:
             return {"args.packing": False}
-        return {"args.packing": True, "args.packing_strategy": choice}
+        return {"args.packing": True, "args.packing_strategy": choice, f"args.{SHUFFLED}": True}

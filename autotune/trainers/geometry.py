@@ -17,7 +17,7 @@ from autotune.core.batch_geometry import (
 )
 from autotune.core.documents import Documents
 from autotune.core.representatives import representatives, summed
-from autotune.techniques.packing import CUTTING, packed_documents
+from autotune.techniques.packing import CUTTING, SEPARATING, packed_documents
 from autotune.trainers.heaviest_documents import LENGTHS, Chosen, heaviest_documents, largest_shapes
 
 _REMEMBERED = 4096
@@ -69,7 +69,7 @@ def end_to_end(documents: Documents, rows: int, length: int | None, multiple: in
         layout=Layout.FLAT,
         worst=worst,
         rivals=tuple(rivals),
-        sizes=_flat_sizes(kept.by_width, rows, multiple, max(chosen.tokens for chosen in heaviest)),
+        sizes=_flat_sizes(kept, rows, multiple, max(chosen.tokens for chosen in heaviest)),
         tokens=rows * (kept.tokens / kept.rows),
         documents=float(rows),
         rows=kept.rows,
@@ -99,7 +99,8 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     kept = documents.tokens_kept(length, dropping=False) if strategy == CUTTING else documents.tokens
     filled = kept / in_epoch
     if flat:
-        worst = with_counted(Shape(1, rounded_up(rows * length, multiple)))
+        fullest = min(kept, _fullest(documents, length, strategy))
+        worst = with_counted(Shape(1, rounded_up(rows * fullest, multiple)))
         # Rows are full or nearly so.
         sizes = (Typical(Shape(1, min(worst.tokens, round(rows * filled + (multiple - 1) / 2)))),)
         return BatchGeometry(Layout.FLAT, worst, sizes, rows * filled, held, in_epoch)
@@ -112,6 +113,21 @@ def packed(documents: Documents, rows: int, length: int, multiple: int, strategy
     return replace(geometry, worst=with_counted(geometry.worst), tokens=rows * filled, documents=held, rows=in_epoch)
 
 
+def _fullest(documents: Documents, length: int, strategy: str) -> int:
+    """Return the most tokens up to a length that whole documents, or their parts where they are split, add up to."""
+    if strategy not in SEPARATING:
+        return length
+    widths = documents.by_width(length if strategy == CUTTING else None, dropping=False)
+    parts = {width % length or length for width in widths} | ({length} if documents.longest >= length else set())
+    # Bit N is set where some of them have N tokens together.
+    sums, within = 1, (1 << length + 1) - 1
+    for shift in sorted(parts):
+        while shift <= length and not sums >> length:
+            sums |= sums << shift & within
+            shift *= 2  # noqa: PLW2901 as many of them as there is room for
+    return sums.bit_length() - 1
+
+
 @dataclass(frozen=True)
 class _Kept:
     """The documents that are left at a maximum length.
@@ -119,10 +135,12 @@ class _Kept:
     Attributes:
         by_width: their number by the tokens of their longest sequence.
         tokens_of: the tokens in all sequences of the documents of that width.
+        trained: the share of all tokens that the loss counts; 0: that of the whole dataset.
     """
 
     by_width: Mapping[int, int]
     tokens_of: Mapping[int, int]
+    trained: float
 
     @property
     def rows(self) -> int:
@@ -140,11 +158,15 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
 
     dropping = length is None or documents.first_kept <= length
     by_width = documents.by_width(length, dropping=dropping)
-    tokens = np.zeros(max(by_width) + 1, dtype=np.int64)
+    tokens, held = np.zeros(max(by_width) + 1, dtype=np.int64), []
     for counts, sequences in documents.kept(length, dropping=dropping):
         width = sequences.max(axis=1)
+        held.append(counts)
         np.add.at(tokens, width, counts * sequences.sum(axis=1))
-    return _Kept(by_width, {width: int(tokens[width]) for width in by_width})
+    trained = 0.0
+    if documents.trained is not None and length is not None and length < documents.longest:
+        trained = float(np.concatenate(held) @ documents.counted(length, dropping=dropping)) / tokens.sum()
+    return _Kept(by_width, {width: int(tokens[width]) for width in by_width}, trained)
 
 
 def widths(
@@ -183,23 +205,29 @@ def _padded_sizes(kept: _Kept, rows: int, sequences: int, multiple: int, widest:
     found = representatives(widths, shares[drawn], [held[drawn] / shares[drawn]], known=widest)
     return tuple(
         Typical(
-            Shape(rows, each.tokens, filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences))), each.share
+            Shape(
+                rows,
+                each.tokens,
+                filled=min(1.0, each.beside[0] / (rows * each.tokens * sequences)),
+                trained=kept.trained,
+            ),
+            each.share,
         )
         for each in found
     )
 
 
-def _flat_sizes(counts: Mapping[int, int], rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
+def _flat_sizes(kept: _Kept, rows: int, multiple: int, most: int) -> tuple[Typical, ...]:
     """Return sizes that stand for micro-batches of random rows that lie end to end, of ``most`` tokens at most."""
     import numpy as np
 
-    by_length = np.zeros(max(counts) + 1)
-    by_length[list(counts)] = list(counts.values())
+    by_length = np.zeros(max(kept.by_width) + 1)
+    by_length[list(kept.by_width)] = list(kept.by_width.values())
     tokens, shares = summed(by_length, rows)
     largest = rounded_up(most, multiple)
     # Sums of random lengths end anywhere between two multiples.
     found = representatives(tokens + (multiple - 1) / 2, shares, most_tokens=largest, known=largest)
-    return tuple(Typical(Shape(1, each.tokens), each.share) for each in found)
+    return tuple(Typical(Shape(1, each.tokens, trained=kept.trained), each.share) for each in found)
 
 
 def widest_of(counts: Mapping[int, int], rows: int) -> list[tuple[int, float]]:

@@ -43,8 +43,6 @@ def heaviest_documents(
 ) -> list[Chosen]:
     """Return the micro-batches that may need the most memory, as :func:`autotune.core.heaviest.heaviest` does of rows.
 
-    A document that is cut keeps the share that is counted.
-
     Args:
         rows: of a micro-batch. If there are fewer documents, they are repeated.
         length: tokens to which sequences are cut; None: they are not cut.
@@ -76,13 +74,11 @@ def _largest_groups(documents: Documents, length: int | None, most: int) -> Sequ
 
     groups = documents.groups.rows()
     # Where none is kept, which a probe reports, all are cut.
-    kept = slice(None) if length is None or length < documents.first_kept else groups[:, 1] <= length
-    groups = groups[kept]
+    dropping = length is not None and length >= documents.first_kept
+    groups = groups[groups[:, 1] <= length] if dropping else groups
     sequences = np.minimum(groups[:, 2:], length or documents.longest)
     width, shortest, tokens = sequences.max(axis=1), sequences.min(axis=1), sequences.sum(axis=1, dtype=np.int64)
-    counted = tokens.astype(float)
-    if documents.trained is not None:
-        counted *= documents.trained.rows()[kept, 0] / groups[:, 2:].sum(axis=1).clip(min=1)
+    counted = documents.counted(length, dropping=dropping)
     some = min(most, len(groups))
     wide, heavy = width / max(1, width.max()), counted / max(1, counted.max())
     # Widths and counts are whole numbers, so that so small a share decides only between equal ones.

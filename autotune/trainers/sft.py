@@ -49,7 +49,7 @@ class SupervisedFineTuning(FusedHead):
         traced=frozenset({"eval_packing", "loss_type", "router_aux_loss_coef", TRUNCATION}),
         without_effect=frozenset({
             "chat_template_path", "dataset_kwargs", "dataset_num_proc", "dataset_text_field", "eos_token",
-            "model_init_kwargs", "pad_token", "shuffle_dataset", "trust_remote_code",
+            "model_init_kwargs", "pad_token", "trust_remote_code",
         }),
         assumed={
             "assistant_only_loss": "the loss counts every token, whatever assistant_only_loss leaves out",
@@ -61,6 +61,7 @@ class SupervisedFineTuning(FusedHead):
         }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",
+            "shuffle_dataset",
         }),
     )  # fmt: skip
 

@@ -23,10 +23,12 @@ from autotune.errors import InputError
 from autotune.inspection.yaml_edit import Edit, edited, edited_values, unified_diff
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
+from autotune.techniques.packing import SHUFFLED
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.base import UserBase, read_base, written_keys
+from autotune.userconfig.fields import keeps_order
 from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
 from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
@@ -103,7 +105,9 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     if wanted.evaluates:
         yield from _entry(base, "args.eval_strategy", wanted.plan)
     changed = _changed(base, wanted, trainer, setting)
-    for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes)):
+    # Rows that are trained on in order, such as a curriculum, are packed in order.
+    kept = {f"args.{SHUFFLED}"} if keeps_order(base.config) else set()
+    for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes - kept)):
         yield from _entry(base, path, wanted.plan)
     written = {path for technique in trainer.techniques for path in technique.writes}
     device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else trainer.cuda_args

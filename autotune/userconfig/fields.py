@@ -71,7 +71,7 @@ _LOADING_WITHOUT_EFFECT = frozenset({
     "trust_remote_code", "use_safetensors",
 })  # fmt: skip
 _LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
-_ORDER = "train_sampling_strategy"
+_ORDER, _IN_ORDER = "train_sampling_strategy", "sequential"
 _GENERATION = "generation_kwargs"
 # How a token is drawn; lengths and beams of a generation would change what a trace generates.
 _SAMPLING = frozenset({"do_sample", "min_p", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"})
@@ -143,6 +143,11 @@ def reading_of(config: Configuration) -> Mapping[str, object]:
     if CHAT_TEMPLATE in found:
         found[CHAT_TEMPLATE] = str(Path(str(found[CHAT_TEMPLATE])).absolute())
     return found
+
+
+def keeps_order(config: Configuration) -> bool:
+    """Whether a configuration trains on rows in the order of the dataset."""
+    return config.values.get(_ORDER) == _IN_ORDER
 
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
@@ -223,7 +228,7 @@ def _order_assumed(config: Configuration, trainer: Trainer) -> tuple[str, ...]:
         return ()
     # LengthGroupedSampler of transformers counts a single column of tokens; its BatchRebalanceSampler varies rows.
     by_length = any(form.tokenized and len(form.columns) == 1 for form in trainer.formats)
-    if trainer.ordered or not (order == "sequential" or (order == "group_by_length" and by_length)):
+    if trainer.ordered or not (order == _IN_ORDER or (order == "group_by_length" and by_length)):
         raise InputError(f"The micro-batches of {trainer.label} with {_ORDER}={order} are not known to autotune.")
     return (f"speeds are of rows in random order, and {_ORDER}={order} puts others together",)
 

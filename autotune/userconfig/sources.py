@@ -242,6 +242,8 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     path, files = str(item.get("path")), item.get("data_files")
     if isinstance(files, list) and len(files) == 1:
         files = files[0]
+    if isinstance(files, str) and not _is_name(files):
+        return None
     builder = builder_of(files) if isinstance(files, str) else None
     if any(item.get(name) is not None for name in _FURTHER) or (path if files is not None else None) != builder:
         return None
@@ -265,8 +267,13 @@ def _check_files(item: Mapping[str, object]) -> None:
     if item.get("path") not in BUILDERS.values():
         return
     for place in DatasetSource("", "", mixture=(item,)).places if item.get("data_files") else ():
-        if builder_of(place) is not None and "://" not in place and not glob.has_magic(place):
+        if builder_of(place) is not None and _is_name(place):
             dataset_source(place)
+
+
+def _is_name(place: str) -> bool:
+    """Whether ``datasets`` takes a text for the name of a file, and not for a pattern or an address."""
+    return "://" not in place and not glob.has_magic(place)
 
 
 def _name(item: Mapping[str, object]) -> str:

@@ -161,6 +161,16 @@ def test_the_precision_that_the_file_hands_on_to_accelerate_is_left_to_the_train
     assert "mixed_precision: 'no' # m\n" in after(search, search.problem.baseline)
 
 
+@pytest.mark.parametrize(("order", "shuffled"), [("random", True), ("sequential", None)])
+def test_rows_are_shuffled_before_packing_unless_the_file_trains_on_them_in_order(
+    order: str, shuffled: bool | None, tmp_path: Path
+) -> None:
+    search = started(a_base(tmp_path, f"packing: true\ntrain_sampling_strategy: {order}\n"))
+    plan = search.problem.trainer.plan(search.problem.baseline, search.problem.setting)
+    assert plan.args["shuffle_dataset"] is True
+    assert yaml.safe_load(after(search, search.problem.baseline)).get("shuffle_dataset") is shuffled
+
+
 def test_a_key_that_goes_back_to_the_default_stays_in_its_line(tmp_path: Path) -> None:
     text = "gradient_checkpointing_kwargs: {every_n_layers: 2} # k\ngradient_checkpointing: true\n"
     search = started(a_base(tmp_path, text))

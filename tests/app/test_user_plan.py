@@ -115,7 +115,7 @@ def test_what_a_step_depends_on_reaches_the_traced_trainer(options: dict[str, An
     "options",
     [
         {"learning_rate": 1.0, "num_train_epochs": 9, "lr_scheduler_type": "cosine", "warmup_steps": 10},
-        {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words", "shuffle_dataset": True},
+        {"dataset_num_proc": 4, "eos_token": "</s>", "dataset_text_field": "words"},
         {"logging_steps": 1, "save_strategy": "no", "run_name": "x", "seed": 3, "output_dir": "elsewhere"},
         {"dataloader_num_workers": 2, "ddp_timeout": 60, "hub_model_id": "a/b"},
     ],

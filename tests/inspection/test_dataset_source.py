@@ -75,6 +75,14 @@ def test_a_byte_order_mark_within_a_file_is_named_by_its_line(tmp_path: Path) ->
         dataset_source(joined)
 
 
+def test_a_link_keeps_its_own_name(tmp_path: Path) -> None:
+    write(tmp_path / "0abc", GOOD)
+    (tmp_path / "train.jsonl").symlink_to("0abc")
+    source = dataset_source(tmp_path / "train.jsonl")
+    assert source.data_files == str(tmp_path / "train.jsonl")
+    assert list(load(source)["text"]) == ["one", "two"]
+
+
 def test_a_directory_is_loaded_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     write(tmp_path / "deep" / "first.jsonl", b'{"text": "one"}\n')
@@ -178,7 +186,7 @@ def test_no_more_than_the_limit_is_read_of_a_large_file(tmp_path: Path) -> None:
     write(lines, GOOD * 10 + b"broken\n")
     with pytest.raises(InputError, match="Line 21"):
         rows.check_json(lines)
-    assert rows.check_json(lines, limit_bytes=100) is None
+    rows.check_json(lines, limit_bytes=100)
 
 
 @pytest.mark.parametrize("name", ["data.txt", "data", "data.gz", "data.jsonl.zip"])
@@ -249,12 +257,11 @@ def test_a_directory_without_data_is_refused_and_one_of_other_files_may_be_read_
         dataset_source(str(tmp_path))
 
 
-def test_a_broken_line_in_a_directory_is_found(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", GOOD)
-    broken = write(tmp_path / "b.jsonl", GOOD + b"{")
-    with pytest.raises(InputError) as caught:
-        dataset_source(str(tmp_path))
-    assert caught.value.message.startswith(f"Line 3 of {broken} is not JSON")
+@pytest.mark.parametrize("beside", ["config.json", "generation_args.json", "dataset_infos.json"])
+def test_other_json_files_beside_the_rows_of_a_directory_are_left_to_datasets(tmp_path: Path, beside: str) -> None:
+    write(tmp_path / "train.jsonl", GOOD)
+    write(tmp_path / beside, b"{\n}")
+    assert list(load(dataset_source(tmp_path))["text"]) == ["one", "two"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 import time
@@ -195,6 +196,14 @@ def test_a_row_without_a_value_in_a_table_is_counted_without_the_header(
         prepared(None, path="csv", data_files=str(tmp_path / "rows.csv"))
 
 
+@pytest.mark.parametrize(("words", "format_"), [(("role", "content"), "text"), (("from", "value"), "conversations")])
+def test_conversations_beside_text_are_read_as_trl_reads_them(
+    prepared: Callable[..., Workload], words: tuple[str, str], format_: str
+) -> None:
+    rows = [{"conversations": [dict(zip(words, ("user", text), strict=True))], "text": text} for text in TEXTS]
+    assert prepared(rows).dataset.format == format_
+
+
 def test_a_single_row_is_enough(prepared: Callable[..., Workload]) -> None:
     assert prepared([{"text": "alone"}]).dataset.lengths.rows == 1
 
@@ -211,6 +220,40 @@ def test_a_broken_line_is_told_by_its_number(prepared: Callable[..., Workload], 
     (tmp_path / "rows.jsonl").write_text("\n".join([*good[:6], '{"text": "cut of', *good[6:]]))
     with pytest.raises(InputError, match=r"Line 7 of .*rows.jsonl is not JSON"):
         prepared(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("b.jsonl", b'{"text": "a"}\n{', r"Line 2 of .*b.jsonl is not JSON"),
+        ("a.jsonl", b"", r"a.jsonl is empty"),
+        ("b.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:-12], r"b.jsonl.gz cannot be decompressed"),
+    ],
+)
+def test_a_broken_file_in_a_directory_is_told(
+    prepared: Callable[..., Workload], tmp_path: Path, name: str, content: bytes, said: str
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_rows(folder / "a.jsonl", text_rows(TEXTS))
+    # Datasets passes over it.
+    (folder / "config.json").write_text('{\n"epochs": 3\n}')
+    (folder / name).write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        prepared(None, path=str(folder), data_files=None)
+
+
+def test_a_dataset_of_several_configurations_is_told_with_their_names(
+    prepared: Callable[..., Workload], tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    card = [f"- config_name: {name}\n  data_files: {name}.jsonl\n" for name in ("en", "fr")]
+    (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(card)}---\n")
+    for name in ("en", "fr"):
+        write_rows(folder / f"{name}.jsonl", text_rows(TEXTS))
+    with pytest.raises(InputError, match=r"has several configurations: en, fr\..*Download one"):
+        prepared(None, path=str(folder), data_files=None)
 
 
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:

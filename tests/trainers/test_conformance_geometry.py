@@ -224,6 +224,15 @@ def test_a_probe_s_worst_micro_batch_is_the_plan_s(
     assert worst == planned if packed_from is None else worst <= planned
 
 
+def test_rows_that_are_sorted_by_length_are_packed_as_planned(small_model_directory: Path, tmp_path: Path) -> None:
+    known = trainers()["sft"]
+    # In the file's order, no row of 10 tokens would have two documents of the first part.
+    rows = [{"input_ids": [5] * tokens} for tokens in (6, 4) for _ in range(1500)]
+    found = prepared_rows(known, rows, small_model_directory, tmp_path)
+    plan, said = legal(found, {"packing": "bfd", "max_length": 10})
+    assert len(found.built(plan, tmp_path / "built").train_dataset) == pytest.approx(said.rows, rel=0.05)
+
+
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     trainer: str, small_model_directory: Path, tmp_path: Path
@@ -235,6 +244,10 @@ def test_rows_that_trl_cuts_at_their_beginning_are_all_kept(
     seen = real(found, replace(plan, args={**plan.args, **mode}), tmp_path / "built")
     assert said.rows == seen.rows == len(rows)
     assert said.tokens * seen.rows / plan.rows == pytest.approx(seen.tokens, rel=1e-9)
+    # All rows are as wide: those with the most counted tokens make the worst micro-batch.
+    most = sum(sorted(found.adapter.sizes(seen.built).trainable)[-plan.rows :])
+    held = said.worst.rows * said.worst.tokens * said.sequences
+    assert said.worst.trained * said.worst.filled * held == pytest.approx(most, rel=0.05)
 
 
 @pytest.mark.parametrize("trainer", trainers().values(), ids=lambda item: item.name)

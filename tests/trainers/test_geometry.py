@@ -93,6 +93,24 @@ def test_packed_rows_are_as_full_as_documents_fill_them() -> None:
     assert tokens == pytest.approx(2 * 2600 / 3)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "packing", "tokens"),
+    [
+        ({700: 2000}, "bfd", 700),
+        ({300: 100, 450: 100}, "bfd", 900),
+        ({300: 100, 400: 100, 1200: 1}, "bfd", 1000),
+        ({100: 3}, "bfd", 300),
+        # A piece of 700 tokens, and two of 1,000.
+        ({2700: 100}, "bfd_split", 1000),
+        ({700: 100}, "bfd_split", 700),
+    ],
+)
+def test_packed_rows_are_at_most_as_full_as_documents_fill_one(
+    lengths: dict[int, int], packing: str, tokens: int
+) -> None:
+    assert geometry(lengths, packing=packing)[1] == Shape(1, 2 * tokens)
+
+
 def test_what_is_split_goes_on_in_another_row() -> None:
     # 2500 tokens are two full rows of 1000 and a piece of 500, beside which one of the two documents of 400 fits.
     kind, worst, _, tokens, _ = geometry({2500: 1, 400: 2}, packing="bfd_split")
@@ -107,7 +125,7 @@ def test_the_last_wrapped_row_is_not_full_and_brings_the_mask() -> None:
     assert geometry({2000: 3}, packing="wrapped")[0] is Layout.EQUAL
 
 
-@pytest.mark.parametrize(("choices", "tokens"), [({"padding_free": "on"}, 320), ({"packing": "bfd"}, 2048)])
+@pytest.mark.parametrize(("choices", "tokens"), [({"padding_free": "on"}, 320), ({"packing": "bfd"}, 1856)])
 def test_rows_end_to_end_are_rounded_up_as_a_whole(choices: Mapping[str, str], tokens: int) -> None:
     assert geometry({150: 9}, pad_to_multiple_of=64, **choices)[1] == Shape(1, tokens)
 

@@ -33,7 +33,8 @@ def test_of_all_micro_batches_none_needs_much_more(seed: int, rows: int, length:
     documents = Documents.of_rows([[1, tokens] for tokens in lengths], ordered=False, trained=answers)
     shapes = (end_to_end if flat else padded)(documents, rows, length, 1).shapes
     cut = [min(tokens, length or tokens) for tokens in lengths]
-    left = [answer * own / tokens for answer, own, tokens in zip(answers, cut, lengths, strict=True)]
+    # Of an answer at the end, TRL keeps all where it cuts the beginning.
+    left = list(map(min, answers, cut))
     for whole, part in WEIGHTS:
         most = max(
             whole * (sum(cut[row] for row in chosen) if flat else rows * max(cut[row] for row in chosen))
@@ -54,11 +55,34 @@ def test_the_widest_documents_have_a_share_of_counted_tokens_of_their_own() -> N
 
     assert share(1) == 0.9
     assert share(2) == 0.7
-    # Cut to 700 tokens, all three are as wide, and the two with the highest shares count.
-    assert share(2, 700) == pytest.approx((0.9 + 0.5) / 2)
+    # Cut to 700 tokens, all three are as wide, and the two with the most counted tokens count.
+    assert share(2, 700) == pytest.approx((700 + 500) / 1400)
     # A micro-batch of more documents than there are repeats them.
     assert share(12) == pytest.approx(1860 / 3400)
     assert padded(documents.up_to(200), 1, None, 1).worst.trained == 0.1
+
+
+@pytest.mark.parametrize(
+    ("needs", "trained", "left"),
+    [
+        # The beginning is cut: the answer is at the end, and stays.
+        (1, 1000, 1000),
+        (1, 3000, 1024),
+        # The end is cut: the prompt stays, and of the answer what is behind it.
+        (1001, 8000, 24),
+        (101, 8900, 924),
+        # A user's turn is behind the first answer.
+        (1, 500, 500),
+    ],
+)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_document_that_is_cut_keeps_the_counted_tokens_that_the_cut_leaves(
+    needs: int, trained: int, left: int, flat: bool
+) -> None:
+    documents = Documents.of_rows([[needs, 9000]] * 9, ordered=False, trained=[trained] * 9)
+    said = (end_to_end if flat else padded)(documents, 8, 1024, 1)
+    assert said.worst.trained == pytest.approx(left / 1024)
+    assert [size.shape.trained for size in said.sizes] == [pytest.approx(left / 1024)]
 
 
 def test_a_long_prompt_with_a_short_answer_has_a_rival() -> None:

@@ -11,7 +11,7 @@ from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.base import CrashReason, facts, refused_or_ignored
-from autotune.techniques.packing import CUTTING, NONE, SEPARATING
+from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
 from autotune.units import counted, format_share
@@ -157,6 +157,13 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     strategy = strategy_of(plan)
     if strategy not in (*SEPARATING, NONE):
         yield Finding(Severity.SILENT, f"With packing_strategy={strategy}, documents see their neighbours.", "packing")
+    if strategy != NONE and not plan.args.get(SHUFFLED) and setting.workload.dataset.documents.rows > PACKED_AT_ONCE:
+        message = (
+            f"Rows are assumed to be packed in random order. TRL packs each {PACKED_AT_ONCE:,} in the file's order:"
+            " where lengths change along the file, packed rows are less full, and a step has fewer documents. Write"
+            f" {SHUFFLED}: true."
+        )
+        yield Finding(Severity.NOTE, message, "packing")
     if strategy not in SEPARATING and not plan.args.get("padding_free"):
         return
     attention = str(plan.model.get("attn_implementation") or "sdpa")

@@ -13,7 +13,7 @@ from unittest import mock
 
 import datasets
 import pyarrow.compute as pc
-from datasets import Dataset, load_dataset
+from datasets import Dataset, load_dataset, load_dataset_builder
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from huggingface_hub.errors import HfHubHTTPError
 from trl import DatasetMixtureConfig, get_dataset
@@ -23,7 +23,8 @@ from trl.scripts.utils import DatasetConfig
 from autotune.core.nested import mapping
 from autotune.core.workload import CHAT_TEMPLATE, DatasetSource, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.rows import check_json, check_row_count, nested_rows_hint
+from autotune.inspection.dataset import check_file
+from autotune.inspection.rows import check_row_count, nested_rows_hint
 from autotune.step.data.images import check_images, check_no_images
 from autotune.step.hub import not_loaded
 from autotune.step.images.sizes import image_column
@@ -33,10 +34,13 @@ from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
+# datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']".
+_NO_CONFIGURATION = "Config name is missing"
 _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
 first: where some are text, its answer differs between processes."""
+_SHARE_GPT = ("conversations",)
 _NAME_SPLIT = "Name one with --split or --eval-split, or in the configuration."
 
 
@@ -99,12 +103,20 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
         _check_all_lines(source)
         cause = error.__cause__ or error
         raise InputError(f"The dataset {source.name} cannot be read: {_first_line(cause)}") from error
-    except (ValueError, TypeError) as error:
+    # EOFError: a compressed file was cut off. StopIteration: a file is empty.
+    except (ValueError, TypeError, EOFError, StopIteration) as error:
         if _UNKNOWN_SPLIT in str(error):
             known = _first_line(error).partition("Should be one of ")[2].strip(".[]").replace("'", "")
             raise InputError(
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
+        if _NO_CONFIGURATION in str(error):
+            listed = str(error).partition("available configs: ")[2].partition("]")[0].strip("[").replace("'", "")
+            raise InputError(
+                f"The dataset {source.name} has several configurations: {listed}.",
+                hint="Download one of them, and give its file or directory; `autotune check` takes dataset_config.",
+            ) from error
+        _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -130,19 +142,26 @@ def _can_be_written(folder: Path) -> bool:
 
 
 def _check_all_lines(source: DatasetSource) -> None:
-    """Report the first broken line of a JSON file; the earlier check read only the beginning of the file."""
-    if source.path == "json" and source.data_files is not None:
-        check_json(Path(source.data_files), limit_bytes=sys.maxsize)
+    """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
+    files = [] if source.data_files is None else [source.data_files]
+    if not source.mixture and Path(source.path).is_dir():
+        files = load_dataset_builder(source.path).config.data_files.get(source.split, [])
+    for file in map(Path, files):
+        check_file(file, sys.maxsize)
 
 
 def _format(trainer: Trainer, source: DatasetSource, rows: Dataset) -> DatasetFormat:
-    columns, renamed = set(rows.column_names), ""
+    columns, renamed, found = set(rows.column_names), "", []
     for form in trainer.formats:
         name = source.reading.get(form.named_by)
         if columns.issuperset(form.columns if name is None else (str(name),)):
-            return form if name is None else replace(form, columns=(str(name),))
-        if name is not None:
+            found.append(form if name is None else replace(form, columns=(str(name),)))
+        elif name is not None:
             renamed = f"; {form.named_by} names {name} in place of {form.columns[0]}"
+    if found:
+        # TRL passes over this column where its messages have role and content.
+        read = (form for form in found if form.columns != _SHARE_GPT or is_conversational_from_value(rows[0]))
+        return next(read, found[0])
     advice = next((text for names, text in trainer.advice.items() if columns.issuperset(names)), "")
     nested = nested_rows_hint(rows[0]) if len(rows) == 1 else ""
     raise InputError(

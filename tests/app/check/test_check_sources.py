@@ -70,6 +70,16 @@ def test_an_entry_that_says_more_is_read_by_trl(find: Find, files: list[str], mo
     assert find([entry(files[0], **more)]).dataset.mixture == (entry(files[0], **more),)
 
 
+@pytest.mark.parametrize("place", ["*.jsonl", "https://host/rows.jsonl", "hf://datasets/hub/id/rows.jsonl"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_pattern_and_an_address_are_read_by_trl(
+    find: Find, files: list[str], place: str, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(files[0]).parent)
+    item = {**entry(place), "data_files": [place] if listed else place}
+    assert find([item]).dataset.mixture == (item,)
+
+
 def test_a_configuration_of_a_dataset_is_named_to_trl(find: Find) -> None:
     found = find(args={"eval_strategy": "steps"}, dataset_name="hub/id", dataset_config="en")
     assert found.dataset.mixture == ({"path": "hub/id", "name": "en", "split": "train"},)

@@ -52,6 +52,22 @@ def test_half_precision_weights_lose_updates_unless_an_engine_keeps_them_in_floa
     assert ("rounded away" in findings(plan, here)) is rounded
 
 
+@pytest.mark.parametrize(
+    ("rows", "args", "assumed"),
+    [
+        (5000, {"packing": True}, True),
+        (5000, {"packing": True, "shuffle_dataset": True}, False),
+        (5000, {}, False),
+        # They are packed at once, in whatever order.
+        (500, {"packing": True}, False),
+    ],
+)
+def test_packing_in_the_order_of_the_file_is_noted(rows: int, args: Mapping[str, object], assumed: bool) -> None:
+    here = setting(of=workload(lengths={100: rows}))
+    plan = plan_with(here, {})
+    assert ("packed in random order" in findings(replace(plan, args={**plan.args, **args}), here)) is assumed
+
+
 @pytest.mark.parametrize(("stored", "rounded"), [("bfloat16", True), ("float32", False), ("", False)])
 def test_weights_of_the_checkpoint_s_type_lose_updates_if_that_is_half(stored: str, rounded: bool) -> None:
     known = workload()
