@@ -250,9 +250,17 @@ def test_plans_differ_exactly_where_training_differs() -> None:
 def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> None:
     assert SFT.plan(candidate(setting()), setting()).args["use_cpu"] is True
     on_gpu = setting(machine=GPU)
-    assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": None}
+    assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": {"": 0}}
     kernels = candidate(on_gpu, hub_kernels="on")
-    assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": None, "use_kernels": True}
+    assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": {"": 0}, "use_kernels": True}
+
+
+def test_a_group_of_processes_loads_to_the_host() -> None:
+    alone, eight = setting(machine=GPU), setting(machine=replace(GPU, hardware=replace(GPU.hardware, processes=8)))
+    # transformers refuses a device with ZeRO-3, which makes a group of one process too.
+    offloading = candidate(alone, sharding="zero3", offload="parameters")
+    for plan in (SFT.plan(candidate(eight), eight), SFT.plan(offloading, alone)):
+        assert plan.args["model_init_kwargs"] == {"device_map": None}
 
 
 def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
