@@ -10,6 +10,7 @@ import pytest
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
+from autotune.core.machine import Machine
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Base, Setting
 from autotune.core.workload import Workload
@@ -261,6 +262,18 @@ def test_a_group_of_processes_loads_to_the_host() -> None:
     offloading = candidate(alone, sharding="zero3", offload="parameters")
     for plan in (SFT.plan(candidate(eight), eight), SFT.plan(offloading, alone)):
         assert plan.args["model_init_kwargs"] == {"device_map": None}
+
+
+@pytest.mark.parametrize(("own", "legal"), [("ddp", {"ddp", "fsdp2"}), ("zero2", {"zero2"})])
+def test_adafactor_keeps_its_flat_or_whole_tensors(own: str, legal: set[str]) -> None:
+    packages = {**GPU.packages, "deepspeed": "0.19.8"}
+    eight = setting(machine=Machine(replace(GPU.hardware, processes=8), packages))
+    here = replace(eight, base=Base("mine.yaml", {"optimizer": "adafactor", "sharding": own}))
+    engines = {
+        engine: candidate(here, optimizer="adafactor", sharding=engine) for engine in ("ddp", "zero2", "zero3", "fsdp2")
+    }
+    assert {engine for engine, chosen in engines.items() if SFT.illegal(chosen, here) is None} == legal
+    assert "flat tensor" in str(SFT.illegal(engines["zero3"], here))
 
 
 def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
