@@ -38,7 +38,10 @@ class Optimizer(Technique):
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
     trl_default = "adamw_torch_fused"
-    needs = "8-bit, paged: the package bitsandbytes, and not FSDP2; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; paged: a GPU"
+    needs = (
+        "8-bit, paged: the package bitsandbytes, and not FSDP2; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; "
+        "paged: a GPU"
+    )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
     impact = NO_PATCHES
@@ -53,11 +56,12 @@ class Optimizer(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where bitsandbytes would update parameters that FSDP2 shards, or Adafactor those of DeepSpeed.
+        """Return a reason for bitsandbytes with parameters that FSDP2 shards, or Adafactor with those of DeepSpeed.
 
-        DeepSpeed flattens each process's share of a group of parameters to one tensor (``single_partition_of_fp32_groups``
-        of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of ``stage3.py``). transformers' Adafactor factors the
-        second moments of matrices alone, and clips by the root mean square of a tensor's update.
+        DeepSpeed flattens each process's share of a group of parameters to one tensor
+        (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
+        ``stage3.py``). transformers' Adafactor factors the second moments of matrices alone, and clips by the root mean
+        square of a tensor's update.
         """
         sharding = candidate.get("sharding", DDP)
         if choice == _ADAFACTOR:
@@ -65,8 +69,8 @@ class Optimizer(Technique):
             if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
                 return None
             return (
-                f"{choice} trains something else with sharding={sharding} than with sharding={own}: DeepSpeed gives it one"
-                " flat tensor, whose second moments it does not factor, and which it clips as a whole"
+                f"{choice} trains something else with sharding={sharding} than with sharding={own}: DeepSpeed gives it"
+                " one flat tensor, whose second moments it does not factor, and which it clips as a whole"
             )
         if _PACKAGES.get(str(choice)) != _BITSANDBYTES or sharding != FSDP2:
             return None

@@ -25,6 +25,7 @@ from packaging.version import Version
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.techniques.liger import _known
 from autotune.techniques.versions import required_by
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import WITHOUT_KL
@@ -293,3 +294,8 @@ def test_adafactor_factors_no_flat_tensor() -> None:
         states.append(optimizer.state[weight].keys())
     assert "exp_avg_sq_row" in states[0]
     assert "exp_avg_sq_row" not in states[1]
+
+
+def test_the_architectures_of_liger_are_those_that_it_changes() -> None:
+    monkey_patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
+    assert _known() == monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.keys()

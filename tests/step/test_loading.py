@@ -159,7 +159,7 @@ print(json.dumps([sum(weights.values()), events]))
 def found() -> tuple[int, list[list[int]]]:
     """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed.
 
-    The sizes come for each way to choose the model's devices: spread over devices twice, on the host, and on a given one.
+    They come for each way to choose the model's devices: spread over devices twice, on the host, and on a given one.
     """
     weights, events = found_by(_SCRIPT)
     return weights, events

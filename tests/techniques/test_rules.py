@@ -276,6 +276,14 @@ def test_adafactor_keeps_its_flat_or_whole_tensors(own: str, legal: set[str]) ->
     assert "flat tensor" in str(SFT.illegal(engines["zero3"], here))
 
 
+def test_liger_is_left_out_for_an_architecture_that_it_leaves_as_it_is() -> None:
+    pytest.importorskip("liger_kernel")
+    here = setting(machine=GPU, of=workload(model_type="starcoder2"))
+    assert "Liger has no layers for starcoder2" in str(SFT.illegal(candidate(here, liger="on"), here))
+    known = setting(machine=GPU, of=workload(model_type="llama"))
+    assert SFT.illegal(candidate(known, liger="on"), known) is None
+
+
 def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:
     here = setting(machine=GPU)
     choices = ("default", "expandable_segments")
