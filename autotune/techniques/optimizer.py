@@ -65,7 +65,8 @@ class Optimizer(Technique):
         """
         sharding = candidate.get("sharding", DDP)
         if choice == _ADAFACTOR:
-            own = setting.base.choices.get("sharding", DDP) if setting.users_own(self.name, choice) else DDP
+            base = setting.base if setting.users_own(self.name, choice) else None
+            own = base.choices.get("sharding", DDP) if base is not None else DDP
             if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
                 return None
             return (
