@@ -6,17 +6,15 @@ from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
 from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
-from autotune.techniques.versions import installed, missing
-
-# The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
-_KERNELS = ">=0.18.2,<0.19"
+from autotune.techniques.versions import installed, missing, required_by
 
 
 def kernels_missing(machine: Machine) -> str | None:
     """Return why transformers cannot load kernels of the Hub here, or None if it can."""
-    if installed(machine, "kernels", _KERNELS):
+    versions = required_by("transformers", "kernels")
+    if installed(machine, "kernels", versions):
         return None
-    return missing("kernels", machine) or "transformers takes kernels 0.18.2 up to 0.19 only"
+    return missing("kernels", machine) or f"the installed transformers takes kernels {versions} only"
 
 
 class HubKernels(Equipped):

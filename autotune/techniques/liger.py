@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
+
+
+@cache
+def _known() -> frozenset[str]:
+    """Return transformers' names of the architectures for which the installed Liger has layers.
+
+    They are the keys of ``MODEL_TYPE_TO_APPLY_LIGER_FN``; its module is read, because importing it takes seconds.
+    """
+    spec = find_spec("liger_kernel")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    source = Path(spec.origin).with_name("transformers") / "monkey_patch.py"
+    tables = (
+        node.value
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_TYPE_TO_APPLY_LIGER_FN"
+    )
+    keys = (key for table in tables if isinstance(table, ast.Dict) for key in table.keys)
+    return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
 class Liger(Equipped):
@@ -23,6 +46,17 @@ class Liger(Equipped):
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
     impact = TraceImpact(Scope.LAYERS)
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for an architecture that Liger leaves as it is, without an error."""
+        model_type = setting.workload.model.model_type
+        if choice == OFF or not _known() or model_type in _known():
+            return None
+        return f"Liger has no layers for {model_type}, and would silently change nothing"
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the reason of :meth:`unsuitable`, for the check of a user's own configuration."""
+        return self.unsuitable(choice, setting)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """See :class:`Technique`."""

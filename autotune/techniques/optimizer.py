@@ -6,10 +6,11 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import CrashReason, Effect, Option, Technique
-from autotune.techniques.sharding import DDP, FSDP2
+from autotune.techniques.sharding import DDP, FSDP2, ZERO_STAGES
 from autotune.techniques.trace_impact import NO_PATCHES
 from autotune.techniques.versions import missing
 
+_ADAFACTOR = "adafactor"
 _BITSANDBYTES = "bitsandbytes"
 _PACKAGES = {
     "paged_adamw_32bit": _BITSANDBYTES,
@@ -33,11 +34,14 @@ class Optimizer(Technique):
         Option("paged_adamw_8bit", "AdamW with 8-bit state that may move to the host", Effect.CHANGES_TRAINING),
         Option("adamw_torch_8bit", "AdamW with 8-bit state (torchao)", Effect.CHANGES_TRAINING),
         Option("lion_8bit", "Lion with 8-bit state", Effect.CHANGES_TRAINING),
-        Option("adafactor", "Adafactor: factored second moments, no first", Effect.CHANGES_TRAINING),
+        Option(_ADAFACTOR, "Adafactor: factored second moments, no first", Effect.CHANGES_TRAINING),
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
     trl_default = "adamw_torch_fused"
-    needs = "8-bit, paged: the package bitsandbytes, and not FSDP2; adamw_torch_8bit: torchao; paged: a GPU"
+    needs = (
+        "8-bit, paged: the package bitsandbytes, and not FSDP2; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; "
+        "paged: a GPU"
+    )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
     impact = NO_PATCHES
@@ -52,8 +56,24 @@ class Optimizer(Technique):
         return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason where bitsandbytes would update parameters that FSDP2 shards."""
-        if _PACKAGES.get(str(choice)) != _BITSANDBYTES or candidate.get("sharding", DDP) != FSDP2:
+        """Return a reason for bitsandbytes with parameters that FSDP2 shards, or Adafactor with those of DeepSpeed.
+
+        DeepSpeed flattens each process's share of a group of parameters to one tensor
+        (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
+        ``stage3.py``). transformers' Adafactor factors the second moments of matrices alone, and clips by the root mean
+        square of a tensor's update.
+        """
+        sharding = candidate.get("sharding", DDP)
+        if choice == _ADAFACTOR:
+            base = setting.base if setting.users_own(self.name, choice) else None
+            own = base.choices.get("sharding", DDP) if base is not None else DDP
+            if sharding == own or not {sharding, own} & ZERO_STAGES.keys():
+                return None
+            return (
+                f"{choice} trains something else with sharding={sharding} than with sharding={own}: DeepSpeed gives it"
+                " one flat tensor, whose second moments it does not factor, and which it clips as a whole"
+            )
+        if _PACKAGES.get(str(choice)) != _BITSANDBYTES or sharding != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
         return CrashReason(

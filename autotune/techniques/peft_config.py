@@ -81,6 +81,17 @@ class PeftConfig(Technique):
         return {"peft": configuration(choice)}
 
 
+def trains_adapters_in_float32(candidate: Candidate, setting: Setting) -> bool:
+    """Return whether all that is trained are adapters of LoRA, which PEFT keeps in float32 (``cast_adapter_dtype``).
+
+    It keeps modules that are trained whole beside them, biases and tokens in the type of the weights.
+    """
+    document = configuration(candidate.get(PeftConfig.name, NONE))
+    beside = document.get("modules_to_save") or document.get("trainable_token_indices")
+    whole = beside or document.get("bias", NONE) != NONE or lora.trains_whole_modules(setting)
+    return not whole and (candidate["lora"] != lora.NONE or document.get("peft_type") == "LORA")
+
+
 def configuration(choice: Choice) -> dict[str, Any]:
     """Return the configuration that a choice is, empty for ``none``."""
     return {} if choice == NONE else dict(read_json(str(choice)))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques import lora
 from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.peft_config import trains_adapters_in_float32
 from autotune.techniques.trace_impact import TraceImpact
 
 _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
@@ -38,11 +38,8 @@ class Precision(Technique):
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == _BF16_WEIGHTS)
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
-        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32.
-
-        PEFT keeps modules that are trained whole beside the adapters in the type of the weights.
-        """
-        if choice == _BF16_WEIGHTS and candidate["lora"] != lora.NONE and not lora.trains_whole_modules(setting):
+        """Return the effect; with a frozen base, autocast rounds it to bf16 anyway, and the adapters train in fp32."""
+        if choice == _BF16_WEIGHTS and trains_adapters_in_float32(candidate, setting):
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import metadata
 
 from autotune.core.machine import Machine
 
@@ -19,6 +20,18 @@ def installed(machine: Machine, package: str, versions: str) -> bool:
     A text that is not a version is in no range.
     """
     return package in machine.packages and _lies_in(machine.packages[package], versions)
+
+
+@cache
+def required_by(distribution: str, package: str) -> str:
+    """Return the versions of a package that an installed distribution takes by its metadata, such as ``>=1.15,<2``.
+
+    An extra of the package's name has them. Empty where none does: any version.
+    """
+    from packaging.requirements import Requirement
+
+    requirements = (Requirement(line) for line in metadata.requires(distribution) or ())
+    return next((str(each.specifier) for each in requirements if each.name == package), "")
 
 
 @cache  # called for every combination of a space

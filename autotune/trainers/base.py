@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _NORMAL_PASSES = 2
 
 _BALANCE = "router_aux_loss_coef"
+# DeepSpeed makes a group of a single process too.
+_ENGINE = "args.deepspeed"
 # The knobs that set the width of a micro-batch, as long as rows are not cut.
 _OF_WIDTH = (ROWS, PACKING, PaddingFree.name, PAD)
 EVALUATED = "epoch"
@@ -171,16 +173,18 @@ class Trainer(MicroBatches):
     def plan(self, candidate: Candidate, setting: Setting) -> TrainingPlan:
         """Return the training plan of a candidate, with what a base adds to it."""
         hardware, base = setting.machine.hardware, setting.base
-        device_args = self.cpu_args if hardware.kind == "cpu" else self.cuda_args
         tree: dict[str, Any] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
-        for path, value in device_args.items():
-            put(tree, f"args.{path}", value)
-        written = [
+        written: list[Mapping[str, object]] = [
             entries_of(technique, candidate, setting)
             for technique in self.techniques
             if base is None or technique.name not in base.own
         ]
-        for entries in (*written, base.entries if base is not None else {}):
+        if base is not None:
+            written.append(base.entries)
+        in_group = hardware.processes > 1 or any(path.startswith(_ENGINE) for entries in written for path in entries)
+        for path, value in self.device_args(hardware.kind, in_group=in_group).items():
+            put(tree, f"args.{path}", value)
+        for entries in written:
             for path, value in entries.items():
                 if path in setting.workload.absent:
                     continue

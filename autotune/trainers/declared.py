@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from autotune.core.machine import DeviceKind
+
 
 @dataclass(frozen=True)
 class DatasetFormat:
@@ -84,7 +86,8 @@ class Declared:
         counted: name of the rows of a global batch, in the plural.
         peculiarities: differences of TRL's class from the other trainers and their cost, in sentences for reports.
         advice: by columns that a dataset may have in place of those of a format, the way to one, as a sentence.
-        cpu_args, cuda_args: arguments that training on that device needs.
+        cpu_args: arguments that training on a CPU needs; :meth:`device_args` has those of any device.
+        loads_with: the fields with which it loads models.
         also_set: by the path of a switch in a plan, such as ``model.use_peft``, the entries that this trainer also
             needs if the switch is on.
     """
@@ -112,9 +115,18 @@ class Declared:
     advice: ClassVar[Mapping[tuple[str, ...], str]] = {}
     # transformers refuses bf16 without a GPU unless use_cpu is set (TrainingArguments).
     cpu_args: ClassVar[Mapping[str, object]] = {"use_cpu": True}
-    # TRL's default, `device_map="auto"`, may put layers on the CPU where memory is short, instead of failing.
-    cuda_args: ClassVar[Mapping[str, object]] = {"model_init_kwargs.device_map": None}
+    loads_with: ClassVar[tuple[str, ...]] = ("model_init_kwargs",)
     also_set: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    def device_args(self, kind: DeviceKind, *, in_group: bool) -> Mapping[str, object]:
+        """Return the arguments that training on a device needs, by their paths.
+
+        A process alone loads weights to its GPU: TRL's default, ``device_map="auto"``, may put layers on the CPU where
+        memory is short, instead of failing, and None fills the host first. TRL loads to the host for a group
+        (``create_model_from_path`` and its callers), and with ZeRO-3 transformers refuses a device.
+        """
+        device_map = None if in_group else {"": 0}
+        return self.cpu_args if kind == "cpu" else {f"{field}.device_map": device_map for field in self.loads_with}
 
     @property
     def config_class(self) -> str:

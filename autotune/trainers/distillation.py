@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
@@ -39,10 +37,8 @@ class OnPolicyDistillation(Generating):
         "The teacher stays on the device for the whole training, in the type of the trained weights.",
         "TRL does not offload it.",
     )
-    # As the model's: `auto` would split a teacher that does not fit between the device and the host.
-    cuda_args: ClassVar[Mapping[str, object]] = {
-        **Generating.cuda_args, f"{TEACHER_LOADING}.device_map": None,
-    }  # fmt: skip
+    # `auto` would split a teacher that does not fit between the device and the host.
+    loads_with = (*Generating.loads_with, TEACHER_LOADING)
     config_fields = ConfigFields(
         traced=frozenset({
             "beta", "disable_dropout", "generation_kwargs", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,

@@ -110,7 +110,7 @@ def _values(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) 
     for path in dict.fromkeys(path for technique in changed for path in sorted(technique.writes - kept)):
         yield from _entry(base, path, wanted.plan)
     written = {path for technique in trainer.techniques for path in technique.writes}
-    device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else trainer.cuda_args
+    device = trainer.cpu_args if setting.machine.hardware.kind == "cpu" else ()
     also = {path for paths in trainer.also_set.values() for path in paths}
     for path in dict.fromkeys((*(f"args.{name}" for name in device), *sorted(also))):
         if path not in written and wanted.plan.at(path):

@@ -8,13 +8,25 @@ from math import prod
 from autotune.core.configuration import Configuration
 from autotune.emit.launch import PARALLELISM
 from autotune.errors import InputError, UnreadError
-from autotune.techniques.refused_size import REFUSED
 
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
 _PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
-_SIZES = (*_PLANNED, *REFUSED)
+# Sizes that are neither planned nor probed, and why.
+_REFUSED: Mapping[str, str] = {
+    # accelerate 1.15, ``Accelerator.prepare_model``; transformers 5.23, ``from_pretrained``.
+    "tp_size": (
+        "accelerate refuses a model that was loaded whole, as TRL loads it; transformers can split matrices while it "
+        "loads weights (tp_size in model_init_kwargs), and a trace builds models without loading any"
+    ),
+    # deepspeed 0.19, ``runtime/sequence_parallel/ulysses_sp.py``.
+    "sp_size": (
+        "DeepSpeed gathers micro-batches from the other processes while it reads data, and splits attention by heads; "
+        "neither is traced yet. context_parallel splits rows under fsdp2"
+    ),
+}
+_SIZES = (*_PLANNED, *_REFUSED)
 _CP_STRATEGY = "cp_comm_strategy"
 # What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
 _WITHOUT_EFFECT = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
@@ -51,7 +63,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
     sizes = {name: value for name, value in sizes.items() if value != 1}
-    for name, reason in REFUSED.items():
+    for name, reason in _REFUSED.items():
         if name in sizes:
             raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
     strategy = keys.get(_CP_STRATEGY) if _CONTEXT_PARALLEL in sizes else None

@@ -19,11 +19,14 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
+from autotune.techniques.liger import _known
+from autotune.techniques.versions import required_by
 from autotune.trainers import find_trainer
 from autotune.trainers.kto import WITHOUT_KL
 from tests.contract.building import built
@@ -267,3 +270,32 @@ def test_kto_ends_after_no_step_where_it_drops_all_rows(with_reference: Build) -
     trainer = with_reference("kto", max_length=2)
     trainer.train()
     assert trainer.state.global_step == 0
+
+
+def test_the_metadata_of_transformers_has_the_versions_of_kernels_that_it_takes() -> None:
+    from transformers.utils.import_utils import KERNELS_MAX_VERSION, KERNELS_MIN_VERSION
+
+    accepted = SpecifierSet(required_by("transformers", "kernels"))
+    assert KERNELS_MIN_VERSION in accepted
+    assert KERNELS_MAX_VERSION not in accepted
+    assert f"{KERNELS_MAX_VERSION.removesuffix('.0')}.dev0" not in accepted
+
+
+def test_adafactor_factors_no_flat_tensor() -> None:
+    import torch
+    from transformers.optimization import Adafactor
+
+    states = []
+    for shape in ((64, 32), (64 * 32,)):
+        weight = torch.nn.Parameter(torch.ones(shape))
+        weight.grad = torch.ones_like(weight)
+        optimizer = Adafactor([weight], lr=1e-3, scale_parameter=False, relative_step=False)
+        optimizer.step()
+        states.append(optimizer.state[weight].keys())
+    assert "exp_avg_sq_row" in states[0]
+    assert "exp_avg_sq_row" not in states[1]
+
+
+def test_the_architectures_of_liger_are_those_that_it_changes() -> None:
+    monkey_patch = pytest.importorskip("liger_kernel.transformers.monkey_patch")
+    assert _known() == monkey_patch.MODEL_TYPE_TO_APPLY_LIGER_FN.keys()

@@ -152,7 +152,7 @@ LOADED = """
     from trl.trainer.utils import create_model_from_path
     write_small_model(Path(sys.argv[1]), hidden_size=512, intermediate_size=1536, num_hidden_layers=4)
     how = json.loads(sys.argv[2])
-    kept = [create_model_from_path(sys.argv[1], dtype="float32", **how) for _ in range(2)]
+    kept = [create_model_from_path(sys.argv[1], dtype="float32", **how).to("cuda") for _ in range(2)]
     print(json.dumps([torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]))
 """
 BUILT = """
@@ -171,7 +171,7 @@ BUILT = """
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("how", [{}, pytest.param({"device_map": {"": 0}}, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("how", [{}, {"device_map": {"": 0}}, {"device_map": None}])
 def test_two_models_that_are_loaded_reserve_what_is_traced(
     machine: NullMachine, tmp_path: Path, how: Mapping[str, Any]
 ) -> None:

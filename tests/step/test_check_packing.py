@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma2PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2PreTrainedModel, LlamaForCausalLM
 
 from autotune.core.protocol import CheckPackingRequest
 from autotune.core.workload import ModelSource, PackingCheck
 from autotune.emit.document import json_text
 from autotune.errors import InputError
 from autotune.probing import JobServer, check_packing
+from autotune.step.jobs.check_packing import _check
 from autotune.step.models.shrink import shrunken_model
-from tests.small import write_small_model
+from tests.small import small_config, write_small_model
 
 
 def check(
@@ -89,3 +90,14 @@ def test_a_shrunken_copy_is_small_and_has_every_kind_of_layer(model_type: str) -
     assert sum(parameter.numel() for parameter in model.parameters()) < 10_000_000
     assert set(getattr(model.config, "layer_types", None) or []) == set(getattr(config, "layer_types", None) or [])
     assert config.num_hidden_layers > 2, "the configuration that was given is left as it was"
+
+
+def test_an_attention_that_transformers_replaces_is_not_supported() -> None:
+    # As gpt_oss, whose class is compatible with some FlashAttentions alone.
+    class Replacing(LlamaForCausalLM):
+        def _check_and_adjust_attn_implementation(self, *_: Any, **__: Any) -> str:
+            return "eager"
+
+    found = _check(Replacing, small_config("llama"), "sdpa", "cpu", "")
+    assert not found.supported
+    assert found.reason == "transformers silently takes eager instead"

@@ -159,7 +159,7 @@ print(json.dumps([sum(weights.values()), events]))
 def found() -> tuple[int, list[list[int]]]:
     """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed.
 
-    The sizes come for each way to choose the model's devices: spread over devices twice, and on a given one twice.
+    They come for each way to choose the model's devices: spread over devices twice, on the host, and on a given one.
     """
     weights, events = found_by(_SCRIPT)
     return weights, events
@@ -168,11 +168,17 @@ def found() -> tuple[int, list[list[int]]]:
 def test_a_number_is_allocated_and_freed_before_where_layers_are_spread_by_the_memory_of_devices(
     found: tuple[int, list[list[int]]],
 ) -> None:
-    by_default, spread, *given = found[1]
+    by_default, spread, _, given = found[1]
 
     assert by_default[:2] == spread[:2] == [8, -8]
     # The weights fit into the segment of that number, so that there is no block for them.
-    assert by_default[2:] == spread[2:] == given[0][2:] == given[1][2:]
+    assert by_default[2:] == spread[2:] == given[2:]
+
+
+def test_no_block_is_allocated_for_weights_that_are_loaded_to_the_host(found: tuple[int, list[list[int]]]) -> None:
+    _, _, to_the_host, given = found[1]
+
+    assert to_the_host == given[2:]
 
 
 def test_one_block_for_all_weights_is_allocated_and_freed_before_them(found: tuple[int, list[list[int]]]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from autotune.core.candidate import Choice
 from autotune.core.workload import KeyValueCache
 from autotune.techniques import find
+from autotune.techniques.versions import required_by
 from tests.settings import GPU, separates, setting, workload
 from tests.techniques.test_rules import SFT, candidate, evaluated
 
@@ -86,6 +87,24 @@ def test_flex_attention_is_left_out_where_evaluation_may_have_a_width_without_a_
 @pytest.mark.parametrize(("capability", "there"), [((8, 9), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
 @pytest.mark.parametrize("choice", ["flash_attention_3", "kernels-community/vllm-flash-attn3"])
 def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[int, int], there: bool) -> None:
-    packages = {**GPU.packages, "flash-attn-3": "3.0.0", "kernels": "0.18.2"}
+    packages = {
+        **GPU.packages,
+        "flash-attn-3": "3.0.0",
+        "kernels": required_by("transformers", "kernels").split("=")[-1],
+    }
     machine = replace(GPU, hardware=replace(GPU.hardware, compute_capability=capability), packages=packages)
     assert (find("attention", SFT.techniques).unavailable(choice, machine) is None) is there
+
+
+@pytest.mark.parametrize(
+    ("versions", "kernels", "there"),
+    [("<0.19,>=0.18.2", "0.18.2", True), ("<0.19,>=0.18.2", "0.16.2", False), ("<0.17,>=0.16.0", "0.16.2", True)],
+)
+def test_kernels_of_the_hub_need_the_versions_of_the_installed_transformers(
+    monkeypatch: pytest.MonkeyPatch, versions: str, kernels: str, there: bool
+) -> None:
+    monkeypatch.setattr("autotune.techniques.hub_kernels.required_by", lambda *_: versions)
+    machine = replace(GPU, packages={**GPU.packages, "kernels": kernels})
+    for technique, choice in (("hub_kernels", "on"), ("attention", "kernels-community/flash-attn2")):
+        reason = find(technique, SFT.techniques).unavailable(choice, machine)
+        assert reason == (None if there else f"the installed transformers takes kernels {versions} only")

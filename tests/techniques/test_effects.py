@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,24 @@ def test_bf16_weights_under_adapters_change_training_where_a_module_is_trained_w
     # PEFT trains a reward model's head, and modules that the user names, in the type of the weights.
     assert "--allow precision" in str(of("reward", None, **choices)[0])
     assert "--allow precision" in str(of("sft", {"model.lora_modules_to_save": ["lm_head"]}, **choices)[0])
+
+
+@pytest.mark.parametrize(
+    ("document", "exact"),
+    [
+        ({"peft_type": "LORA", "r": 16}, True),
+        ({"peft_type": "LORA", "modules_to_save": ["lm_head"]}, False),
+        ({"peft_type": "LORA", "trainable_token_indices": [1]}, False),
+        ({"peft_type": "LORA", "bias": "all"}, False),
+        ({"peft_type": "PROMPT_TUNING"}, False),
+    ],
+)
+def test_bf16_weights_under_a_file_of_lora_are_as_exact_as_under_lora(document: dict[str, object], exact: bool) -> None:
+    _, here = of("sft")
+    allowed = replace(here, allowed=frozenset({"peft_config"}))
+    start = Candidate({item.name: item.default(allowed) for item in find_trainer("sft").techniques})
+    chosen = start.but(peft_config=json.dumps(document), precision="bfloat16")
+    assert ("--allow precision" in str(find_trainer("sft").illegal(chosen, allowed))) is not exact
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import global_batch_of
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Base, Setting, Wishes
+from autotune.core.setting import Base, Setting
 from autotune.errors import InputError
 from autotune.techniques import find
 from autotune.techniques.base import refused_or_ignored
@@ -157,15 +157,6 @@ def test_what_is_searched_depends_on_the_rows_and_the_processes() -> None:
     found = problem(replace(HERE, machine=twelve, global_batch_size=24)).space
     assert found.choices["context_parallel"] == (1, 2, 4)
     assert "groups of 8 processes cannot be made of 12" in {item.reason.partition(" (")[0] for item in found.left_out}
-
-
-@pytest.mark.parametrize("knob", ["sp_size", "tp_size"])
-@pytest.mark.parametrize("trainer", trainers())
-def test_what_no_plan_has_is_refused_with_the_reason_where_it_is_asked_for(knob: str, trainer: str) -> None:
-    reason = str(find(knob, find_trainer(trainer).techniques).unavailable(2, EIGHT))
-    with pytest.raises(InputError, match=f"--fix {knob}=2 is not possible here: ") as caught:
-        assert problem(setting(machine=EIGHT), Wishes({knob: 2}), trainer).baseline
-    assert reason in caught.value.message
 
 
 def test_rows_are_not_split_on_a_cpu_or_by_trainers_that_would_train_otherwise() -> None:

@@ -10,6 +10,7 @@ import pytest
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
+from autotune.core.machine import Machine
 from autotune.core.plan import ALLOCATOR_VARIABLES, AllocatorUse
 from autotune.core.setting import GLOBAL_BATCH, Base, Setting
 from autotune.core.workload import Workload
@@ -250,9 +251,37 @@ def test_plans_differ_exactly_where_training_differs() -> None:
 def test_a_cpu_is_named_in_the_plan_and_a_gpu_is_not_shared_with_the_cpu() -> None:
     assert SFT.plan(candidate(setting()), setting()).args["use_cpu"] is True
     on_gpu = setting(machine=GPU)
-    assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": None}
+    assert SFT.plan(candidate(on_gpu), on_gpu).args["model_init_kwargs"] == {"device_map": {"": 0}}
     kernels = candidate(on_gpu, hub_kernels="on")
-    assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": None, "use_kernels": True}
+    assert SFT.plan(kernels, on_gpu).args["model_init_kwargs"] == {"device_map": {"": 0}, "use_kernels": True}
+
+
+def test_a_group_of_processes_loads_to_the_host() -> None:
+    alone, eight = setting(machine=GPU), setting(machine=replace(GPU, hardware=replace(GPU.hardware, processes=8)))
+    # transformers refuses a device with ZeRO-3, which makes a group of one process too.
+    offloading = candidate(alone, sharding="zero3", offload="parameters")
+    for plan in (SFT.plan(candidate(eight), eight), SFT.plan(offloading, alone)):
+        assert plan.args["model_init_kwargs"] == {"device_map": None}
+
+
+@pytest.mark.parametrize(("own", "legal"), [("ddp", {"ddp", "fsdp2"}), ("zero2", {"zero2"})])
+def test_adafactor_keeps_its_flat_or_whole_tensors(own: str, legal: set[str]) -> None:
+    packages = {**GPU.packages, "deepspeed": "0.19.8"}
+    eight = setting(machine=Machine(replace(GPU.hardware, processes=8), packages))
+    here = replace(eight, base=Base("mine.yaml", {"optimizer": "adafactor", "sharding": own}))
+    engines = {
+        engine: candidate(here, optimizer="adafactor", sharding=engine) for engine in ("ddp", "zero2", "zero3", "fsdp2")
+    }
+    assert {engine for engine, chosen in engines.items() if SFT.illegal(chosen, here) is None} == legal
+    assert "flat tensor" in str(SFT.illegal(engines["zero3"], here))
+
+
+def test_liger_is_left_out_for_an_architecture_that_it_leaves_as_it_is() -> None:
+    pytest.importorskip("liger_kernel")
+    here = setting(machine=GPU, of=workload(model_type="starcoder2"))
+    assert "Liger has no layers for starcoder2" in str(SFT.illegal(candidate(here, liger="on"), here))
+    known = setting(machine=GPU, of=workload(model_type="llama"))
+    assert SFT.illegal(candidate(known, liger="on"), known) is None
 
 
 def test_growing_segments_are_an_environment_variable_of_the_plan() -> None:

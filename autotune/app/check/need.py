@@ -12,7 +12,7 @@ from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
 from autotune.core.effort import EFFORTS
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.machine import Machine
+from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
@@ -111,7 +111,7 @@ def probed(
         timeout_seconds: time after which it is ended, from the start of its process; None: never.
     """
     kind = planned.hardware.kind
-    plan, schedule = _on_device(sized.plan, kind == "cpu"), EFFORTS["quick"].confirmation
+    plan, schedule = _on_device(sized.plan, kind), EFFORTS["quick"].confirmation
     measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
         limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
@@ -131,10 +131,9 @@ def probed(
     return CheckAnswer(Outcome.FITS if measured.ok else Outcome.DOES_NOT_FIT, need, measured.reason)
 
 
-def _on_device(plan: TrainingPlan, on_cpu: bool) -> TrainingPlan:
-    trainer = find_trainer(plan.trainer)
+def _on_device(plan: TrainingPlan, kind: DeviceKind) -> TrainingPlan:
     args = deepcopy(dict(plan.args))
-    for path, value in (trainer.cpu_args if on_cpu else trainer.cuda_args).items():
+    for path, value in find_trainer(plan.trainer).device_args(kind, in_group=plan.in_group).items():
         put(args, path, value)
     return replace(plan, args=args)
 

@@ -54,6 +54,10 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
     torch.manual_seed(_SEED)
     try:
         model = shrunken_model(architecture, config, layers=_LAYERS, attention=attention, dtype=dtype)
+        used = model.config._attn_implementation
+        if used != attention:
+            # `_compatible_flash_implementations` of a class (`modeling_utils.py` of transformers).
+            return PackingCheck(attention, False, False, None, 0.0, f"transformers silently takes {used} instead")
         _spread(model)
         model.eval().to(device)
         vocabulary = model.get_input_embeddings().weight.shape[0]

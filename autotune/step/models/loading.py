@@ -162,7 +162,8 @@ def _loading(init_kwargs: Mapping[str, Any], quantization_config: Any | None, de
     if device == "cuda":
         # Equals TRL's own choice if the model fits, and raises out of memory if it does not. With several processes,
         # TRL leaves the weights on the host, from where the engine takes them (``__init__`` of its trainers).
-        kwargs["device_map"] = {"": torch.cuda.current_device()} if world_size() == 1 else None
+        alone = world_size() == 1 and kwargs.get("device_map", _SPREAD[0]) is not None
+        kwargs["device_map"] = {"": torch.cuda.current_device()} if alone else None
     return kwargs
 
 
@@ -180,8 +181,11 @@ def virtual_model(
         model = architecture._from_config(config, dtype=dtype, attn_implementation=init_kwargs["attn_implementation"])
         # Skipping the initialisation of weights also skips tying them.
         model.tie_weights()
-    warms_up = device.type != "cpu" and world_size() == 1
-    if warms_up and init_kwargs.get("device_map", "auto") in _SPREAD:
+    device_map = init_kwargs.get("device_map", _SPREAD[0])
+    # bitsandbytes names the device where nothing does (`update_device_map` of its quantizers).
+    by_device = device_map is not None or quantization_config is not None
+    warms_up = device.type != "cpu" and world_size() == 1 and by_device
+    if warms_up and device_map in _SPREAD:
         # `get_max_memory` of accelerate does so before it reads a device's free memory. The caching allocator keeps the
         # segment, so that the block for all weights is smaller by as much.
         torch.empty(1, dtype=torch.int64, device=device)
@@ -222,7 +226,7 @@ def _warm_up_allocator(model: Any, device: torch.device, quantizer: Any | None =
     The caching allocator keeps the block, and weights, gradients and activations are placed within it
     (``caching_allocator_warmup`` of ``transformers/modeling_utils.py``). For a further model, such as a reference, it
     is smaller by what the allocator has reserved and no tensor uses. It is left out where weights are loaded to the
-    host, as TRL does with several processes.
+    host, as with ``device_map: null``, and as TRL does with several processes.
     """
     total = get_total_byte_count(model, dict.fromkeys(model.state_dict(keep_vars=True), device), quantizer)[device]
     unused = unused_bytes()
