@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 
 from autotune.api.check import stopped
 from autotune.api.launched import launching_of
@@ -139,6 +140,8 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         with scratch_folder() as name:
             folder = Path(name)
             _check_whole(model, adapts=peft_config is not None)
+            if hasattr(args, "reward_weights"):
+                _check_scored_without_model(args.device)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             quantization = _saved(base, processor, folder / "model")
@@ -209,6 +212,21 @@ def _check_whole(model: Any, *, adapts: bool) -> None:
         raise InputError(f"The model's layers are spread over {', '.join(sorted(devices))}, which is not traced.")
     if not adapts and not all(weight.requires_grad for weight in model.parameters()):
         raise InputError("Some of the model's weights are frozen, which is not traced.")
+
+
+def _check_scored_without_model(device: Any) -> None:
+    """Check that no reward model is on a device, where trl/trainer/grpo_trainer.py puts it when it is built.
+
+    Raises:
+        InputError: there is one.
+    """
+    # One that is garbage would be found too.
+    gc.collect()
+    for found in gc.get_objects():
+        kind = type(found)
+        scores = issubclass(kind, PreTrainedModel) and kind.__name__.endswith("ForSequenceClassification")
+        if scores and next(found.parameters()).device == device:
+            raise InputError(f"A reward model ({kind.__name__}) is on the device, which is not traced.")
 
 
 def _architecture(model: Any) -> str:

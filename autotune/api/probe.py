@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,11 +27,14 @@ from autotune.emit.training import config_text
 from autotune.errors import AutotuneError
 from autotune.inspection.paths import user_path
 from autotune.trainers import find_trainer
+from autotune.units import counted
 
 if TYPE_CHECKING:
     import datasets
     import peft
     import transformers
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -79,10 +84,19 @@ class ProbeResult:
     def config(self) -> transformers.TrainingArguments:
         """The winner's trainer configuration, such as a ``trl.DPOConfig``; ``trl`` is imported only now.
 
+        A warning is logged if the training, by ``WORLD_SIZE``, has not as many processes as were probed.
+
         Raises:
             AutotuneError: nothing was found.
         """
         plan, base = self._plan(), self.document.base
+        probed, here = plan.launch.processes, os.environ.get("WORLD_SIZE", "1")
+        if here != str(probed):
+            _LOG.warning(
+                "autotune: this configuration is for %s in a training, and WORLD_SIZE is %s: its global batch size will"
+                " be another. Read the result in a script that a launcher starts %d times, or probe num_processes=%s.",
+                *(counted(probed, "process", "processes"), here, probed, here),
+            )
         if base is not None:
             # Fields of the user's own configuration that were not searched, without those that accelerate's file sets.
             own = {name: value for name, value in base.args.items() if name not in BY_ACCELERATE}

@@ -87,8 +87,8 @@ def estimate(
     if options.trainer.has_teacher:
         options = replace(options, teacher=teacher_of(found))
     cache = user_cache()
-    rows, tokens = shape[0], _padded(shape[1], plan.args)
-    layout, traced = _traced_shape(plan, rows, tokens)
+    layout, traced = _traced_shape(plan, *shape)
+    rows, tokens = shape[0], shape[1] if layout is Layout.FLAT else int(traced.tokens)
     listener = listener or logged()
     with ServerTracer(planned.hardware.cores, listener) as tracer:
         workload = planned_workload(options, source, None, tracer, cache, listener)
@@ -97,7 +97,7 @@ def estimate(
         geometry = BatchGeometry(layout, traced, (Typical(traced),), rows * tokens, rows, rows)
         geometry = geometry.in_steps(plan.micro_batches, ranks=1)
         if eval_shape is not None:
-            own, evaluated = _traced_shape(plan, eval_shape[0], _padded(eval_shape[1], plan.args))
+            own, evaluated = _traced_shape(plan, *eval_shape)
             evaluation = BatchGeometry(own, evaluated, (Typical(evaluated),), 0, 0, 0)
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
@@ -120,14 +120,10 @@ def estimate(
 
 
 def _traced_shape(plan: TrainingPlan, rows: int, tokens: int) -> tuple[Layout, Shape]:
-    layout = find_trainer(plan.trainer).layout(plan, rows)
-    return layout, Shape(1, rows * tokens) if layout is Layout.FLAT else Shape(rows, tokens)
-
-
-def _padded(tokens: int, args: Mapping[str, object]) -> int:
-    """Return the tokens of a row with the padding that a collator adds; rows end to end are padded as a whole."""
-    multiple = args.get("pad_to_multiple_of")
-    return -(-tokens // multiple) * multiple if isinstance(multiple, int) else tokens
+    """Return the layout, and the shape with the padding that a collator adds: to rows end to end, as a whole."""
+    layout, multiple = find_trainer(plan.trainer).layout(plan, rows), plan.args.get("pad_to_multiple_of")
+    rows, tokens = (1, rows * tokens) if layout is Layout.FLAT else (rows, tokens)
+    return layout, Shape(rows, -(-tokens // multiple) * multiple if isinstance(multiple, int) else tokens)
 
 
 def _size_assumptions(rows: int, tokens: int, args: Mapping[str, object], model: ModelProfile) -> Iterator[str]:

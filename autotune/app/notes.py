@@ -52,7 +52,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     yield from notes_on_workload(workload)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
-        yield f"Packing and padding-free were not tried: {not_separated}."
+        yield f"Packing that keeps documents apart and padding-free were not tried: {not_separated}."
     if model.has_weights is False:
         yield (
             f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
@@ -86,7 +86,8 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
     if hardware.kind == "cpu":
         yield f"{sentence}."
     else:
-        yield f"{sentence}, and the GPU waits: dataloader_num_workers in config.yaml has processes do it meanwhile."
+        more = "a larger dataloader_num_workers in config.yaml has more processes do it meanwhile"
+        yield f"{sentence}, and the GPU waits: {more}."
 
 
 _MUCH = 0.05

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.core.candidate import Candidate
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
 from autotune.core.setting import GLOBAL_BATCH, Setting
 from autotune.planning.evaluator import Evaluator
@@ -39,7 +39,7 @@ def packing_offer(
 ) -> tuple[str, ...]:
     """Return the gain from packed rows that hold more documents than an optimizer step was asked to have.
 
-    Example: "Packed rows of 2,048 tokens hold 15 documents: from --global-batch-size 15 on they are predicted to be 1.3
+    Example: "Packed rows of 2,048 tokens hold 15 documents: with --global-batch-size 15 they are predicted to be 1.3
     times as fast."
 
     Args:
@@ -47,14 +47,14 @@ def packing_offer(
         best: the candidate that is recommended.
     """
     rate = best.tokens_per_second
-    if "packing" not in problem.choices or not rate:
+    fixed: dict[str, Choice] = {"packing": CUTTING, "padding_free": "off", "per_device_train_batch_size": 1}
+    if not rate or any(choice not in problem.choices.get(knob, ()) for knob, choice in fixed.items()):
         return ()
     setting = problem.setting
     unbound = replace(setting, allowed=setting.allowed | {GLOBAL_BATCH})
     held_back: list[Candidate] = []
     for length in problem.choices["max_length"]:
-        changes = {"packing": CUTTING, "padding_free": "off", "max_length": length, "per_device_train_batch_size": 1}
-        packed = best.candidate.but(**changes)
+        packed = best.candidate.but(**fixed, max_length=length)
         if problem.illegal(packed) is not None and problem.trainer.illegal(packed, unbound) is None:
             held_back.append(packed)
     found = max(run(held_back), key=lambda each: _speedup(each, rate), default=None)
@@ -66,7 +66,7 @@ def packing_offer(
         return ()
     asked = held * setting.machine.hardware.processes
     what, speedup = f"Packed rows of {length:,} tokens hold {held:,} documents", _speedup(found, rate)
-    return (f"{what}: from --global-batch-size {asked:,} on they are predicted to be {speedup:.1f} times as fast.",)
+    return (f"{what}: with --global-batch-size {asked:,} they are predicted to be {speedup:.1f} times as fast.",)
 
 
 def _speedup(packed: Estimate, rate: float) -> float:

@@ -186,7 +186,9 @@ def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: i
 def _not_measured(gpu: Gpu | None) -> str:
     if gpu is None:
         return "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."
-    if gpu.context_source.startswith("benchmarks/gpu/results/"):
+    # The page may be of a similar card.
+    probed = tuple(f"benchmarks/gpu/results/{alias.replace(' ', '-')}-20" for alias in gpu.aliases)
+    if gpu.context_source.startswith(probed):
         return f"Nothing was measured. Other plans were held against probes on an {gpu.name} (docs/accuracy.md)."
     return "Nothing was measured, and no prediction has been compared with this GPU yet."
 

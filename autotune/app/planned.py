@@ -86,7 +86,11 @@ def check_network(network: float | None, planned: Sequence[Machine]) -> None:
 
 
 def planned_machine(
-    word: str | int | None, processes: int | None = None, machines: int | None = None, network: float | None = None
+    word: str | int | None,
+    processes: int | None = None,
+    machines: int | None = None,
+    network: float | None = None,
+    visible: str | None = None,
 ) -> Machine:
     """Return the machine with the GPU that a word names; None means this machine's own.
 
@@ -95,13 +99,14 @@ def planned_machine(
         machines: that they run on; see :func:`machines_of`. Where none is asked for, this machine's own GPUs are in it,
             however many it has.
         network: Gbit/s that each of several machines sends to the others in all, in one direction; None: not known.
+        visible: ``CUDA_VISIBLE_DEVICES`` of a training on this machine's own GPUs; None: that of this process.
 
     Raises:
         InputError: there is no such GPU, or no word and no GPU; or the processes cannot be shared out equally.
     """
     here = inspect_machine("cpu")
     if word is None:
-        own = inspect_machine("auto")
+        own = inspect_machine("auto", None, visible)
         if own.hardware.kind == CPU:
             raise InputError(
                 f"There is no GPU here to plan for: {own.device_reason}.",
@@ -109,7 +114,10 @@ def planned_machine(
             )
         count = processes or own.hardware.processes
         within = machines is None and count <= own.hardware.processes
-        hardware = replace(own.hardware, processes=count, machines=1 if within else machines_of(count, machines))
+        machines = 1 if within else machines_of(count, machines)
+        # Others may fill a GPU that does not train.
+        own = inspect_machine("auto", min(own.hardware.processes, count // machines), visible)
+        hardware = replace(own.hardware, processes=count, machines=machines)
         gpu = described(hardware).networked(_between(hardware, network))
         return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
     if isinstance(word, str) and word.strip().lower() == CPU:

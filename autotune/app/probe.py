@@ -60,8 +60,10 @@ def probe(asked: ProbeArguments) -> Result:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
     running = worker_servers(hardware, own, without(listener, StageStarted), early=asked.plan)
     with out.held(), running as (server, tracer):
-        out.remember_budget(budget_bytes)
         _check_study(asked, out)
+        # The study that a run resumes has the budget that it was made with: another one is refused later.
+        if not asked.resume or out.remembered_budget() is None:
+            out.remember_budget(budget_bytes)
         base = None
         if config is not None:
             listener(StageStarted(f"Reading {config.place} with TRL's parser"))

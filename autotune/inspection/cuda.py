@@ -14,11 +14,14 @@ class NoGpuError(Exception):
     """There is no CUDA device to train on; the text has the reason."""
 
 
-def visible_gpus() -> tuple[Hardware, ...]:
+def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
     """Return the devices that ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order; at least one.
 
     Indices are taken in the driver's order, by PCI address, as torch's own NVML functions take them.
     Their memory is what CUDA can allocate: the card's less what the driver reserves for itself.
+
+    Args:
+        visible: the value of the variable for other processes; None: that of this process.
 
     Raises:
         NoGpuError: there is no driver, no device, or none that is visible.
@@ -30,7 +33,7 @@ def visible_gpus() -> tuple[Hardware, ...]:
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver does not answer ({error})") from error
     try:
-        return tuple(map(_describe, _visible()))
+        return tuple(map(_describe, _visible(visible)))
     except pynvml.NVMLError as error:
         raise NoGpuError(f"the NVIDIA driver failed to describe the device ({error})") from error
     finally:
@@ -44,13 +47,13 @@ def visible_words(count: int) -> tuple[str, ...]:
     return tuple(itertools.islice(words, count))
 
 
-def _visible() -> list[object]:
+def _visible(visible: str | None) -> list[object]:
     import pynvml
 
     count = pynvml.nvmlDeviceGetCount()
     if count == 0:
         raise NoGpuError("the NVIDIA driver knows no device")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
     # CUDA sees the devices before the first word that names none.
     found = list(itertools.takewhile(bool, (_named(word, count) for word in words)))

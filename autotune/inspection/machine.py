@@ -19,27 +19,34 @@ Workers = int | Literal["auto"]
 """How many workers probe at the same time; ``auto``: as many as the GPUs are enough for, or one on a CPU."""
 
 
-def machine(device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | None = None) -> Machine:
+def machine(
+    device: Literal["auto", "cuda", "cpu"] = "auto", processes: int | None = None, visible: str | None = None
+) -> Machine:
     """Return this machine, with the device asked for; ``auto`` takes a GPU where torch can use one.
 
     Args:
         processes: how many train together, each on a GPU of its own, or with an equal share of a CPU's memory; None:
             one on each visible GPU, or one on a CPU.
+        visible: their ``CUDA_VISIBLE_DEVICES``; None: that of this process.
 
     Raises:
         InputError: required software is missing or too old, or GPUs were asked for that cannot be used.
     """
-    return divided(device, processes, None)[0]
+    return divided(device, processes, None, visible)[0]
 
 
 def divided(
-    device: Literal["auto", "cuda", "cpu"], processes: int | None, workers: Workers | None
+    device: Literal["auto", "cuda", "cpu"],
+    processes: int | None,
+    workers: Workers | None,
+    visible: str | None = None,
 ) -> tuple[Machine, tuple[Share, ...]]:
     """Return this machine as one worker has it, and the share of each of the workers among which it is divided.
 
     Args:
         processes: how many train together; None: one if there are workers, else as in :func:`machine`.
         workers: how many probe at the same time; None: a single one, which has all of the machine.
+        visible: as in :func:`machine`, without workers.
 
     Raises:
         InputError: as in :func:`machine`; or it cannot be divided in that way, or the GPUs differ.
@@ -50,7 +57,7 @@ def divided(
     if device == "cpu":
         return _divided_cpu(Machine(host, packages), processes or 1, workers)
     try:
-        gpus = visible_gpus()
+        gpus = visible_gpus(visible)
         if torch_cuda_version() is None:
             raise NoGpuError(f"{gpus[0].name} is there, but torch {packages['torch']} is not built for CUDA")
     except NoGpuError as error:

@@ -176,10 +176,8 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
     started = processes_of(command, seen)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
-    options = _launch_options(written)
-    named = next((options[name] for name in LAUNCH_FILES if options.get(name)), default)
-    document = shipped(str(named)) if named is not None else {}
-    return number(next((each[name] for each in (options, document) for name in COUNTS if each.get(name)), seen or 1))
+    stated = _launch_options(written, default)
+    return number(next((each[name] for each in stated for name in COUNTS if each.get(name)), seen or 1))
 
 
 def likely_gpus(written: Written, default: Path | None = None) -> int:
@@ -188,16 +186,36 @@ def likely_gpus(written: Written, default: Path | None = None) -> int:
     Raises:
         InputError: as in :func:`likely_processes`.
     """
-    options = _launch_options(written)
-    named = (written.command.env.get(VISIBLE), written.env.get(VISIBLE), *map(options.get, ("gpu_ids", "include")))
-    numbers = (int(found) for text in named for found in _NUMBERED.findall(str(text)))
+    numbers = map(int, _NUMBERED.findall(likely_visible(written, default) or ""))
     return max(likely_processes(written, default), *(1 + found for found in numbers), 1)
 
 
-def _launch_options(written: Written) -> Mapping[str, object]:
-    """Return the options of a command's launcher; ``trl`` takes them from its file and its own words."""
-    command = written.command
-    return {**written.values, **options_of(command.words)} if command.launcher == TRL else options_of(command.launch)
+def likely_visible(written: Written, default: Path | None = None) -> str | None:
+    """Return the GPUs that a command names for its processes, as in ``CUDA_VISIBLE_DEVICES``; None if it names none.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    options, document = _launch_options(written, default)
+    ids = next((str(each["gpu_ids"]) for each in (options, document) if each.get("gpu_ids") is not None), "all")
+    if VISIBLE not in written.env and ids != "all":
+        return ids
+    if written.command.launcher == DEEPSPEED and "include" in options:
+        return ",".join(_NUMBERED.findall(str(options["include"]).partition("@")[0]))
+    return {**written.command.env, **written.env}.get(VISIBLE)
+
+
+def _launch_options(written: Written, default: Path | None = None) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Return the options of a command's launcher, and its file for accelerate; ``trl`` has options in its own file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    command, options = written.command, options_of(written.command.launch)
+    if command.launcher == TRL:
+        options = {**written.values, **options_of(command.words)}
+    named = next((options[name] for name in LAUNCH_FILES if options.get(name)), default)
+    return options, shipped(str(named)) if named is not None and command.launcher in (TRL, ACCELERATE) else {}
 
 
 def visible(written: Written, gpus: int | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from autotune.app.arguments import CheckArguments, LengthsArguments
 from autotune.core.candidate import Candidate
 from autotune.core.events import Noted, ProbeFinished, StageStarted
 from autotune.core.measurement import Measurement
+from autotune.core.plan import Launch
 from autotune.core.result import BaseFile
 from autotune.core.status import ProbeStatus
 from autotune.core.verdict import WillNotFit
@@ -60,6 +62,23 @@ def test_a_result_can_be_read_back_to_train_by_it(name: str, tmp_path: Path) -> 
     assert (found.model_init_kwargs, found.env) == (written.model_init_kwargs, written.env)
     with pytest.raises(InputError, match=r"There is no result: .*nowhere cannot be read"):
         autotune.ProbeResult.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("probed", "here"), [(1, None), (2, "2"), (2, None), (1, "2")])
+def test_a_training_of_other_processes_than_were_probed_is_warned_of(
+    probed: int, here: str | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if here is not None:
+        monkeypatch.setenv("WORLD_SIZE", here)
+    document = replace(a_result(), base=BaseFile("a.yaml", args={"use_cpu": True}))
+    assert document.recommended is not None
+    plan = replace(document.recommended.plan, launch=Launch(probed))
+    found = autotune.ProbeResult(replace(document, recommended=replace(document.recommended, plan=plan)))
+    monkeypatch.setattr(autotune.ProbeResult, "_objects", lambda _: SimpleNamespace(config=str))
+    assert found.config
+    said = f"is for {probed} process" in caplog.text and "its global batch size will be another" in caplog.text
+    assert said == (str(probed) != (here or "1"))
 
 
 def test_a_command_to_check_may_be_one_text() -> None:

@@ -9,8 +9,10 @@ from peft import LoraConfig
 from trl import SFTConfig
 
 import autotune
+from autotune.app.estimate import _traced_shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.errors import AutotuneError, InputError
+from autotune.userconfig.fields import configuration_of, user_plan
 from tests.small import VOCABULARY
 
 POSITIONS = 64
@@ -41,6 +43,12 @@ def adapters(model: str) -> MemoryEstimate:
 def on_cpu(model: str) -> MemoryEstimate:
     """A compiled step on a CPU."""
     return autotune.estimate(model, sft(torch_compile=True), shape=(2, POSITIONS), gpu="cpu")
+
+
+@pytest.mark.parametrize(("options", "tokens"), [({"padding_free": True}, 1088), ({}, 128)])
+def test_rows_end_to_end_are_padded_as_a_whole(options: dict[str, Any], tokens: int) -> None:
+    plan = user_plan(configuration_of(sft(pad_to_multiple_of=64, **options)), {}, evaluates=False).plan
+    assert _traced_shape(plan, 16, 65)[1].tokens == tokens
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from autotune.app.notes import notes_on_processes
 from autotune.app.planned import machines_of, planned_machine
 from autotune.core.estimate import Plan
 from autotune.errors import InputError
+from autotune.inspection import machine as of_machine
 from autotune.inspection.gpus import find_gpu
 from tests.settings import CPU, GPU
 
@@ -98,7 +99,7 @@ def test_a_plan_is_the_slower_the_slower_its_network_and_as_fast_as_one_machine_
 @pytest.fixture
 def eight_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=8)), "cpu": CPU}
-    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
 
 
 @pytest.mark.parametrize(("processes", "machines"), [(1, 1), (6, 1), (8, 1), (12, 2), (16, 2), (24, 3), (64, 8)])
@@ -131,7 +132,17 @@ def test_more_processes_than_this_machine_has_gpus_are_in_several_machines(proce
     assert planned_machine(None, processes).hardware.machines == machines
 
 
+@pytest.mark.parametrize(("processes", "free"), [(None, 9), (1, 79), (2, 70), (3, 9), (6, 9)])
+def test_a_gpu_that_others_fill_counts_where_it_trains(
+    processes: int | None, free: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_each = tuple(replace(GPU.hardware, memory_bytes=79, used_by_others_bytes=used) for used in (0, 9, 70))
+    monkeypatch.setattr(of_machine, "visible_gpus", lambda _: of_each)
+    monkeypatch.setattr(of_machine, "torch_cuda_version", lambda: "13.0")
+    assert planned_machine(None, processes).hardware.available_bytes == free
+
+
 def test_a_machine_with_more_gpus_than_most_holds_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"auto": replace(GPU, hardware=replace(GPU.hardware, processes=16)), "cpu": CPU}
-    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
     assert planned_machine(None, 16).hardware.machines == 1

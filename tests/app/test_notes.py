@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.inspection.gpus import find_gpu
 from autotune.trainers import Trainer, trainers
-from tests.settings import GPU, problem, setting, workload
+from tests.settings import GPU, contaminates, problem, setting, workload
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "trainers.md"
 
@@ -59,6 +59,14 @@ def test_fewer_rows_than_a_global_batch_are_a_note_unless_several_completions_ar
     )
 
 
+def test_packing_that_is_not_tried_is_that_which_keeps_documents_apart() -> None:
+    of = workload(checks=(contaminates("sdpa"), contaminates("eager")))
+    found = problem(setting(of=of, allowed=frozenset({"packing"})))
+    assert found.choices["packing"] == ("none", "wrapped")
+    (note,) = (note for note in notes_on(found) if "were not tried" in note)
+    assert note.startswith("Packing that keeps documents apart and padding-free were not tried: ")
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> None:
     hardware = replace(setting().machine.hardware, kind=kind)
@@ -67,7 +75,7 @@ def test_loading_is_named_where_the_device_waits_for_it(kind: DeviceKind) -> Non
     (sentence,) = notes_on_loading(replace(shown, loading_seconds=0.8), hardware)
     assert "takes 40.0 % of a step" in sentence
     # On a CPU, further processes would take the cores that train.
-    assert ("dataloader_num_workers" in sentence) is (kind == "cuda")
+    assert ("a larger dataloader_num_workers" in sentence) is (kind == "cuda")
 
 
 def test_online_dpo_is_told_to_generate_without_a_cache() -> None:

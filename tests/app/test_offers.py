@@ -12,7 +12,7 @@ import autotune
 from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
-from autotune.core.setting import Setting
+from autotune.core.setting import Setting, Wishes
 from autotune.core.workload import Rollouts
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.techniques.packing import CUTTING
@@ -96,9 +96,10 @@ def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> No
     assert dropping_offer(found, estimate, whole) == ()
 
 
-def packing_offered(speedup: float) -> tuple[str, list[Candidate]]:
+def packing_offered(speedup: float, wishes: Wishes | None = None) -> tuple[str, list[Candidate]]:
     """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast."""
-    found, asked = problem(setting(of=workload(lengths={20: 1000, 100: 20}))), list[Candidate]()
+    of_search = replace(setting(of=workload(lengths={20: 1000, 100: 20})), wishes=wishes or Wishes())
+    found, asked = problem(of_search), list[Candidate]()
 
     def of(candidate: Candidate, rate: float) -> Estimate:
         memory = MemoryEstimate(GIB, None, 0, {}, 0, 1.0, 0.0)
@@ -116,6 +117,15 @@ def test_an_offer_to_pack_stands_on_traces_of_the_packed_rows_themselves() -> No
     assert said.endswith("they are predicted to be 1.5 times as fast.")
     assert asked
     assert {candidate["packing"] for candidate in asked} == {CUTTING}
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [Wishes(excluded=frozenset({"packing"})), Wishes({"packing": "none"}), Wishes({"padding_free": "on"})],
+    ids=["excluded", "fixed", "padding-free"],
+)
+def test_packing_that_the_user_ruled_out_is_neither_offered_nor_traced(wishes: Wishes) -> None:
+    assert packing_offered(1.5, wishes) == ("", [])
 
 
 def test_what_is_no_faster_by_its_own_traces_is_not_offered() -> None:

@@ -123,6 +123,8 @@ def test_rows_stay_whole_unless_the_user_says_where_they_are_cut(
         ("MI300X", "Whether autotune's rules hold for MI300X has not been verified."),
         ("24GiB", "The speed of 24GiB is not known, so no speed is predicted. Name a GPU, as with --gpu H100-80GB."),
         ("H100-80GB", "Nothing was measured. Other plans were held against probes on an H100-SXM (docs/accuracy.md)."),
+        ("H200", "Nothing was measured. Other plans were held against probes on an H200 (docs/accuracy.md)."),
+        ("H100-NVL", "Nothing was measured, and no prediction has been compared with this GPU yet."),
         ("T4", "Nothing was measured, and no prediction has been compared with this GPU yet."),
         ("cpu", "Nothing was measured. On a CPU these are bytes of tensors, without the libraries of a process."),
     ],

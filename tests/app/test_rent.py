@@ -326,7 +326,7 @@ def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
     model: str, tracer: FollowingTracer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = {"auto": GPU, "cpu": CPU}
-    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device: here[device])
+    monkeypatch.setattr("autotune.app.planned.inspect_machine", lambda device, *_: here[device])
     before, asked = len(tracer.requests), {"num_processes": "auto", "global_batch_size": 32, "memory_budget": 150 * MIB}
     autotune.rent(model, seq_len=64, gpu=None, fix=SHARDED, **asked)  # type: ignore[arg-type]
     launches = {request.plan.launch for request in tracer.requests[before:]}

@@ -167,10 +167,12 @@ def test_a_second_run_needs_to_say_that_it_resumes(
     found: tuple[Ended, Path], small_model_directory: Path, small_dataset_file: Path, space: Path
 ) -> None:
     words = ("probe", small_model_directory, small_dataset_file, *QUICK, "--space", space, "--output", found[1])
-    again = autotune(*words, folder=found[1].parent)
+    kept = (found[1] / "run.json").read_text()
+    again = autotune(*words, "--memory-budget", "2GiB", folder=found[1].parent)
     assert again.code == 2
     assert "--resume" in again.err
     assert "Traceback" not in again.err
+    assert (found[1] / "run.json").read_text() == kept
 
 
 @pytest.mark.nightly
@@ -179,9 +181,12 @@ def test_another_workload_s_study_is_not_resumed(
 ) -> None:
     other = write_rows(tmp_path / "other.jsonl", text_rows(long_tailed_texts(60, seed=8)))
     words = ("probe", small_model_directory, other, *QUICK, "--space", space, "--output", found[1], "--resume")
-    ended = autotune(*words, folder=tmp_path)
+    kept = (found[1] / "run.json").read_text()
+    ended = autotune(*words, "--memory-budget", "2GiB", folder=tmp_path)
     assert ended.code == 2
     assert "dataset" in ended.err
+    assert "memory limit" in ended.err
+    assert (found[1] / "run.json").read_text() == kept
 
 
 @pytest.mark.parametrize(

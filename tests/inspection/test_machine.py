@@ -22,13 +22,13 @@ from autotune.inspection.software import installed_packages
 GPU = Hardware(kind="cuda", name="Test GPU", memory_bytes=100, compute_capability=(9, 0), driver="600.1")
 
 
-def no_gpu() -> Hardware:
+def no_gpu(_: str | None) -> Hardware:
     raise NoGpuError("no driver")
 
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU,))
+    monkeypatch.setattr(module, "visible_gpus", lambda _: (GPU,))
 
 
 @pytest.fixture
@@ -69,14 +69,14 @@ def test_processes_take_the_first_gpus_and_the_memory_of_the_fullest(
     monkeypatch: pytest.MonkeyPatch, asked: int | None, processes: int
 ) -> None:
     gpus = tuple(replace(GPU, used_by_others_bytes=used) for used in (10, 30, 5))
-    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "visible_gpus", lambda _: gpus)
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     found = machine("cuda", asked).hardware
     assert (found.processes, found.available_bytes) == (processes, 70)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU, GPU))
+    monkeypatch.setattr(module, "visible_gpus", lambda _: (GPU, GPU))
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     with pytest.raises(InputError, match="3 processes need 3 GPUs, and 2 GPUs are visible"):
         machine("cuda", 3)
@@ -103,7 +103,7 @@ def test_workers_get_gpus_of_their_own_in_the_order_in_which_they_are_visible(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     gpus = tuple(replace(GPU, used_by_others_bytes=used) for used in (10, 30, 5, 90))
-    monkeypatch.setattr(module, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(module, "visible_gpus", lambda _: gpus)
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     found, shares = divided("cuda", processes, workers)
     assert shares == tuple(Share(gpus=group) for group in groups)
@@ -125,7 +125,7 @@ def test_workers_get_gpus_of_their_own_in_the_order_in_which_they_are_visible(
 def test_what_cannot_be_divided_is_refused_with_the_rule(
     monkeypatch: pytest.MonkeyPatch, processes: int | None, workers: int | Literal["auto"], message: str
 ) -> None:
-    monkeypatch.setattr(module, "visible_gpus", lambda: (GPU, GPU, replace(GPU, name="Another GPU")))
+    monkeypatch.setattr(module, "visible_gpus", lambda _: (GPU, GPU, replace(GPU, name="Another GPU")))
     monkeypatch.setattr(module, "torch_cuda_version", lambda: "13.0")
     with pytest.raises(InputError, match=message):
         divided("cuda", processes, workers)

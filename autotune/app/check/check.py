@@ -25,7 +25,7 @@ from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import check_compilation, check_documents, engine_args, with_precision, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
-from autotune.userconfig.launch import ALONE, Launching, default_file, launching
+from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
 from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
@@ -72,7 +72,7 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     known = cache.get(Verdict, key) if key is not None else None
     if known is not None and planned is not None:
         launch = known.plan.launch if known.plan is not None else Launch()
-        budget = memory_budget(asked.memory_budget, _device_per_process(planned, launch).hardware)
+        budget = memory_budget(asked.memory_budget, _device_per_process(asked, text, planned, launch).hardware)
         known = judged_for_budget(known, budget, planned.host_bytes)
     if known is not None:
         seconds = time.monotonic() - started
@@ -109,11 +109,23 @@ def _planned(asked: CheckArguments, text: Written) -> tuple[Machine | None, str]
         return None, str(error)
 
 
-def _device_per_process(planned: Machine, launch: Launch) -> Machine:
-    """Return the device as each process has it: those of one machine share the memory of its CPU."""
-    if planned.gpu is not None or launch.per_machine == 1:
+def _device_per_process(asked: CheckArguments, text: Written, planned: Machine, launch: Launch) -> Machine:
+    """Return the device as each process has it: those of one machine share the memory of its CPU.
+
+    Of this machine's GPUs, it is the fullest of those that train; a run of ``--probe`` takes the first ones.
+
+    Raises:
+        AutotuneError: the GPUs that the command names are not here.
+    """
+    if planned.gpu is None:
+        return planned if launch.per_machine == 1 else planned_machine(CPU, launch.per_machine)
+    if asked.gpu is not None:
         return planned
-    return planned_machine(CPU, launch.per_machine)
+    try:
+        named = None if asked.probe else likely_visible(text, default_file(text))
+        return planned_machine(None, min(launch.per_machine, planned.hardware.processes), visible=named)
+    except InputError as error:
+        raise AutotuneError(error.message, hint=error.hint) from error
 
 
 def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
@@ -170,7 +182,8 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     reason = reason or (_why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else "")
     if task.target is None or reason:
         return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
-    planned = _device_per_process(task.target, Launch(started.processes, started.machines))
+    launch = Launch(started.processes, started.machines)
+    planned = _device_per_process(task.asked, task.written, task.target, launch)
     budget_bytes = memory_budget(task.asked.memory_budget, planned.hardware)
     task = replace(task, target=planned, budget_bytes=budget_bytes)
     return Fitting(task, known, config, started, found, tracer, cache).verdict()

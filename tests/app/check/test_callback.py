@@ -60,7 +60,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
     plain = {"use_cpu": True, "bf16": False, "report_to": "none", "max_steps": 1}
     args = config(output_dir=str(folder), **{**plain, **own, **more.pop("options", {})})
     if trainer == "grpo":
-        more["reward_funcs"] = lambda completions, **_: [0.0] * len(completions)
+        more.setdefault("reward_funcs", lambda completions, **_: [0.0] * len(completions))
     return kind(
         model=loaded,
         args=args,
@@ -112,6 +112,19 @@ def test_what_cannot_be_checked_is_trained_with_a_warning(
         training.train()
     assert training.state.global_step == 1
     assert "A IA3Config is not understood" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_reward_model_on_the_device_is_not_taken_for_memory_of_the_training(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scoring = AutoModelForSequenceClassification.from_pretrained(small_model_directory, num_labels=1)
+    training = built("grpo", small_model_directory, rows("grpo"), tmp_path, "4GiB", reward_funcs=scoring)
+    with caplog.at_level(logging.INFO):
+        training.train()
+    assert training.state.global_step == 1
+    assert "A reward model (LlamaForSequenceClassification) is on the device, which is not traced." in caplog.text
+    assert "autotune: fits" not in caplog.text
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_the_time_is_a_duration_as_of_the_command_probe() -> None:
 def test_what_this_machine_has_too_few_gpus_to_run_is_not_wrong(
     body: str, said: str, write: Write, checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check, "planned_machine", lambda _: planned_machine("H100-80GB", 2))
+    monkeypatch.setattr(check, "planned_machine", lambda *_, **__: planned_machine("H100-80GB", 2))
     verdict = checked(config=str(write("sft", body)), trainer="sft", probe=True)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert said in verdict.headline

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from autotune.app.arguments import CheckArguments
+from autotune.app.check.check import _device_per_process
+from autotune.app.planned import planned_machine
 from autotune.core.configuration import Configuration, ReadCommand
+from autotune.core.machine import Hardware
+from autotune.core.plan import Launch
 from autotune.core.verdict import Severity
-from autotune.errors import InputError, UnreadError
+from autotune.errors import AutotuneError, InputError, UnreadError
+from autotune.inspection import machine as of_machine
 from autotune.inspection.command_line import read_command_line
+from autotune.inspection.cuda import NoGpuError
 from autotune.inspection.yaml_file import parsed
 from autotune.userconfig.launch import launching, visible
 from autotune.userconfig.launchers import named_gpus
 from autotune.userconfig.problems import of_launch
 from autotune.userconfig.written import Written
 from tests.app.check.starting import read_by_accelerate, started, with_keys
+from tests.settings import GPU
 
 
 def test_without_a_number_accelerate_starts_a_process_on_each_gpu_of_this_machine(script: str) -> None:
@@ -133,6 +142,48 @@ def test_a_launcher_starts_a_process_on_each_visible_gpu(words: str, processes: 
     found = launching(written, read)
     assert (found.processes, launching(written, read, 8).processes) == (processes, processes)
     assert not any("one was checked" in item.message for item in of_launch(written, read, found))
+
+
+@pytest.mark.parametrize(
+    ("words", "keys", "free"),
+    [
+        ("accelerate launch --num_processes 2 FILE", "", 70),
+        ("accelerate launch --num_processes 2 --gpu_ids 0,3 FILE", "", 9),
+        ("CUDA_VISIBLE_DEVICES=2,0 accelerate launch --num_processes 2 FILE", "", 75),
+        ("CUDA_VISIBLE_DEVICES=3 accelerate launch --num_processes 2 --gpu_ids 0,2 FILE", "", 75),
+        ("deepspeed --include localhost:2,0 FILE", "", 75),
+        ("CUDA_VISIBLE_DEVICES=1,2 torchrun --nproc_per_node 2 FILE", "", 70),
+        ("trl sft --config FILE", "env: {CUDA_VISIBLE_DEVICES: '2,0'}\n", 75),
+        ("trl sft --config FILE", "gpu_ids: 0,2\n", 75),
+        ("trl sft --config FILE", "", 70),
+        ("CUDA_VISIBLE_DEVICES=4,5 accelerate launch --num_processes 2 FILE", "", None),
+    ],
+)
+def test_only_gpus_that_train_decide_how_much_is_free(
+    words: str, keys: str, free: int | None, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_each = [replace(GPU.hardware, memory_bytes=79, used_by_others_bytes=used) for used in (0, 9, 4, 70)]
+
+    def visible_gpus(named: str | None) -> Sequence[Hardware]:
+        found = of_each if named is None else [of_each[int(word)] for word in named.split(",") if int(word) < 4]
+        if not found:
+            raise NoGpuError("no device")
+        return found
+
+    monkeypatch.setattr(of_machine, "visible_gpus", visible_gpus)
+    monkeypatch.setattr(of_machine, "torch_cuda_version", lambda: "13.0")
+    text = Written(
+        read_command_line(words.replace("FILE", script).split()), parsed(keys or "bf16: true\n", Path("c.yaml")), "sft"
+    )
+    asked, here = CheckArguments(None), planned_machine(None)
+    if free is None:
+        with pytest.raises(AutotuneError, match="no GPU here to plan for: no device"):
+            _device_per_process(asked, text, here, Launch(2))
+        return
+    found = _device_per_process(asked, text, here, Launch(2)).hardware
+    assert (found.processes, found.available_bytes) == (2, free)
+    first = _device_per_process(replace(asked, probe=True), text, here, Launch(2))
+    assert first.hardware.available_bytes == 70
 
 
 @pytest.mark.parametrize("words", ["accelerate launch", "deepspeed"])
