@@ -47,9 +47,9 @@ def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
     yield f"Measured on {', '.join(filter(None, known))}."
     parts = []
     if chosen.peak_bytes is not None:
-        need, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
-        memory = f"peak memory {need}" if need == allocated else f"needs {need} ({allocated} allocated)"
-        parts.append(f"{memory} on the worst batch")
+        held, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
+        of_it = "" if held == allocated else f" ({allocated} allocated)"
+        parts.append(f"memory held {held}{of_it} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected_text(chosen)}")
     yield f"Result: {' and '.join(parts)}." if parts else ""

@@ -91,7 +91,7 @@ def nothing_fits_text(result: Result) -> str:
     if other and not any(_lacked_memory(trial) for trial in result.trials):
         found = f"No candidate can be recommended{ended}."
     else:
-        seen = _smallest_peak_text(result)
+        seen = _smallest_need_text(result)
         tried = "" if _is_proven(result) else " that was tried"
         what = "Nothing that may be recommended" if barred else "Nothing"
         found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
@@ -103,16 +103,16 @@ def nothing_fits_text(result: Result) -> str:
     ))  # fmt: skip
 
 
-def _smallest_peak_text(result: Result) -> str:
-    """Return the smallest peak of a search in which nothing fits, or the limit that every candidate reached.
+def _smallest_need_text(result: Result) -> str:
+    """Return the smallest need of a search in which nothing fits, or the limit that every candidate reached.
 
     A limit of a CPU's memory also counts what is allocated and not written yet, which no peak of resident memory has.
     """
     smallest, limit_bytes = result.smallest_peak_bytes, int(result.budget_bytes * (1 - result.margin))
     if smallest is None:
-        return "no peak was seen"
+        return "no need was seen"
     if smallest > limit_bytes:
-        return f"the smallest peak seen was {format_bytes(smallest)}"
+        return f"the smallest need seen was {format_bytes(smallest)}"
     reached = f"each ran out at {format_bytes(limit_bytes)}"
     if result.hardware.kind != "cpu":
         return reached
@@ -172,7 +172,7 @@ def _smallest_text(result: Result) -> Iterable[str]:
 
 
 def _barred_text(result: Result, trial: Trial) -> str:
-    held = bytes_or_dash(trial.peak_bytes)
+    held = bytes_or_dash(trial.held_bytes)
     return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 

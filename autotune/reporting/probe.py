@@ -62,7 +62,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    plane = doc.Plane(_points(result), result.budget_bytes, legend, "peak memory")
+    plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
     return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
         verdict=_verdict(result, trl),
@@ -217,7 +217,7 @@ def _trials(result: Result) -> doc.Candidates:
         counts=trial_counts_text(result),
         lines=veto_lines(result),
         number="trial",
-        columns=("peak", "tok/s", "predicted"),
+        columns=("held", "tok/s", "predicted"),
         last="candidate, and why it was not tried or ended",
         rows=tuple(
             doc.CandidateRow(
@@ -225,7 +225,7 @@ def _trials(result: Result) -> doc.Candidates:
                 name=candidate_name(result, trial.candidate),
                 outcome=status_text(trial.status),
                 cells=(
-                    bytes_or_dash(trial.peak_bytes),
+                    bytes_or_dash(trial.held_bytes),
                     number_or_dash(trial.tokens_per_second),
                     bytes_or_dash(trial.predicted_bytes),
                 ),

@@ -140,7 +140,7 @@ class Progress:
         if self.best is None:
             return ""
         shown = self.best.measurement
-        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
+        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.held_bytes)}"
         return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
     def line(self, event: Event) -> str:
@@ -161,7 +161,7 @@ class Progress:
                 place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
-                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
+                figures = f"{bytes_or_dash(measurement.held_bytes)} held, {rate_or_dash(measurement.tokens_per_second)}"
                 outcome = figures if measurement.ok else reason_text(measurement)
                 return (
                     f"probe {number} {status_text(measurement.status)}: {outcome}: "

@@ -99,9 +99,10 @@ def test_a_point_without_a_figure_of_the_device_has_what_is_reserved() -> None:
 
 def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> None:
     shown = probe_report(only_the_default_fits())
-    assert "TRL's default fits with 10.00 GiB" in verdict(only_the_default_fits()).headline
+    assert "TRL's default fits with 13.00 GiB" in verdict(only_the_default_fits()).headline
     (trials,) = shown.blocks(Candidates)
     assert "keeps 24.3 % of the dataset's tokens" in trials.rows[0].reason
+    assert (trials.columns[0], trials.rows[0].cells[0]) == ("held", "13.00 GiB")
     _, _, help_ = markdown(only_the_default_fits()).partition("## What might change this (not measured)\n")
     assert "--max-length 4096" in help_.partition("##")[0]
 
@@ -221,7 +222,7 @@ def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
         recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, device_bytes=1 << 28), trials=()
     )
     (chart, *_) = charts(probe_report(result))
-    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "peak memory (MiB)"
+    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "memory held (MiB)"
     assert chart.figure["data"][-1]["x"] == [256.0]
 
 
