@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import LengthLimit, histogram, limit
+from autotune.core.length_report import histogram
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
@@ -49,7 +49,7 @@ from autotune.reporting.words import (
     short_path,
     status_text,
 )
-from autotune.trainers import find_trainer, limits_rows
+from autotune.trainers import find_trainer, length_limit
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
@@ -62,6 +62,8 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
+    chosen, trainer = result.recommended, find_trainer(result.trainer)
+    limit = None if chosen is None else length_limit(trainer, result.workload, chosen.candidate)
     plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
     return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
@@ -75,7 +77,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
-            *lengths_section(histogram(result.workload.dataset.documents), _limit(result), "the recommendation"),
+            *lengths_section(histogram(result.workload.dataset.documents), limit, "the recommendation"),
             *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
@@ -85,14 +87,6 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
         ),
     )
-
-
-def _limit(result: Result) -> LengthLimit | None:
-    """Return what the recommendation's maximum length keeps of the rows; None where none applies to them."""
-    chosen = result.recommended
-    if chosen is None or chosen.max_length is None or not limits_rows(find_trainer(result.trainer)):
-        return None
-    return limit(result.workload.dataset.documents, chosen.max_length)
 
 
 def _verdict(result: Result, trl: str) -> doc.Verdict:
