@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -236,12 +236,13 @@ def _lengths(trials: Iterable[Trial]) -> list[int]:
     return [int(trial.candidate["max_length"]) for trial in trials if "max_length" in trial.candidate]
 
 
-def next_command(result: Result, trl: str = "trl") -> str:
-    """Return the command that trains as recommended; ``trl`` is how that program is started."""
+def next_command(result: Result, program: Callable[[str], str] = str) -> str:
+    """Return the command that trains as recommended; ``program`` returns how a program is started, from its name."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        accelerate = ["accelerate", "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
-        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), short_path(bundle / "train.py")])
+        accelerate = [program("accelerate"), "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
+        start = accelerate if chosen.plan.in_group else [program("python")]
+        return shlex.join([*start, short_path(bundle / "train.py")])
     config = short_path(bundle / "config.yaml")
     gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
     variables = "".join(
@@ -249,7 +250,7 @@ def next_command(result: Result, trl: str = "trl") -> str:
         for name, value in result.hardware.environment.items()
         if os.environ.get(name) != value
     )
-    return f"{gpu}{variables}{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
+    return f"{gpu}{variables}{shlex.quote(program('trl'))} {result.trainer} --config {shlex.quote(config)}"
 
 
 def _first_gpu() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -56,8 +56,8 @@ _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, S
 """Phases that every training has; those of one that has no others are not shown."""
 
 
-def probe_report(result: Result, trl: str = "trl") -> doc.Document:
-    """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
+def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Document:
+    """Return the report about a search; ``program`` returns how a program is started on this machine, from its name."""
     name = baseline_name(own=result.base is not None)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
@@ -67,7 +67,7 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
     plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
     return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
-        verdict=_verdict(result, trl),
+        verdict=_verdict(result, program),
         sections=(
             *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
             *_figures(result, name),
@@ -83,13 +83,13 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
             ),
             *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
-            *_bundle(result, trl),
+            *_bundle(result, program),
             closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
         ),
     )
 
 
-def _verdict(result: Result, trl: str) -> doc.Verdict:
+def _verdict(result: Result, program: Callable[[str], str]) -> doc.Verdict:
     chosen = result.recommended
     if result.status is RunStatus.NOTHING_FITS:
         return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
@@ -105,7 +105,7 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
             doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
             doc.Paragraph(runs_text(result, chosen)),
         ),
-        command=next_command(result, trl),
+        command=next_command(result, program),
     )
 
 
@@ -248,12 +248,12 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
     return tuple(memory), tuple(speed)
 
 
-def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
+def _bundle(result: Result, program: Callable[[str], str]) -> Iterator[doc.Section]:
     if result.output_directory:
         written = "bundle" if result.recommended is not None else "result"
         blocks = [doc.Snippet(f"The {written} is in ", short_path(Path(result.output_directory)))]
         if result.recommended is not None:
-            blocks.append(doc.Snippet("Train with:  ", next_command(result, trl)))
+            blocks.append(doc.Snippet("Train with:  ", next_command(result, program)))
         yield doc.Section("Bundle", tuple(blocks), doc.Medium.TERMINAL)
 
 
