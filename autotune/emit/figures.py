@@ -102,6 +102,7 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""
     yield f"Predicted: a need of {need}, give or take {100 * document.error:.0f} %{speed}."
+    yield from document.doubts
     asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
         yield from _of_split(split)
