@@ -111,15 +111,16 @@ class Progress:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Upper estimate of the time for the remaining probes, by the mean of finished ones and the time limit.
+        """Estimate of the time for the remaining probes, by the mean of finished ones, the workers and the time limit.
 
-        None before the first has ended, and from where only :data:`UNCOUNTED` ones are left.
+        :data:`UNCOUNTED` ones come on top. None before the first has ended, and from where only these are left.
         """
         uncounted = any(one.purpose in UNCOUNTED for one in self.running.values())
         if self.limit is None or not self._probe_seconds or self.done >= self.limit or uncounted:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
-        return min((self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
+        together = (self.limit - self.done) * mean / max(1, len(self.running))
+        return min(together, inf if self.seconds_left is None else self.seconds_left)
 
     @property
     def count_text(self) -> str:

@@ -133,7 +133,7 @@ class Display:
     def _of_probes(self, progress: Progress, limit: int) -> Table:
         elapsed = self._elapsed_text()
         remaining = progress.remaining_seconds
-        left = "" if remaining is None else f", at most {format_duration(remaining)} left"
+        left = "" if remaining is None else f", about {format_duration(remaining)} of search left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
         return _bar(progress.done, limit, f"{progress.count_text}{vetoed}, {elapsed}{left}")
 

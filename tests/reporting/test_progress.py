@@ -171,6 +171,12 @@ def test_remaining_time_is_the_mean_probe_times_what_is_left() -> None:
     assert followed(*EVENTS).remaining_seconds == (16 - 2) * 7.0
 
 
+def test_workers_share_the_remaining_time() -> None:
+    both = (ProbeStarted(3, PACKED, "search", 16), ProbeStarted(4, WINNER, "search", 16))
+    assert followed(*EVENTS, *both).remaining_seconds == (16 - 2) * 7.0 / 2
+    assert ", about 49 s of search left" in live(*EVENTS, *both)
+
+
 def test_remaining_time_is_no_more_than_the_time_limit_leaves() -> None:
     limited = ProbeStarted(2, PACKED, "search", 16, seconds_left=30.0)
     assert followed(*EVENTS, limited).remaining_seconds == 30.0
