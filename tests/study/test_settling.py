@@ -168,9 +168,13 @@ def test_each_choice_of_the_winner_is_changed_back_and_compared(recipes: Run) ->
 
 
 def test_a_choice_saves_what_the_budget_has_to_hold(recipes: Run) -> None:
-    more = {"reserved_bytes": 5000, "device_bytes": 6000}
-    shown = {GOOD: replace(measurement(GOOD), device_bytes=2000), NEXT: replace(measurement(NEXT), **more)}
-    liger = next(item for item in recipes(ReplayedTable(shown=shown), trials=6).contributions if item.knob == "liger")
+    table = ReplayedTable(
+        shown={
+            GOOD: replace(measurement(GOOD), device_bytes=2000),
+            NEXT: replace(measurement(NEXT), reserved_bytes=5000, device_bytes=6000),
+        }
+    )
+    liger = next(item for item in recipes(table, trials=6).contributions if item.knob == "liger")
     assert liger.peak_bytes_saved == 4000
 
 
