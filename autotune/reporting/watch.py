@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import termios
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -36,6 +39,8 @@ from autotune.reporting.words import (
 )
 from autotune.units import format_duration
 
+_LOCAL_MODES = 3
+"""Place of the local modes in what ``termios.tcgetattr`` returns."""
 _STYLES = {
     ProbeStatus.OK: "green",
     ProbeStatus.OUT_OF_MEMORY: "yellow",
@@ -55,7 +60,7 @@ _WIDTHS = (10, 10, 9)
 def watching(console: Console) -> Iterator[Listener]:
     """Yield a listener that shows the progress of a run on ``console`` during the context."""
     if console.is_terminal and not console.is_dumb_terminal:
-        with _live(console) as listener:
+        with unflushed(console.file), _live(console) as listener:
             yield listener
     else:
         yield plain_lines(console)
@@ -192,3 +197,34 @@ def _ranked_row(*cells: str) -> str:
 
 def _one_line(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+@contextmanager
+def unflushed(file: IO[str]) -> Iterator[None]:
+    """Let the terminal show all that it was sent, whenever Ctrl-C is pressed during the context.
+
+    A terminal throws away what it has not shown yet (termios(3), NOFLSH). Of a display that moves the cursor back to
+    redraw itself, lines would be missing, and the next frame would erase lines above it. Nothing happens where ``file``
+    is no terminal.
+    """
+    before = _no_flush(file, on=True)
+    try:
+        yield
+    finally:
+        if before is False:
+            _no_flush(file, on=False)
+
+
+def _no_flush(file: IO[str], *, on: bool) -> bool | None:
+    """Set the mode and return what it was; None if it cannot be set."""
+    with suppress(OSError, ValueError, termios.error):
+        terminal = file.fileno()
+        # A process in the background would be stopped.
+        if os.tcgetpgrp(terminal) == os.getpgrp():
+            attributes = termios.tcgetattr(terminal)
+            before = bool(attributes[_LOCAL_MODES] & termios.NOFLSH)
+            attributes[_LOCAL_MODES] &= ~termios.NOFLSH
+            attributes[_LOCAL_MODES] |= termios.NOFLSH if on else 0
+            termios.tcsetattr(terminal, termios.TCSANOW, attributes)
+            return before
+    return None
