@@ -33,7 +33,7 @@ from autotune.core.epoch import Epoch
 from autotune.core.estimate import SCHEMA, Estimate, Plan, distinct, smallest_changes
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.gpu import Gpu
-from autotune.core.length_report import LengthLimit, histogram, limit
+from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
@@ -46,7 +46,7 @@ from autotune.planning.explained import explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
-from autotune.trainers import limits_rows
+from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
 
 
@@ -135,7 +135,7 @@ def plan(asked: PlanArguments) -> Plan:
         processes=hardware.processes,
         host_bytes=planned.host_bytes,
         lengths=histogram(workload.dataset.documents),
-        limit=_limit(evaluator, best),
+        limit=length_limit(problem.trainer, problem.setting.workload, best[0].candidate) if best else None,
         environment=environment(planned),
         timeline=timelines[0],
         baseline_timeline=timelines[-1],
@@ -158,18 +158,6 @@ def _explanation(evaluator: Evaluator, best: Sequence[Estimate]) -> Explanation:
     if best and best[0].fits:
         return explained(evaluator, best[0].candidate, Subject.FASTEST)
     return explained(evaluator, evaluator.problem.baseline, Subject.BASELINE)
-
-
-def _limit(evaluator: Evaluator, best: Sequence[Estimate]) -> LengthLimit | None:
-    """Return what the maximum length of the best candidate keeps of rows that a shorter one may cut or drop."""
-    problem = evaluator.problem
-    workload = problem.setting.workload
-    if not best or not limits_rows(problem.trainer):
-        return None
-    length = int(best[0].candidate["max_length"])
-    # With images, the longest row's is written as none.
-    whole = workload.has_images and length == workload.longest
-    return None if whole else limit(workload.dataset.documents, length)
 
 
 def _server_split(evaluator: Evaluator, best: Sequence[Estimate], server_gpus: int | None) -> ServerSplit | str | None:

@@ -19,6 +19,7 @@ from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import user_path
 from autotune.planning.evaluator import Evaluator
+from autotune.reporting.plan_words import doubts
 from autotune.userconfig.bundle import holds_planned_bundle
 
 _CHOOSE = "Choose another --output."
@@ -97,6 +98,7 @@ def write_plan(
         needed_bytes=fastest.memory.device_bytes,
         error=fastest.memory.error,
         spare_bytes=fastest.spare_bytes,
+        doubts=doubts(fastest, planned.host_bytes),
         tokens_per_second=fastest.tokens_per_second,
         server=split,
         environment=environment(planned),

@@ -60,6 +60,7 @@ class PlannedBundle:
         needed_bytes: memory of each device that the training is predicted to need.
         error: share of that by which it may be off, either way.
         spare_bytes: the budget less the need.
+        doubts: why it might not fit, in sentences; empty where it is sure to.
         tokens_per_second: predicted; None where the device's speed is not known, or vLLM generates.
         server: the split into GPUs that generate and GPUs that train; None without a server.
         environment: versions of the software that was traced, by package.
@@ -81,6 +82,7 @@ class PlannedBundle:
     needed_bytes: int
     error: float
     spare_bytes: int
+    doubts: tuple[str, ...] = ()
     tokens_per_second: float | None = None
     server: ServerSplit | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -100,15 +100,20 @@ def length_report(workload: Workload) -> LengthReport:
     )
 
 
-def limit(documents: Documents, max_length: int) -> LengthLimit:
-    """Return the tokens and rows that a maximum length, in tokens, keeps and drops."""
+def limit(documents: Documents, max_length: int, *, dropping: bool = True) -> LengthLimit:
+    """Return the tokens and rows that a maximum length, in tokens, keeps and drops.
+
+    Args:
+        dropping: as for :meth:`Documents.kept`; rows that are not dropped are cut.
+    """
+    cut, dropped = documents.rows_cut(max_length), documents.rows_dropped(max_length)
     return LengthLimit(
         max_length=max_length,
-        coverage=documents.coverage(max_length),
-        rows_cut=documents.rows_cut(max_length),
-        tokens_dropped=documents.tokens - documents.tokens_kept(max_length),
-        rows_dropped=documents.rows_dropped(max_length),
-        row_coverage=documents.row_coverage(max_length),
+        coverage=documents.coverage(max_length, dropping=dropping),
+        rows_cut=cut if dropping else cut + dropped,
+        tokens_dropped=documents.tokens - documents.tokens_kept(max_length, dropping=dropping),
+        rows_dropped=dropped if dropping else 0,
+        row_coverage=documents.row_coverage(max_length, dropping=dropping),
     )
 
 

@@ -137,7 +137,7 @@ class Contribution:
         reason: why it was not measured, in words; empty otherwise.
         speedup: the winner's token rate divided by that candidate's, each the mean of the runs after its probe, or the
             probe's without any; None when not measured.
-        peak_bytes_saved: that candidate's peak minus the winner's; None when not measured.
+        peak_bytes_saved: what that candidate held of the budget minus what the winner held; None when not measured.
         told_apart: whether that candidate's rate is outside the range of a further run of the winner; None if either
             was not measured.
     """
@@ -219,7 +219,7 @@ class Result:
         speedup: the recommendation's token rate divided by the baseline's: the geometric mean over ``pairs`` pairs of
             short runs, or the ratio of their probes if there are none; None when the baseline did not run.
         confirmed: whether the recommendation passed the longer run, and every short one.
-        smallest_peak_bytes: the smallest peak of any probe, for a budget that nothing fits in; for a run that ran
+        smallest_peak_bytes: the smallest need of any probe, for a budget that nothing fits in; for a run that ran
             out of memory, with the failed request. Candidates that fit but are illegal are left out.
         settings: the options of the run that differ from the defaults, by the names of the API's parameters.
         output_directory: directory of the bundle.

@@ -142,7 +142,7 @@ class Verdict:
         budget_bytes: memory that the training may need; 0 without a device.
         need: None if it is not known.
         findings: errors, silent behaviour and notes, in the order of the file.
-        remedy: the smallest change that fits, if the need does not; None if no change of up to three techniques does.
+        remedy: the smallest change that fits, if the need does not; None if none of up to three techniques was found.
         plan: the training plan that was checked; None if the configuration could not be read.
         documents_per_step: documents of an optimizer step over all processes; None where it is not known.
         processes: training processes that would be started; None where it is not known.

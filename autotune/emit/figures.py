@@ -47,9 +47,9 @@ def _measured(result: Result, chosen: Choosable) -> Iterator[str]:
     yield f"Measured on {', '.join(filter(None, known))}."
     parts = []
     if chosen.peak_bytes is not None:
-        need, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
-        memory = f"peak memory {need}" if need == allocated else f"needs {need} ({allocated} allocated)"
-        parts.append(f"{memory} on the worst batch")
+        held, allocated = format_bytes(chosen.held_bytes or 0), format_bytes(chosen.peak_bytes)
+        of_it = "" if held == allocated else f" ({allocated} allocated)"
+        parts.append(f"memory held {held}{of_it} on the worst batch")
     if chosen.tokens_per_second is not None:
         parts.append(f"{format_rate(chosen.tokens_per_second)} on typical ones{_expected_text(chosen)}")
     yield f"Result: {' and '.join(parts)}." if parts else ""
@@ -102,6 +102,7 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""
     yield f"Predicted: a need of {need}, give or take {100 * document.error:.0f} %{speed}."
+    yield from document.doubts
     asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
         yield from _of_split(split)

@@ -14,6 +14,7 @@ from autotune.emit.arguments import PEFT_CONFIG, thread_variables
 from autotune.emit.launch import ACCELERATE, DEEPSPEED
 from autotune.emit.rows import TrainingRows
 from autotune.trainers import find_trainer
+from autotune.trainers.base import EVALUATED
 from autotune.units import counted
 
 
@@ -65,9 +66,11 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     yield from handover.figures
     evaluation = workload.evaluation
     if rows.evaluated is not None and evaluation is not None:
+        own = handover.base.args.get("eval_strategy") if handover.base is not None and handover.base.text else None
+        when = "at the end of each epoch" if own in (None, EVALUATED) else f"as the file's eval_strategy: {own} has it"
         yield (
-            f"Training is evaluated on {evaluation.name} at the end of each epoch; eval_strategy and eval_steps change "
-            "when. The speed leaves that out."
+            f"Training is evaluated on {evaluation.name} {when}; eval_strategy and eval_steps change when. The speed "
+            "leaves that out."
         )
     if rows.cut:
         yield (

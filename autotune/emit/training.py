@@ -94,7 +94,7 @@ def script_text(handover: Handover, rows: TrainingRows) -> str:
         word="planned" if handover.basis is Basis.PLANNED else "recommended",
         is_planned=handover.basis is Basis.PLANNED,
         start=f"accelerate launch --config_file {ACCELERATE}" if plan.in_group else "python",
-        command=f"`trl {trainer.name}`" if trainer.has_command else trainer.config_class,
+        command=f"`trl {trainer.name}` but those of the data" if trainer.has_command else trainer.config_class,
         provenance="\n".join(_docstring_lines(sentence) for sentence in provenance(handover, rows)),
         peft_file=PEFT_CONFIG,
         visible=visible,

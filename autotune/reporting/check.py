@@ -43,8 +43,9 @@ def _sections(verdict: Verdict) -> Iterator[doc.Section]:
     if verdict.remedy is not None:
         yield _remedy(verdict.remedy, verdict.budget_bytes)
     elif verdict.outcome is Outcome.DOES_NOT_FIT:
-        none = doc.Paragraph("No change of up to three techniques fits and trains the same.")
-        yield doc.Section("Remedy", (none,))
+        # The search is greedy, and counts a change only if it fits with its error.
+        none = "No change was found that surely fits and trains the same (techniques are changed in turn, up to three)."
+        yield doc.Section("Remedy", (doc.Paragraph(none),))
 
 
 def _lines(found: Iterable[Finding]) -> Iterator[str]:

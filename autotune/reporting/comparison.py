@@ -43,11 +43,9 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
 def _values(result: Result, one: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
     return {
         "status": Value(status_text(one.status)),
-        "peak memory": Value(
-            bytes_or_dash(one.peak_bytes), one.peak_bytes if one.reserved_bytes is None else None, result.budget_bytes
-        ),
+        "memory held": Value(bytes_or_dash(one.held_bytes), one.held_bytes, result.budget_bytes),
         "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
-        "  on the device": Value(bytes_or_dash(one.device_bytes), one.device_bytes, result.budget_bytes),
+        "  allocated": Value(bytes_or_dash(None if one.reserved_bytes is None else one.peak_bytes)),
         "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
         "  a further run": Value(_expected(one)),
         "time per evaluation": Value(duration_or_dash(one.evaluation_seconds)),

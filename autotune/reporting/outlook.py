@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -91,7 +91,7 @@ def nothing_fits_text(result: Result) -> str:
     if other and not any(_lacked_memory(trial) for trial in result.trials):
         found = f"No candidate can be recommended{ended}."
     else:
-        seen = _smallest_peak_text(result)
+        seen = _smallest_need_text(result)
         tried = "" if _is_proven(result) else " that was tried"
         what = "Nothing that may be recommended" if barred else "Nothing"
         found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
@@ -103,16 +103,16 @@ def nothing_fits_text(result: Result) -> str:
     ))  # fmt: skip
 
 
-def _smallest_peak_text(result: Result) -> str:
-    """Return the smallest peak of a search in which nothing fits, or the limit that every candidate reached.
+def _smallest_need_text(result: Result) -> str:
+    """Return the smallest need of a search in which nothing fits, or the limit that every candidate reached.
 
     A limit of a CPU's memory also counts what is allocated and not written yet, which no peak of resident memory has.
     """
     smallest, limit_bytes = result.smallest_peak_bytes, int(result.budget_bytes * (1 - result.margin))
     if smallest is None:
-        return "no peak was seen"
+        return "no need was seen"
     if smallest > limit_bytes:
-        return f"the smallest peak seen was {format_bytes(smallest)}"
+        return f"the smallest need seen was {format_bytes(smallest)}"
     reached = f"each ran out at {format_bytes(limit_bytes)}"
     if result.hardware.kind != "cpu":
         return reached
@@ -172,7 +172,7 @@ def _smallest_text(result: Result) -> Iterable[str]:
 
 
 def _barred_text(result: Result, trial: Trial) -> str:
-    held = bytes_or_dash(trial.peak_bytes)
+    held = bytes_or_dash(trial.held_bytes)
     return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 
@@ -236,12 +236,13 @@ def _lengths(trials: Iterable[Trial]) -> list[int]:
     return [int(trial.candidate["max_length"]) for trial in trials if "max_length" in trial.candidate]
 
 
-def next_command(result: Result, trl: str = "trl") -> str:
-    """Return the command that trains as recommended; ``trl`` is how that program is started."""
+def next_command(result: Result, program: Callable[[str], str] = str) -> str:
+    """Return the command that trains as recommended; ``program`` returns how a program is started, from its name."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        accelerate = ["accelerate", "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
-        return shlex.join([*(accelerate if chosen.plan.in_group else ["python"]), short_path(bundle / "train.py")])
+        accelerate = [program("accelerate"), "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
+        start = accelerate if chosen.plan.in_group else [program("python")]
+        return shlex.join([*start, short_path(bundle / "train.py")])
     config = short_path(bundle / "config.yaml")
     gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
     variables = "".join(
@@ -249,7 +250,7 @@ def next_command(result: Result, trl: str = "trl") -> str:
         for name, value in result.hardware.environment.items()
         if os.environ.get(name) != value
     )
-    return f"{gpu}{variables}{shlex.quote(trl)} {result.trainer} --config {shlex.quote(config)}"
+    return f"{gpu}{variables}{shlex.quote(program('trl'))} {result.trainer} --config {shlex.quote(config)}"
 
 
 def _first_gpu() -> str:

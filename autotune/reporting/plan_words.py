@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Change, Estimate, MemoryEstimate, Plan
+from autotune.core.estimate import Change, Estimate, Plan
 from autotune.core.rent import Rent
 from autotune.reporting.outlook import allow_lines, more_memory_text
 from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash, written
@@ -71,36 +71,36 @@ def headline(plan: Plan) -> str:
 def doubt_text(plan: Plan) -> str:
     """Return why the best might not fit, with the alternatives; an empty text where it is sure to fit."""
     best = plan.fastest
-    if best is None or best.memory is None:
+    if best is None:
         return ""
-    return " ".join(
-        text for text in (_doubted_device(best, best.memory, plan), _doubted_host(best.memory, plan)) if text
-    )
+    safer = () if best.sure else (_safer_text(plan),)
+    return " ".join((*doubts(best, plan.host_bytes), *safer))
 
 
-def _doubted_device(best: Estimate, memory: MemoryEstimate, plan: Plan) -> str:
-    if best.sure:
-        return ""
-    off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
-    varied_bytes = memory.varied_bytes
-    more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
-    doubt = f"The margin is below the stated error ({off}{more}): it may not fit."
+def doubts(estimate: Estimate, host_bytes: int | None) -> tuple[str, ...]:
+    """Return why an estimate that fits might not, in sentences: for its device's memory, and for its host's."""
+    memory, found = estimate.memory, list[str]()
+    if memory is not None and not estimate.sure:
+        off = f"±{_percent(memory.error)}, {format_bytes(memory.error * memory.device_bytes)}"
+        varied_bytes = memory.varied_bytes
+        more = f"; batches of varied lengths may add {format_bytes(varied_bytes)}" if varied_bytes else ""
+        found.append(f"The margin is below the stated error ({off}{more}): it may not fit.")
+    if memory is not None and host_bytes is not None and memory.host_need_bytes > host_bytes:
+        needed = f"up to {format_bytes(memory.host_need_bytes)} are needed there"
+        found.append(
+            f"The host may run out of memory: {needed}, and the machine planned for has {format_bytes(host_bytes)}."
+        )
+    return tuple(found)
+
+
+def _safer_text(plan: Plan) -> str:
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
-        return f"{doubt} Nothing fits with its error to spare."
+        return "Nothing fits with its error to spare."
     rate = f"{rate_or_dash(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
     return (
-        f"{doubt} The fastest that fits with its error to spare: {rate}{bytes_or_dash(safe.spare_bytes)} to spare: "
+        f"The fastest that fits with its error to spare: {rate}{bytes_or_dash(safe.spare_bytes)} to spare: "
         f"{choices_text(safe.candidate, plan)}"
-    )
-
-
-def _doubted_host(memory: MemoryEstimate, plan: Plan) -> str:
-    if plan.host_bytes is None or memory.host_need_bytes <= plan.host_bytes:
-        return ""
-    return (
-        f"The host may run out of memory: up to {format_bytes(memory.host_need_bytes)} are needed there (column host), "
-        f"and this machine has {format_bytes(plan.host_bytes)}."
     )
 
 

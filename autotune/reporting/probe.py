@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import LengthLimit, histogram, limit
+from autotune.core.length_report import histogram
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
@@ -49,23 +49,25 @@ from autotune.reporting.words import (
     short_path,
     status_text,
 )
-from autotune.trainers import find_trainer, limits_rows
+from autotune.trainers import find_trainer, length_limit
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
 """Phases that every training has; those of one that has no others are not shown."""
 
 
-def probe_report(result: Result, trl: str = "trl") -> doc.Document:
-    """Return the report about a search; ``trl`` is the command that starts TRL on this machine."""
+def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Document:
+    """Return the report about a search; ``program`` returns how a program is started on this machine, from its name."""
     name = baseline_name(own=result.base is not None)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    plane = doc.Plane(_points(result), result.budget_bytes, legend, "peak memory")
+    chosen, trainer = result.recommended, find_trainer(result.trainer)
+    limit = None if chosen is None else length_limit(trainer, result.workload, chosen.candidate)
+    plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
     return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
-        verdict=_verdict(result, trl),
+        verdict=_verdict(result, program),
         sections=(
             *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
             *_figures(result, name),
@@ -75,27 +77,19 @@ def probe_report(result: Result, trl: str = "trl") -> doc.Document:
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
-            *lengths_section(histogram(result.workload.dataset.documents), _limit(result), "the recommendation"),
+            *lengths_section(histogram(result.workload.dataset.documents), limit, "the recommendation"),
             *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
             ),
             *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
-            *_bundle(result, trl),
+            *_bundle(result, program),
             closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
         ),
     )
 
 
-def _limit(result: Result) -> LengthLimit | None:
-    """Return what the recommendation's maximum length keeps of the rows; None where none applies to them."""
-    chosen = result.recommended
-    if chosen is None or chosen.max_length is None or not limits_rows(find_trainer(result.trainer)):
-        return None
-    return limit(result.workload.dataset.documents, chosen.max_length)
-
-
-def _verdict(result: Result, trl: str) -> doc.Verdict:
+def _verdict(result: Result, program: Callable[[str], str]) -> doc.Verdict:
     chosen = result.recommended
     if result.status is RunStatus.NOTHING_FITS:
         return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
@@ -111,7 +105,7 @@ def _verdict(result: Result, trl: str) -> doc.Verdict:
             doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
             doc.Paragraph(runs_text(result, chosen)),
         ),
-        command=next_command(result, trl),
+        command=next_command(result, program),
     )
 
 
@@ -217,7 +211,7 @@ def _trials(result: Result) -> doc.Candidates:
         counts=trial_counts_text(result),
         lines=veto_lines(result),
         number="trial",
-        columns=("peak", "tok/s", "predicted"),
+        columns=("held", "tok/s", "predicted"),
         last="candidate, and why it was not tried or ended",
         rows=tuple(
             doc.CandidateRow(
@@ -225,7 +219,7 @@ def _trials(result: Result) -> doc.Candidates:
                 name=candidate_name(result, trial.candidate),
                 outcome=status_text(trial.status),
                 cells=(
-                    bytes_or_dash(trial.peak_bytes),
+                    bytes_or_dash(trial.held_bytes),
                     number_or_dash(trial.tokens_per_second),
                     bytes_or_dash(trial.predicted_bytes),
                 ),
@@ -254,12 +248,12 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
     return tuple(memory), tuple(speed)
 
 
-def _bundle(result: Result, trl: str) -> Iterator[doc.Section]:
+def _bundle(result: Result, program: Callable[[str], str]) -> Iterator[doc.Section]:
     if result.output_directory:
         written = "bundle" if result.recommended is not None else "result"
         blocks = [doc.Snippet(f"The {written} is in ", short_path(Path(result.output_directory)))]
         if result.recommended is not None:
-            blocks.append(doc.Snippet("Train with:  ", next_command(result, trl)))
+            blocks.append(doc.Snippet("Train with:  ", next_command(result, program)))
         yield doc.Section("Bundle", tuple(blocks), doc.Medium.TERMINAL)
 
 

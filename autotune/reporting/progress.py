@@ -111,15 +111,16 @@ class Progress:
 
     @property
     def remaining_seconds(self) -> float | None:
-        """Upper estimate of the time for the remaining probes, by the mean of finished ones and the time limit.
+        """Estimate of the time for the remaining probes, by the mean of finished ones, the workers and the time limit.
 
-        None before the first has ended, and from where only :data:`UNCOUNTED` ones are left.
+        :data:`UNCOUNTED` ones come on top. None before the first has ended, and from where only these are left.
         """
         uncounted = any(one.purpose in UNCOUNTED for one in self.running.values())
         if self.limit is None or not self._probe_seconds or self.done >= self.limit or uncounted:
             return None
         mean = sum(self._probe_seconds) / len(self._probe_seconds)
-        return min((self.limit - self.done) * mean, inf if self.seconds_left is None else self.seconds_left)
+        together = (self.limit - self.done) * mean / max(1, len(self.running))
+        return min(together, inf if self.seconds_left is None else self.seconds_left)
 
     @property
     def count_text(self) -> str:
@@ -140,7 +141,7 @@ class Progress:
         if self.best is None:
             return ""
         shown = self.best.measurement
-        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.peak_bytes)}"
+        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.held_bytes)}"
         return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
     def line(self, event: Event) -> str:
@@ -161,7 +162,7 @@ class Progress:
                 place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
             case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
-                figures = f"peak {bytes_or_dash(measurement.peak_bytes)}, {rate_or_dash(measurement.tokens_per_second)}"
+                figures = f"{bytes_or_dash(measurement.held_bytes)} held, {rate_or_dash(measurement.tokens_per_second)}"
                 outcome = figures if measurement.ok else reason_text(measurement)
                 return (
                     f"probe {number} {status_text(measurement.status)}: {outcome}: "

@@ -161,7 +161,7 @@ def lengths_section(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subj
     if limit is not None and numbers:
         rows, maximum = f"{rows}; {subject} {numbers} (max_length {limit.max_length:,})", limit.max_length
     elif limit is not None:
-        rows = f"{rows}; {subject} cuts and drops none"
+        rows = f"{rows}; {subject} keeps all their tokens"
     yield Section("Length of rows", (Paragraph(f"{rows}."), histogram(bins, limit=maximum)), Medium.PAGES)
 
 

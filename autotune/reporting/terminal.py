@@ -219,7 +219,7 @@ def _choices(row: doc.CandidateRow) -> Text:
 def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
     if len(plane.points) < 2 or width - 2 < NARROWEST:
         return
-    lines = scatter(plane.points, plane.budget_bytes, min(width - 2, WIDEST))
+    lines = scatter(plane, min(width - 2, WIDEST))
     roles = {point.role for point in plane.points}
     legend = "   ".join(f"{MARKS[role]} {name}" for role, name in plane.legend if role in roles)
     drawn = Text("\n".join([*lines, legend]), no_wrap=True)
@@ -228,14 +228,16 @@ def _plane(plane: doc.Plane, width: int) -> Iterator[Text]:
     yield drawn
 
 
-def scatter(drawn: Sequence[doc.Point], budget_bytes: int, width: int) -> list[str]:
+def scatter(plane: doc.Plane, width: int) -> list[str]:
     """Return the lines of a scatter plot: speed upwards, memory to the right, both from zero.
 
+    The memory axis ends at the budget, unless all points are far below it or one is beyond it.
+
     Args:
-        drawn: at least one point.
-        budget_bytes: the end of the memory axis, unless all points are far below it or one is beyond it.
+        plane: has at least one point.
         width: characters in a line, at least :data:`NARROWEST`.
     """
+    drawn, budget_bytes = plane.points, plane.budget_bytes
     most_peak = max(point.peak_bytes for point in drawn)
     most_rate = max(point.tokens_per_second for point in drawn)
     right = max(budget_bytes, most_peak) if most_peak > budget_bytes * _CROWDED else max(1, round(most_peak * 1.25))
@@ -253,5 +255,5 @@ def scatter(drawn: Sequence[doc.Point], budget_bytes: int, width: int) -> list[s
         f"{'tok/s':>{len(top)}}",
         *lines,
         f"{'0':>{len(top)}} └{'─' * (columns - 1)}┤",
-        f"{'':>{len(top)}}  0{'peak memory':^{max(0, columns - 2 - len(end))}}{end:>{len(end)}}",
+        f"{'':>{len(top)}}  0{plane.memory:^{max(0, columns - 2 - len(end))}}{end:>{len(end)}}",
     ]

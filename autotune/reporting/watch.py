@@ -85,7 +85,7 @@ def _live(console: Console) -> Iterator[Listener]:
             console.print(Text(progress.line(event), style=_LINE_STYLES[type(event)]))
         if isinstance(event, ProbeFinished):
             if not headed:
-                console.print(probe_row("#", "status", "peak", "tokens/s", Text("what differs"), "bold"))
+                console.print(probe_row("#", "status", "held", "tokens/s", Text("what differs"), "bold"))
                 headed = True
             console.print(finished_row(event, progress))
 
@@ -133,7 +133,7 @@ class Display:
     def _of_probes(self, progress: Progress, limit: int) -> Table:
         elapsed = self._elapsed_text()
         remaining = progress.remaining_seconds
-        left = "" if remaining is None else f", at most {format_duration(remaining)} left"
+        left = "" if remaining is None else f", about {format_duration(remaining)} of search left"
         vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
         return _bar(progress.done, limit, f"{progress.count_text}{vetoed}, {elapsed}{left}")
 
@@ -160,14 +160,14 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     return probe_row(
         str(event.number),
         status_text(measurement.status),
-        bytes_or_dash(measurement.peak_bytes),
+        bytes_or_dash(measurement.held_bytes),
         number_or_dash(measurement.tokens_per_second),
         what,
         _STYLES.get(measurement.status, "red"),
     )
 
 
-def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style: str) -> Table:
+def probe_row(number: str, status: str, held: str, rate: str, what: Text, style: str) -> Table:
     """Return one line of the list of probes; long texts wrap within their column."""
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=4, justify="right")
@@ -175,7 +175,7 @@ def probe_row(number: str, status: str, peak: str, rate: str, what: Text, style:
     grid.add_column(width=10, justify="right", no_wrap=True)
     grid.add_column(width=10, justify="right", no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(number, status, peak, rate, what)
+    grid.add_row(number, status, held, rate, what)
     return grid
 
 

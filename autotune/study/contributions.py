@@ -70,8 +70,8 @@ def _contribution(
         # The winner was selected for a high rate in its probe, which only counts if there is no other run.
         speedup = winner.tokens_per_second / record.tokens_per_second
         told_apart = None if expected is None else record.tokens_per_second not in expected
-    if other.ok and ours.peak_bytes is not None and other.peak_bytes is not None:
-        saved = other.peak_bytes - ours.peak_bytes
+    if other.ok and ours.held_bytes is not None and other.held_bytes is not None:
+        saved = other.held_bytes - ours.held_bytes
     return Contribution(knob, choice, instead_of, record.number, other.status, other.reason, speedup, saved, told_apart)
 
 

@@ -21,13 +21,13 @@ confirmed one are so far apart that they reach that rate."""
 
 
 def fastest(records: Iterable[Record]) -> Record | None:
-    """Return the record of the highest token rate, or of the smallest peak memory among those that tie with it."""
+    """Return the record of the highest token rate, or, of those that tie with it, of the smallest need."""
     running = list(records)
     if not running:
         return None
     top = max(record.tokens_per_second for record in running)
     tied = [record for record in running if record.tokens_per_second * (1 + TIE) >= top]
-    return min(tied, key=lambda record: (record.measurement.peak_bytes or 0, -record.tokens_per_second, record.number))
+    return min(tied, key=lambda record: (record.measurement.need_bytes or 0, -record.tokens_per_second, record.number))
 
 
 def standing(records: Iterable[Record], judge: Judge) -> list[Record]:
@@ -56,7 +56,7 @@ def leader(records: Iterable[Record], judge: Judge, *, confirm_more: bool = True
             return first
     first = fastest(running)
     if several is None and confirm_more and first is not None and not first.confirmed:
-        lighter = (first.measurement.peak_bytes or 0) < (best.measurement.peak_bytes or 0) * (1 - LIGHTER)
+        lighter = (first.measurement.need_bytes or 0) < (best.measurement.need_bytes or 0) * (1 - LIGHTER)
         return first if lighter else best
     return best
 

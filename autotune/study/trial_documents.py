@@ -27,7 +27,7 @@ RECOMMENDED = "recommended trial"
 RATE = "tokens per second"
 """Name of the study's value."""
 OUTCOME, REASON = "outcome", "reason"
-PEAK, RESERVED, PREDICTED = "peak memory (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
+HELD, RESERVED, PREDICTED = "memory held (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
 PREDICTED_RATE = "predicted tokens per second"
 """Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
 
@@ -44,7 +44,7 @@ def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: 
 
 def attributes_after_probe(measurement: Measurement) -> dict[str, Any]:
     """Return the attributes of a trial after its probe: the document, and texts and numbers for a table of trials."""
-    figures = {PEAK: measurement.peak_bytes, RESERVED: measurement.reserved_bytes}
+    figures = {HELD: measurement.held_bytes, RESERVED: measurement.reserved_bytes}
     return {
         MEASUREMENT: encode(measurement),
         OUTCOME: measurement.status.value.replace("_", " "),

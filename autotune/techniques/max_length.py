@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
+from autotune.core.length_report import LengthLimit, limit
 from autotune.core.setting import Setting
 from autotune.errors import InputError
 from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, facts
@@ -28,7 +29,7 @@ _BATCH = re.compile(r"batch/([1-9]\d*)")
 # Number of corrections of a length by the documents that rows of it hold; it converges after one or two.
 _CORRECTIONS = 4
 _SETTLED = 0.01
-# Lengths whose shares are remembered; a search space has a few.
+# Lengths whose limits are remembered; a search space has a few.
 _REMEMBERED = 256
 
 
@@ -42,20 +43,23 @@ def row_coverage(candidate: Candidate, setting: Setting) -> float:
     return 1.0 if _only_scores(setting) else _kept(setting.workload.dataset.documents, candidate)[1]
 
 
+def limit_of(documents: Documents, candidate: Candidate) -> LengthLimit | None:
+    """Return the tokens and rows that a candidate keeps; None where it has no maximum length."""
+    if "max_length" not in candidate:
+        return None
+    length, packing = int(candidate["max_length"]), candidate.get("packing", NONE)
+    if packing in _KEEP_OVERFLOW:
+        return LengthLimit(length, coverage=1.0, rows_cut=0, tokens_dropped=0)
+    return _limit(documents, length, dropping=packing == NONE)
+
+
+_limit = lru_cache(_REMEMBERED)(limit)
+
+
 def _kept(documents: Documents, candidate: Candidate) -> tuple[float, float]:
     """Return the shares of tokens and of rows that a candidate trains on."""
-    if "max_length" not in candidate:
-        return 1.0, 1.0
-    packed = candidate.get("packing", NONE) != NONE
-    tokens, rows = _shares(documents, int(candidate["max_length"]), dropping=not packed)
-    return 1.0 if candidate.get("packing") in _KEEP_OVERFLOW else tokens, rows
-
-
-@lru_cache(_REMEMBERED)
-def _shares(documents: Documents, max_length: int, *, dropping: bool) -> tuple[float, float]:
-    """Return the shares of tokens and of rows that a length keeps; candidates have few lengths among them."""
-    kept = documents.coverage(max_length, dropping=dropping)
-    return kept, documents.row_coverage(max_length, dropping=dropping)
+    found = limit_of(documents, candidate)
+    return (1.0, 1.0) if found is None else (found.coverage, found.row_coverage)
 
 
 def _only_scores(setting: Setting) -> bool:

@@ -7,10 +7,13 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 
+from autotune.core.candidate import Candidate
+from autotune.core.length_report import LengthLimit
+from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.techniques import catalogue
 from autotune.techniques.base import Technique, facts
-from autotune.techniques.max_length import MaxLength
+from autotune.techniques.max_length import MaxLength, limit_of
 from autotune.trainers.base import Trainer
 
 DEFAULT = "sft"
@@ -18,7 +21,7 @@ DEFAULT = "sft"
 REMOVED: Mapping[str, str] = {"ppo": "1.13", "bco": "1.14", "nash_md": "1.14", "prm": "1.14", "xpo": "1.14"}
 """Trainers that TRL no longer has, by the release that removed them."""
 
-__all__ = ["DEFAULT", "Trainer", "find_trainer", "limits_rows", "techniques_of", "trainers"]
+__all__ = ["DEFAULT", "Trainer", "find_trainer", "length_limit", "limits_rows", "techniques_of", "trainers"]
 
 
 @cache
@@ -70,3 +73,10 @@ def limits_rows(trainer: Trainer) -> bool:
     """Return whether ``max_length`` cuts or drops rows of the dataset: a trainer may lack it, or only score with it."""
     own = (technique for technique in techniques_of(trainer) if isinstance(technique, MaxLength))
     return any(not facts(technique, trainer.name).changes for technique in own)
+
+
+def length_limit(trainer: Trainer, workload: Workload, candidate: Candidate) -> LengthLimit | None:
+    """Return what a candidate's maximum length keeps of the rows; None where a shorter one may not cut or drop any."""
+    # With images, the length of the longest row is written as none.
+    whole = workload.has_images and candidate.get("max_length") == workload.longest
+    return limit_of(workload.dataset.documents, candidate) if limits_rows(trainer) and not whole else None

@@ -71,6 +71,22 @@ def test_the_fastest_that_fits_is_written(planned: Plan, folder: Path) -> None:
     assert planned.unwritten == ""
 
 
+def test_a_bundle_that_may_not_fit_has_the_doubt_in_its_files(
+    planned: Plan, model: str, rows: str, tmp_path: Path
+) -> None:
+    assert planned.bundle is not None
+    assert planned.bundle.doubts == ()
+    budget = f"{round(planned.bundle.needed_bytes * 1.02)}"
+    tight = autotune.plan(
+        model, rows, gpu="RTX4090", fix=ONE_WAY, max_length=CUT, memory_budget=budget, output=tmp_path / "bundle"
+    )
+    assert tight.bundle is not None
+    (doubt,) = tight.bundle.doubts
+    assert doubt.startswith("The margin is below the stated error (±10 %, ")
+    head = (tmp_path / "bundle" / "train.py").read_text(encoding="utf-8")
+    assert doubt in " ".join(head.split())
+
+
 def test_a_check_reads_it_needs_the_same_and_says_that_it_was_not_measured(planned: Plan, folder: Path) -> None:
     assert planned.bundle is not None
     verdict = autotune.check(folder / "bundle" / "config.yaml", gpu="RTX4090")

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.core.codec import decode, encode
 from autotune.core.documents import Documents
-from autotune.core.length_report import MOST_BINS, LengthReport, length_report
+from autotune.core.length_report import MOST_BINS, LengthReport, length_report, limit
 from autotune.core.lengths import LengthDistribution
 from tests.reporting.examples import a_workload
 
@@ -51,6 +51,9 @@ def test_pairs_that_are_needed_whole_are_dropped_and_never_cut() -> None:
 
 def test_where_rows_are_packed_nothing_is_dropped_whole() -> None:
     assert PAIRS.tokens_kept(50, dropping=False) == 60 + 100
+    found = limit(PAIRS, 50, dropping=False)
+    assert (found.rows_cut, found.rows_dropped, found.row_coverage) == (1, 0, 1.0)
+    assert (found.coverage, found.tokens_dropped) == (160 / 190, 30)
 
 
 @pytest.mark.parametrize("coverage", [0.1, 0.5, 0.9, 0.99, 1.0])

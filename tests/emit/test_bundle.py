@@ -67,12 +67,12 @@ def test_the_head_of_the_config_has_what_a_gpu_needs_and_what_of_that_is_allocat
     write_bundle(a_result(), tmp_path)
     text = (tmp_path / "config.yaml").read_text(encoding="utf-8")
     head = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
-    assert "Result: needs 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
+    assert "Result: memory held 23.00 GiB (21.00 GiB allocated) on the worst batch and 23,000 tok/s" in head
     result = a_result()
     assert result.recommended is not None
     on_cpu = replace(result.recommended, device_bytes=None, reserved_bytes=None)
     write_bundle(replace(result, recommended=on_cpu), tmp_path)
-    assert "Result: peak memory 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
+    assert "Result: memory held 21.00 GiB on the worst batch" in (tmp_path / "config.yaml").read_text(encoding="utf-8")
 
 
 GROUPS = {"num_generations": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}

@@ -12,8 +12,9 @@ import yaml
 
 from autotune.api.probe import ProbeResult
 from autotune.core.result import BaseFile, Result
+from autotune.core.workload import DatasetSource
 from autotune.emit.bundle import write_bundle
-from tests.reporting.examples import a_result
+from tests.reporting.examples import a_result, a_workload
 from tests.step.plans import needs_deepspeed
 
 TEXT = "# mine\nmodel_name_or_path: m\nlearning_rate: 1e-4  # tried others\ndatasets: [{path: x}]\npacking: true\n"
@@ -54,6 +55,22 @@ def test_the_script_trains_with_the_user_s_own_values(tmp_path: Path) -> None:
     assert arguments["model_name_or_path"] == "Qwen/Qwen2.5-0.5B"
     assert arguments["datasets"] == [{"path": "json", "data_files": "/data/chats.jsonl", "split": "train"}]
     assert "os.environ['WANDB_PROJECT'] = 'mine'" in script
+
+
+@pytest.mark.parametrize(
+    ("strategy", "when"),
+    [("epoch", "at the end of each epoch"), ("steps", "as the file's eval_strategy: steps has it")],
+)
+def test_the_head_has_the_file_s_own_moments_of_evaluation(strategy: str, when: str, tmp_path: Path) -> None:
+    source = DatasetSource("trl-lib/tldr", "trl-lib/tldr")
+    workload = replace(a_workload(), dataset_source=source, evaluation_source=replace(source, split="test"))
+    result = replace(own(args={"eval_strategy": strategy}), workload=replace(workload, evaluation=workload.dataset))
+    assert result.recommended is not None
+    plan = replace(result.recommended.plan, args={"eval_strategy": "epoch"})
+    write_bundle(replace(result, recommended=replace(result.recommended, plan=plan)), tmp_path)
+    for name in ("config.yaml", "train.py"):
+        head = " ".join((tmp_path / name).read_text(encoding="utf-8").replace("#", "").split())
+        assert f"Training is evaluated on chats.jsonl {when}; eval_strategy and eval_steps change when." in head
 
 
 @pytest.mark.parametrize(("trainer", "heeds"), [("dpo", True), ("sft", False)])

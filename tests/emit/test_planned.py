@@ -72,6 +72,13 @@ def test_no_file_claims_a_measurement(split: ServerSplit | None, tmp_path: Path)
         assert "# Planned by autotune" in script.read_text(encoding="utf-8")
 
 
+def test_the_doubts_of_the_plan_are_in_the_head(tmp_path: Path) -> None:
+    doubt = "The margin is below the stated error: it may not fit."
+    folder = write(a_bundle(doubts=(doubt,)), tmp_path)
+    for name in ("config.yaml", "train.py"):
+        assert f"give or take 10 %. {doubt}" in text_of(folder / name)
+
+
 def test_speed_is_said_only_where_it_is_predicted(tmp_path: Path) -> None:
     with_speed = text_of(write(a_bundle(None), tmp_path / "alone") / "config.yaml")
     assert "and 9,000 tok/s on typical ones" in with_speed

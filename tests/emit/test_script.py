@@ -43,6 +43,11 @@ def test_a_reference_is_loaded_only_where_no_adapter_can_be_switched_off(
     compile(script, "train.py", "exec")
 
 
+def test_the_script_does_not_promise_to_take_the_arguments_of_the_data(tmp_path: Path) -> None:
+    script = script_of(TrainingPlan("sft", {"use_cpu": True}), tmp_path)
+    assert "every argument of `trl sft` but those of the data overrides what is recommended" in script
+
+
 def seen(script: str, variables: Mapping[str, str]) -> str | None:
     """Return which GPUs a script shows to the libraries that it imports."""
     before, _, _ = script.partition("from trl import")

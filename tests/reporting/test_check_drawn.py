@@ -11,6 +11,7 @@ from rich.console import Console
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting.check import fixed_report, verdict_report
+from autotune.reporting.document import Paragraph
 from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB, format_bytes
 from tests.cli.screen import screen
@@ -83,6 +84,12 @@ def test_a_diff_keeps_its_lines(columns: int, colour: bool) -> None:
     # What is not known of its speed is not left unsaid.
     diff = shown.partition("of 18.00 GiB; no speed is predicted\n")[2]
     assert [line[2:].rstrip() for line in diff.splitlines()] == [line.rstrip() for line in DIFF.splitlines()]
+
+
+def test_a_search_that_found_no_change_is_no_proof_that_there_is_none() -> None:
+    (section,) = (one for one in verdict_report(replace(VERDICT, remedy=None)).sections if one.title == "Remedy")
+    sentence = "No change was found that surely fits and trains the same (techniques are changed in turn, up to three)."
+    assert section.blocks == (Paragraph(sentence),)
 
 
 def test_each_of_several_verdicts_names_its_file() -> None:

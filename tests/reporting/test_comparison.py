@@ -41,7 +41,9 @@ def contribution(
 
 def test_each_figure_stands_beside_the_baselines() -> None:
     shown = cells(a_result())
-    assert shown["peak memory"] == ("21.00 GiB", "12.00 GiB")
+    assert shown["memory held"] == ("23.00 GiB", "14.00 GiB")
+    assert shown["reserved"] == ("22.00 GiB", "13.00 GiB")
+    assert shown["allocated"] == ("21.00 GiB", "12.00 GiB")
     assert shown["speed"] == ("23,000 tok/s", "10,000 tok/s")
     assert shown["a further run"] == ("21,400 to 24,720", "9,500 to 10,530")
     assert shown["time per epoch"] == ("7.4 s", "17 s")
@@ -66,8 +68,8 @@ def test_memory_is_drawn_against_the_budget_and_speed_against_the_faster() -> No
     rows = comparison_of_search(result, recommended(result))
     shares = {label: (ours, theirs) for label, _, ours, _, theirs in rows}
     # On a GPU, the budget has to hold the context and what is reserved too.
-    assert shares["peak memory"] == (Bar(None), Bar(None, "default"))
-    assert shares["  on the device"] == (Bar(23 / 24), Bar(14 / 24, "default"))
+    assert shares["memory held"] == (Bar(23 / 24), Bar(14 / 24, "default"))
+    assert shares["  allocated"] == (Bar(None), Bar(None, "default"))
     assert shares["speed"] == (Bar(1.0), Bar(10_000.0 / 23_000.0, "default"))
 
 
@@ -78,7 +80,8 @@ def test_what_neither_has_measured_is_left_out() -> None:
         recommended=replace(recommended(result), reserved_bytes=None, device_bytes=None),
         baseline=a_choosable(0, BASELINE, reserved_bytes=None, device_bytes=None),
     )
-    assert {"reserved", "on the device"}.isdisjoint(cells(on_cpu))
+    assert cells(on_cpu)["memory held"] == ("21.00 GiB", "12.00 GiB")
+    assert {"reserved", "allocated"}.isdisjoint(cells(on_cpu))
 
 
 def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
@@ -90,7 +93,7 @@ def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
 
 def test_a_baseline_that_was_never_probed_shows_dashes() -> None:
     result = a_result(baseline=None, speedup=None)
-    assert cells(result)["peak memory"] == ("21.00 GiB", "-")
+    assert cells(result)["memory held"] == ("23.00 GiB", "-")
 
 
 def test_rows_that_are_not_cut_have_no_maximum_length() -> None:

@@ -183,10 +183,13 @@ def test_what_trl_has_no_command_for_is_trained_by_the_script() -> None:
     plan = replace(result.recommended.plan, peft={"peft_type": "IA3"})
     asked = replace(result, recommended=replace(result.recommended, plan=plan))
     assert next_command(asked) == "python /elsewhere/train.py"
+    assert next_command(asked, "/its own/{}".format) == "'/its own/python' /elsewhere/train.py"
     several = replace(plan, launch=Launch(2))
     asked = replace(result, recommended=replace(result.recommended, plan=several))
     accelerate = "accelerate launch --config_file /elsewhere/accelerate.yaml"
     assert next_command(asked) == f"{accelerate} /elsewhere/train.py"
+    assert next_command(asked, "/venv/bin/{}".format) == f"/venv/bin/{accelerate} /elsewhere/train.py"
+    assert next_command(result, "/venv/bin/{}".format).endswith("/venv/bin/trl sft --config /elsewhere/config.yaml")
 
 
 def test_the_next_command_is_absolute_for_a_bundle_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

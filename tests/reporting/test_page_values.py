@@ -30,6 +30,7 @@ from autotune.reporting.sections import lengths_section
 from autotune.units import GIB
 from tests.reporting.examples import (
     COUNTS,
+    WINNER,
     a_choosable,
     a_result,
     a_workload,
@@ -99,9 +100,10 @@ def test_a_point_without_a_figure_of_the_device_has_what_is_reserved() -> None:
 
 def test_the_page_says_of_a_default_that_fits_why_it_is_not_recommended() -> None:
     shown = probe_report(only_the_default_fits())
-    assert "TRL's default fits with 10.00 GiB" in verdict(only_the_default_fits()).headline
+    assert "TRL's default fits with 13.00 GiB" in verdict(only_the_default_fits()).headline
     (trials,) = shown.blocks(Candidates)
     assert "keeps 24.3 % of the dataset's tokens" in trials.rows[0].reason
+    assert (trials.columns[0], trials.rows[0].cells[0]) == ("held", "13.00 GiB")
     _, _, help_ = markdown(only_the_default_fits()).partition("## What might change this (not measured)\n")
     assert "--max-length 4096" in help_.partition("##")[0]
 
@@ -146,17 +148,25 @@ def test_the_histogram_has_the_bins_of_the_lengths_command() -> None:
     [
         (1024, "; the recommendation cuts 10 (max_length 1,024)", "769 to 1,024, max_length 1,024"),
         (1025, "; the recommendation cuts 10 (max_length 1,025)", "1,025 to 1,536, max_length 1,025"),
-        (2900, "; the recommendation cuts and drops none", None),
-        (5000, "; the recommendation cuts and drops none", None),
-        (None, "", None),
+        (2900, "; the recommendation keeps all their tokens", None),
+        (5000, "; the recommendation keeps all their tokens", None),
     ],
 )
-def test_the_row_and_the_sentence_name_the_length_that_cuts(length: int | None, where: str, row: str | None) -> None:
+def test_the_row_and_the_sentence_name_the_length_that_cuts(length: int, where: str, row: str | None) -> None:
     chosen = a_result().recommended
     assert chosen is not None
-    text, table = lengths(a_result(recommended=replace(chosen, max_length=length)))
+    text, table = lengths(a_result(recommended=replace(chosen, candidate=WINNER.but(max_length=length))))
     assert text == f"700 rows of up to 2,900 tokens{where}."
     assert [name for name, *_ in table.rows if "max_length" in str(name)] == ([row] if row else [])
+
+
+@pytest.mark.parametrize("packing", ["bfd_split", "wrapped"])
+def test_packing_that_moves_overflow_into_the_next_row_cuts_none(packing: str) -> None:
+    chosen = a_result().recommended
+    assert chosen is not None
+    candidate = WINNER.but(packing=packing, max_length=1024)
+    text, _ = lengths(a_result(recommended=replace(chosen, candidate=candidate)))
+    assert text == "700 rows of up to 2,900 tokens; the recommendation keeps all their tokens."
 
 
 def test_rows_that_are_dropped_are_not_called_cut() -> None:
@@ -221,7 +231,7 @@ def test_a_budget_in_mebibytes_is_drawn_in_mebibytes() -> None:
         recommended=None, baseline=a_choosable(0, a_result().trials[0].candidate, device_bytes=1 << 28), trials=()
     )
     (chart, *_) = charts(probe_report(result))
-    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "peak memory (MiB)"
+    assert chart.figure["layout"]["xaxis"]["title"]["text"] == "memory held (MiB)"
     assert chart.figure["data"][-1]["x"] == [256.0]
 
 

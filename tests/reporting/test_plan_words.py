@@ -46,7 +46,7 @@ def test_the_headline_says_how_much_each_of_several_gpus_trains() -> None:
 def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
     assert FASTEST.memory is not None
     heavy = replace(FASTEST, memory=replace(FASTEST.memory, machine_bytes=128 * GIB))
-    assert "up to 128 GiB are needed there (column host), and this machine has 96.00 GiB." in doubt_text(
+    assert "up to 128 GiB are needed there, and the machine planned for has 96.00 GiB." in doubt_text(
         a_plan(estimates=(heavy,), host_bytes=96 * GIB)
     )
     assert doubt_text(a_plan(estimates=(heavy,), host_bytes=128 * GIB)) == ""

@@ -33,7 +33,9 @@ from tests.reporting.examples import BASELINE, WINNER, a_workload
 from tests.reporting.plans import DEFAULT, FASTEST, LONGEST, an_estimate
 
 PACKED = BASELINE.but(packing="bfd")
-RAN = Measurement(ProbeStatus.OK, peak_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0)
+RAN = Measurement(
+    ProbeStatus.OK, peak_bytes=10 * GIB, device_bytes=12 * GIB, tokens_per_second=10_000.0, wall_seconds=10.0
+)
 RAN_OUT = Measurement(ProbeStatus.OUT_OF_MEMORY, wall_seconds=4.0, out_of_memory=OutOfMemory(BACKWARD, GIB, None, None))
 READY = WorkloadReady(a_workload(), 24 * GIB, 1234, BASELINE)
 EVENTS: tuple[Event, ...] = (
@@ -84,7 +86,7 @@ def test_every_event_is_one_plain_line() -> None:
         ),
         "note: The driver is [old].",
         "probe 0 started (1 of at most 16): TRL's default",
-        "probe 0 ok: peak 12.00 GiB, 10,000 tok/s: TRL's default (best so far)",
+        "probe 0 ok: 12.00 GiB held, 10,000 tok/s: TRL's default (best so far)",
         (
             "candidate 1 vetoed: it is illegal: gradient_checkpointing=off lora=r16 max_length=2048 packing=bfd "
             "per_device_train_batch_size=4"
@@ -167,6 +169,12 @@ def test_the_baseline_is_learnt_from_its_probe_too() -> None:
 
 def test_remaining_time_is_the_mean_probe_times_what_is_left() -> None:
     assert followed(*EVENTS).remaining_seconds == (16 - 2) * 7.0
+
+
+def test_workers_share_the_remaining_time() -> None:
+    both = (ProbeStarted(3, PACKED, "search", 16), ProbeStarted(4, WINNER, "search", 16))
+    assert followed(*EVENTS, *both).remaining_seconds == (16 - 2) * 7.0 / 2
+    assert ", about 49 s of search left" in live(*EVENTS, *both)
 
 
 def test_remaining_time_is_no_more_than_the_time_limit_leaves() -> None:

@@ -46,6 +46,16 @@ def test_the_fastest_wins_and_among_equally_fast_ones_the_smallest() -> None:
     assert fastest([]) is None
 
 
+def on_gpu(tokens_per_second: float, allocated: int, held: int) -> Measurement:
+    return replace(rate(tokens_per_second, allocated), reserved_bytes=held - 5, device_bytes=held)
+
+
+def test_among_equally_fast_ones_on_a_gpu_what_the_budget_has_to_hold_decides() -> None:
+    """The allocator's settings change reserved memory alone."""
+    fragmented, expandable = record(1, on_gpu(100, 200, 260)), record(2, on_gpu(99.9, 201, 205))
+    assert fastest([fragmented, expandable]) == expandable
+
+
 def test_the_winner_alone_is_run_again_longer(recipes: Run) -> None:
     table = ReplayedTable()
     outcome = recipes(table, trials=5)
@@ -157,6 +167,17 @@ def test_each_choice_of_the_winner_is_changed_back_and_compared(recipes: Run) ->
     assert attention.reason == "packing needs flash attention"
 
 
+def test_a_choice_saves_what_the_budget_has_to_hold(recipes: Run) -> None:
+    table = ReplayedTable(
+        shown={
+            GOOD: replace(measurement(GOOD), device_bytes=2000),
+            NEXT: replace(measurement(NEXT), reserved_bytes=5000, device_bytes=6000),
+        }
+    )
+    liger = next(item for item in recipes(table, trials=6).contributions if item.knob == "liger")
+    assert liger.peak_bytes_saved == 4000
+
+
 def test_a_change_back_that_was_probed_already_is_not_probed_again(recipes: Run) -> None:
     outcome = recipes(ReplayedTable(), trials=6)
     liger = next(item for item in outcome.contributions if item.knob == "liger")
@@ -222,6 +243,9 @@ def test_one_that_is_as_fast_on_less_memory_is_worth_a_confirmation_of_its_own()
     assert leader([confirmed, lighter], judge) == lighter
     assert leader([confirmed, hardly_lighter], judge) == confirmed
     assert leader([confirmed, lighter], judge, confirm_more=False) == confirmed
+    on_device = replace(confirmed, measurement=on_gpu(100, 1000, 1300))
+    in_less = record(1, on_gpu(99, 1001, 1005))
+    assert leader([on_device, in_less], judge) == in_less
 
 
 def test_memory_that_ran_out_before_a_knob_matters_runs_out_with_all_its_choices() -> None:

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
             result, failure = probe(**options, listener=listener).document, None
         except UnwrittenError as error:
             result, failure = error.document, error
-    show(probe_report(result, program("trl")), console, apart=True)
+    show(probe_report(result, program), console, apart=True)
     if as_json:
         write_json(result)
     if failure is not None:
