@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from datasets import Dataset, Image, List, load_from_disk
@@ -22,6 +24,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import image_end
+from autotune.step.jobs.prepare import _check_space
 from autotune.step.trainers import adapter
 from tests.vision import picture, small_processor, write_small_vision_model
 
@@ -206,6 +209,25 @@ def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, tm
     rows = rows_of([[picture(9, 9)], [{"bytes": b"no image", "path": "b.png"}]])
     with pytest.raises(InputError, match=r"Row 2 of rows has an image that cannot be read: b\.png"):
         prepared(job_server, "gemma3", rows, tmp_path)
+
+
+def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    picture(90, 60).save(file)
+    rows, left = rows_of([[str(file)]]), SimpleNamespace(free=file.stat().st_size // 2)
+    with mock.patch("shutil.disk_usage", return_value=left), pytest.raises(UnreadError, match="which are copied to"):
+        _check_space(rows, tmp_path, "rows")
+    _check_space(rows, tmp_path, "rows")
+    _check_space(rows_of([[str(tmp_path / "none.png")]]), tmp_path, "rows")
+
+
+def test_rows_of_which_only_the_lengths_are_asked_for_are_not_saved(job_server: JobServer, tmp_path: Path) -> None:
+    rows_of([[picture(9, 9)]] * 2).to_parquet(str(tmp_path / "rows.parquet"))
+    model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
+    source = DatasetSource("rows", "parquet", str(tmp_path / "rows.parquet"))
+    request = PrepareRequest(model, source, "sft", str(tmp_path / "tokenized"), image_limits=True)
+    assert prepare(job_server, request, tmp_path / "prepare").dataset.images is not None
+    assert not (tmp_path / "tokenized").exists()
 
 
 def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
