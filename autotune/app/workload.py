@@ -24,7 +24,7 @@ class WorkloadReader:
     Attributes:
         directory: directory of the jobs' folders and the tokenised rows.
         most_seconds: time after which reading and tokenising is ended; None: never.
-        image_limits: whether the processor is asked about smaller limits of its images.
+        image_limits: whether the processor is asked about smaller limits of its images; rows are then not saved.
     """
 
     server: JobServer

@@ -53,7 +53,7 @@ class PrepareRequest:
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: directory for those, tokenised.
         teacher: the model that the trained one imitates; None for trainers without one.
-        image_limits: whether the processor is asked about smaller limits of its images.
+        image_limits: whether the processor is asked about smaller limits of its images; rows are then not saved.
     """
 
     model: ModelSource

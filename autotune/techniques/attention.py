@@ -8,6 +8,7 @@ from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
+from autotune.core.workload import Workload
 from autotune.techniques.base import ON, CrashReason, Option, Technique
 from autotune.techniques.hub_kernels import kernels_missing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
@@ -18,6 +19,11 @@ from autotune.techniques.versions import missing
 SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
+UNEVEN = (
+    "it holds the scores of each image, and its worst row may be one with a large image, while those with the most "
+    "image data in all are run"
+)
+"""Reason why memory with eager attention may be higher than measured or predicted; see :func:`uneven_images`."""
 _PAGED = "kernels-community/paged-attention"
 _DECODED = 128
 """Queries from which on FlexAttention has its usual kernel; also the queries of a block of its mask."""
@@ -83,10 +89,13 @@ class Attention(Technique):
         return kernels_missing(machine) if package is None else missing(package, machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where the architecture does not support the implementation."""
+        """Return a reason where the architecture does not support it, or its worst row may not be among those run."""
         check = setting.workload.packing_checks.get(str(choice))
         if check is not None and not check.supported:
             return f"{setting.workload.model.model_type} does not run with attention={choice}: {check.reason}"
+        own = self.name in setting.wishes.fixed or setting.users_own(self.name, choice)
+        if choice == EAGER and not own and self.default(setting) != EAGER and uneven_images(setting.workload):
+            return UNEVEN
         return _masks_otherwise(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
@@ -103,6 +112,16 @@ class Attention(Technique):
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
         return _masks_otherwise(choice, setting)
+
+
+def uneven_images(workload: Workload) -> bool:
+    """Return whether some rows have several images, and images differ in size.
+
+    Qwen's vision towers attend within each image (``Qwen2_5_VLVisionAttention.forward``), so that scores grow with the
+    squares of their sizes: one large image may need more than several with more data in all.
+    """
+    found = [profile.images for profile in workload.profiles if profile.images is not None]
+    return any(images.in_row.longest > 1 and len(images.pixels.counts) > 1 for images in found)
 
 
 def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:

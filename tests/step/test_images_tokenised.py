@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from datasets import Dataset, Image, List, load_from_disk
@@ -22,27 +24,28 @@ from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
 from autotune.step.images.sizes import ImageSize, image_sizes
 from autotune.step.images.tokens import image_end
+from autotune.step.jobs.prepare import _check_space
 from autotune.step.trainers import adapter
 from tests.vision import picture, small_processor, write_small_vision_model
 
 SIZES = [[(90, 60)], [], [(40, 90), (64, 64)], [(90, 60)]]
 
 
-def rows_of(images: list[list[Any]]) -> Dataset:
+def rows_of(images: Sequence[list[Any] | None]) -> Dataset:
     messages = [{"role": "user", "content": "what is this"}, {"role": "assistant", "content": "a model"}]
     return Dataset.from_dict({"messages": [messages] * len(images), "images": images}).cast_column(
         "images", List(Image())
     )
 
 
-def of_pairs(images: list[list[Any]]) -> Dataset:
+def of_pairs(images: Sequence[list[Any] | None]) -> Dataset:
     """Return preference pairs whose answers differ in length."""
     asked, answered = ({"role": role, "content": "what is this"} for role in ("user", "assistant"))
     pair = {"prompt": [asked], "chosen": [answered], "rejected": [{**answered, "content": "a model"}]}
     return Dataset.from_list([{**pair, "images": some} for some in images]).cast_column("images", List(Image()))
 
 
-def of_answers(images: list[list[Any]]) -> Dataset:
+def of_answers(images: Sequence[list[Any] | None]) -> Dataset:
     """Return labelled answers, every other one longer."""
     asked = {"role": "user", "content": "what is this"}
     contents = [("a model", "memory of the model and its speed")[place % 2] for place in range(len(images))]
@@ -59,7 +62,7 @@ def of_answers(images: list[list[Any]]) -> Dataset:
     ).cast_column("images", List(Image()))
 
 
-def of_prompts(images: list[list[Any]]) -> Dataset:
+def of_prompts(images: Sequence[list[Any] | None]) -> Dataset:
     """Return prompts with a column that reward functions may read."""
     prompt = [{"role": "user", "content": "what is this"}]
     return Dataset.from_list([{"prompt": prompt, "images": some, "answer": "a model"} for some in images]).cast_column(
@@ -67,7 +70,7 @@ def of_prompts(images: list[list[Any]]) -> Dataset:
     )
 
 
-PICTURED: dict[str, Callable[[list[list[Any]]], Dataset]] = {
+PICTURED: dict[str, Callable[[Sequence[list[Any] | None]], Dataset]] = {
     "sft": rows_of, "dpo": of_pairs, "kto": of_answers, "grpo": of_prompts, "rloo": of_prompts,
 }  # fmt: skip
 """What makes rows of lists of images, by the trainer that they are for."""
@@ -143,6 +146,30 @@ def test_tokens_and_image_data_of_a_row_are_those_that_trl_makes_of_the_real_ima
     assert images.pixels.counts == Counter(width * height for sizes in taken for width, height in sizes)
 
 
+@pytest.mark.parametrize("trainer", PICTURED)
+@pytest.mark.parametrize("family", ["gemma3", "llava_next"])
+def test_null_for_a_list_of_images_is_taken_where_trl_takes_it(
+    job_server: JobServer, family: str, trainer: str, tmp_path: Path
+) -> None:
+    rows, processor = PICTURED[trainer]([[picture(9, 9)], None, [picture(9, 9)]]), small_processor(family)
+    if trainer != "sft":
+        with pytest.raises(InputError, match="Row 2 of rows cannot be trained on by TRL") as refused:
+            prepared(job_server, family, rows, tmp_path, trainer)
+        assert "an empty list" in str(refused.value.hint)
+        assert "attribute" not in refused.value.message
+        if trainer in COLLATORS:
+            with pytest.raises((ValueError, TypeError)):
+                COLLATORS[trainer](processor)([rows[0], rows[1]])
+        return
+    images = prepared(job_server, family, rows, tmp_path).dataset.images
+    assert images is not None
+    assert images.in_row.counts == Counter({1: 2, 0: 1})
+    found = load_from_disk(str(tmp_path / "tokenized"))[1]
+    assert found["images"] is None
+    assert found["input_ids"] == of_trl("sft", processor, rows[1])["input_ids"][0].tolist()
+    assert COLLATORS["sft"](processor)([rows[0], rows[1]])["input_ids"].shape[0] == 2
+
+
 def test_prompts_of_which_some_have_no_image_are_refused(job_server: JobServer, tmp_path: Path) -> None:
     rows = of_prompts([[picture(40, 30)], [], [picture(40, 30)]])
     with pytest.raises(InputError, match="only if all of them have some: 1 of 3 has none") as refused:
@@ -184,6 +211,25 @@ def test_a_broken_image_is_an_error_that_names_its_row(job_server: JobServer, tm
         prepared(job_server, "gemma3", rows, tmp_path)
 
 
+def test_rows_that_the_disk_has_no_room_for_are_refused_before_they_are_copied(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    picture(90, 60).save(file)
+    rows, left = rows_of([[str(file)]]), SimpleNamespace(free=file.stat().st_size // 2)
+    with mock.patch("shutil.disk_usage", return_value=left), pytest.raises(UnreadError, match="which are copied to"):
+        _check_space(rows, tmp_path, "rows")
+    _check_space(rows, tmp_path, "rows")
+    _check_space(rows_of([[str(tmp_path / "none.png")]]), tmp_path, "rows")
+
+
+def test_rows_of_which_only_the_lengths_are_asked_for_are_not_saved(job_server: JobServer, tmp_path: Path) -> None:
+    rows_of([[picture(9, 9)]] * 2).to_parquet(str(tmp_path / "rows.parquet"))
+    model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
+    source = DatasetSource("rows", "parquet", str(tmp_path / "rows.parquet"))
+    request = PrepareRequest(model, source, "sft", str(tmp_path / "tokenized"), image_limits=True)
+    assert prepare(job_server, request, tmp_path / "prepare").dataset.images is not None
+    assert not (tmp_path / "tokenized").exists()
+
+
 def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
     turned = Pillow.Exif()
     turned[ExifTags.Base.Orientation] = 6
@@ -193,7 +239,7 @@ def test_sizes_are_those_of_the_decoded_images(tmp_path: Path) -> None:
     picture(8, 4).save(tmp_path / "moving.gif", save_all=True, append_images=[picture(8, 4), picture(8, 4)])
     files = ["turned.jpg", "turned.png", "cmyk.jpg", "moving.gif"]
     rows = rows_of([[str(tmp_path / file)] for file in files])
-    found = [sizes[0] for sizes in image_sizes(rows, None, "rows")]
+    found = [size for sizes in image_sizes(rows, None, "rows") for size in sizes or ()]
     assert found == [ImageSize(image.width, image.height, image.mode) for (image,) in rows["images"]]
     assert found[0] == ImageSize(20, 30)
     assert found[2].mode == "CMYK"

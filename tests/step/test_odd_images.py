@@ -170,7 +170,7 @@ def named(*files: str) -> Dataset:
 
 def sizes_of(rows: Dataset, backend: str = "pil") -> list[ImageSize]:
     """Return the sizes of the images of rows for an image processor with a backend of transformers."""
-    return [size for sizes in image_sizes(rows, SimpleNamespace(backend=backend), "rows") for size in sizes]
+    return [size for sizes in image_sizes(rows, SimpleNamespace(backend=backend), "rows") for size in sizes or ()]
 
 
 def prepared_file(server: JobServer, rows: Path, folder: Path, trainer: str = "sft") -> Workload:

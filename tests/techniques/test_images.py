@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
-from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.lengths import LengthDistribution
+from autotune.core.setting import GLOBAL_BATCH, Setting, Wishes
 from autotune.techniques.attention import Attention
 from autotune.techniques.base import CrashReason, impossible
 from autotune.techniques.context_parallel import ContextParallel
@@ -92,6 +94,20 @@ def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(ch
     assert (
         attention.unsuitable(choice, replace(bidirectional, workload=replace(of, dataset=workload().dataset))) is None
     )
+
+
+def test_eager_is_searched_only_where_the_rows_with_the_most_image_data_have_the_largest_images() -> None:
+    attention, of = Attention(), pictured_workload()
+
+    def reason_for(in_row: dict[int, int], pixels: dict[int, int], **other: Any) -> str | None:
+        assert of.dataset.images is not None
+        images = replace(of.dataset.images, in_row=LengthDistribution(in_row), pixels=LengthDistribution(pixels))
+        here = setting(of=replace(of, dataset=replace(of.dataset, images=images)))
+        return attention.unsuitable("eager", replace(here, **other))
+
+    assert "scores of each image" in str(reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}))
+    assert reason_for({1: 5}, {900: 4, 4000: 1}) is reason_for({4: 1, 1: 1}, {900: 5}) is None
+    assert reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}, wishes=Wishes(fixed={"attention": "eager"})) is None
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])

@@ -10,6 +10,7 @@ from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
+from autotune.techniques.attention import EAGER, UNEVEN, uneven_images
 from autotune.techniques.base import CrashReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.vllm import SERVER
@@ -50,6 +51,7 @@ def silent_findings(
     yield from _weights(plan, given, setting.workload.model.dtype)
     yield from _without_switch(plan, given)
     yield from _positions(geometry, setting)
+    yield from _uneven_images(plan, setting.workload)
     yield from _rules(plan, trainer, setting, known)
 
 
@@ -220,6 +222,11 @@ def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
             f"Rows have up to {longest:,.0f} tokens, and the model was made for {most:,} positions.",
             "max_length",
         )
+
+
+def _uneven_images(plan: TrainingPlan, workload: Workload) -> Iterator[Finding]:
+    if plan.model.get("attn_implementation") == EAGER and uneven_images(workload):
+        yield Finding(Severity.NOTE, f"attention={EAGER} may need more memory than this: {UNEVEN}.")
 
 
 def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: NearestCandidate) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
     own = _size_of(processor)
     if own.get(_EDGE) is None:
         return ()
-    counts = Counter(image_sizes(rows, processor.image_processor, name))
+    counts = Counter(images or () for images in image_sizes(rows, processor.image_processor, name))
     largest = Counter([max(counts, key=lambda images: sum(image.pixels for image in images))])
     present, at_largest = (_limit(processor, sizes, {_SIZE: own}) for sizes in (counts, largest))
     limits = [present]

@@ -17,6 +17,7 @@ from autotune.errors import InputError, UnreadError
 COLUMNS = ("image", "images")
 """Columns by which TRL's trainers take rows for rows with images (``_is_vision_dataset``). With both, TRL's
 collator takes the first (``DataCollatorForVisionLanguageModeling``)."""
+NO_LIST = "In a column images, a row without any has an empty list."
 _TEXTS = ("string", "large_string")
 _OPENED_MODE = "RGB"
 """Mode of every image that transformers opens itself (``load_image``)."""
@@ -81,15 +82,15 @@ def names_files(rows: Dataset) -> bool:
     return column is not None and isinstance(image_feature(rows, column), Value)
 
 
-def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[ImageSize, ...]]:
-    """Yield the sizes of each row's images, in the order of the rows.
+def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[ImageSize, ...] | None]:
+    """Yield the sizes of each row's images, in the order of the rows; None for a row with null for a list of them.
 
     Args:
         processor: the image processor of the model, which opens images that are strings.
         name: the user's name of the dataset, for messages.
 
     Raises:
-        InputError: a row has no list of images, or an image cannot be read, here or by the processor.
+        InputError: an image is null, or cannot be read, here or by the processor.
         UnreadError: an image is on the web.
     """
     column = image_column(rows)
@@ -103,10 +104,13 @@ def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[Imag
         stored = stored.cast_column(column, List(encoded) if column == "images" else encoded)
     for number, row in enumerate(stored, start=1):
         images = row[column] if column == "images" else [row[column]]
-        if images is None or None in images:
+        if images is None:
+            yield None
+            continue
+        if None in images:
             raise InputError(
                 f"Row {number} of {name} has no {column}.",
-                hint="Remove such rows; in a column images, a row without any has an empty list.",
+                hint=f"Remove such rows. {NO_LIST}",
             )
         files = (_file(image, number, name) if isinstance(image, str) else image for image in images)
         yield tuple(_size(file, mode, decoded, number, name) for file in files)

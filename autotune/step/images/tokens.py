@@ -17,7 +17,7 @@ from trl.data_utils import is_conversational, prepare_multimodal_messages
 from autotune.core.images import ImageProfile
 from autotune.core.table import Table
 from autotune.errors import InputError, first_line
-from autotune.step.images.sizes import COLUMNS, ImageSize, image_column, image_sizes, names_files
+from autotune.step.images.sizes import COLUMNS, NO_LIST, ImageSize, image_column, image_sizes, names_files
 from autotune.step.rows import Counts, distribution
 from autotune.trainers import Trainer
 from autotune.trainers.prompts import PROMPT
@@ -71,6 +71,8 @@ def with_prompts(trainer: Any, further: Tokens, name: str) -> Dataset:
         if not is_conversational({"prompt": row["prompt"]}):
             raise ValueError("images need a prompt of messages, not of text")
         images = row["images"] if "images" in row else [row["image"]]
+        if images is None:
+            raise ValueError("images are null, which TRL passes to the processor")
         (ids,), _, fields = trainer._tokenize_prompts([prepare_multimodal_messages(row["prompt"], images=images)])
         return {PROMPT: ids, **further(row)}, fields.get(_PIXELS)
 
@@ -110,21 +112,22 @@ def with_tokens(rows: Dataset, processor: Any, process: Processed, name: str) ->
         for number, (row, sizes) in enumerate(
             zip(texts, image_sizes(rows, processor.image_processor, name), strict=True), start=1
         ):
-            images = [blank(size) for size in sizes]
+            # Null stays null: of TRL's collators, one takes it for no images, and the others fail on it.
+            images = None if sizes is None else [blank(size) for size in sizes]
             # TRL changes what it is given.
-            example = {**deepcopy(row), column: images if column == "images" else images[0]}
+            example = {**deepcopy(row), column: images[0] if images and column == "image" else images}
             try:
                 found, pixels = process(example)
             except Exception as error:
                 # Chat templates, processors and TRL refuse a row with errors of any class.
                 raise InputError(
                     f"Row {number} of {name} cannot be trained on by TRL: {first_line(error)}",
-                    hint="Look at its images and at their places in its messages.",
+                    hint=NO_LIST if sizes is None else "Look at its images and at their places in its messages.",
                 ) from error
             for known, values in found.items():
                 tokens.setdefault(known, []).append(np.asarray(values, dtype=np.int64).tolist())
             tokens[IMAGE_ELEMENTS].append([numbers(pixels)])
-            tokens[IMAGE_PIXELS].append([size.pixels for size in sizes])
+            tokens[IMAGE_PIXELS].append([size.pixels for size in sizes or ()])
             # Images are in the first of the sequences: the whole row, or its prompt.
             ids = next(iter(found.values()))
             tokens[_ENDS].append([image_end(ids, processor) if sizes else 0])
@@ -210,7 +213,7 @@ class _Remembering:
 
 
 def _sizes(images: Any) -> object:
-    return tuple(map(_sizes, images)) if isinstance(images, (list, tuple)) else (images.mode, images.size)
+    return tuple(map(_sizes, images)) if isinstance(images, (list, tuple)) else images and (images.mode, images.size)
 
 
 def _light(values: Any) -> Any:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from trl import ModelConfig
 
 from autotune.core.files import written_atomically
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource, Workload
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.step.data.dataset import load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
 from autotune.step.data.tokenize import covered, tokenized
 from autotune.step.images.limits import image_limits
+from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.peft import check_peft
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
+from autotune.units import format_bytes
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Workload:
@@ -29,6 +33,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
 
     Raises:
         InputError: the model, the dataset or the PEFT configuration cannot be used.
+        UnreadError: the disk has no room for the rows' images.
     """
     known = adapter(request.trainer)
     config = load_config(request.model, known.head)
@@ -40,6 +45,8 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
 
     def read(asked: PrepareRequest) -> DatasetProfile:
         loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model, context.folder)
+        if not asked.image_limits and image_column(loaded.rows) is not None:
+            _check_space(loaded.rows, Path(asked.tokenized_directory).parent, asked.dataset.name)
         rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
         profile = dataset_profile(asked, loaded, rows)
         if not profile.documents.tokens:
@@ -47,9 +54,10 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
                 f"No row of {asked.dataset.name} has a token.",
                 hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
-        with written_atomically(Path(asked.tokenized_directory)) as part:
-            rows.save_to_disk(str(part))
-        if asked.image_limits and profile.images is not None:
+        if not asked.image_limits:
+            with written_atomically(Path(asked.tokenized_directory)) as part:
+                rows.save_to_disk(str(part))
+        elif profile.images is not None:
             limits = image_limits(loaded.rows, processor, asked.dataset.name)
             profile = replace(profile, images=replace(profile.images, limits=limits))
         return replace(profile, dropped=dropped)
@@ -106,6 +114,28 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
     profile = model_profile(source, config, processor, folder)
     _check_weights(source, profile)
     return profile
+
+
+def _check_space(rows: Dataset, folder: Path, name: str) -> None:
+    """Check that the disk of a folder has room for a copy of rows with their images.
+
+    Raises:
+        UnreadError: it has not.
+    """
+    try:
+        # With the files that save_to_disk embeds.
+        size = rows._estimate_nbytes()
+    except OSError:
+        # The message on images that cannot be read names the row.
+        return
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise UnreadError(
+            f"{name} has about {format_bytes(size)} with its images, which are copied to {folder}, and the disk there "
+            f"has {format_bytes(free)} left.",
+            hint="Free some space, name a folder on a larger disk (TMPDIR; for probes, the output directory), or read "
+            "fewer rows, as with --split.",
+        )
 
 
 def _check_weights(source: ModelSource, profile: ModelProfile) -> None:

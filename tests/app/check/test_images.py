@@ -41,6 +41,18 @@ def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Pa
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
+def test_eager_attention_is_noted_where_images_of_several_sizes_share_a_row(
+    checked: Checked, vision_model: Path, tmp_path: Path
+) -> None:
+    rows = rows_of([[picture(90, 60), picture(30, 20)], [picture(90, 60)]] * 2)
+    for attention, notes in (("eager", 1), ("sdpa", 0)):
+        body = f"max_length: null\nattn_implementation: {attention}\n"
+        verdict = verdict_of(checked, tmp_path, vision_model, "sft", body, rows)
+        assert verdict.outcome is Outcome.FITS, verdict.headline
+        found = [item.severity for item in verdict.findings if "scores of each image" in item.message]
+        assert found == [Severity.NOTE] * notes
+
+
 def test_a_verdict_on_files_of_images_is_not_kept_and_one_on_images_in_rows_is(
     checked: Checked, vision_model: Path, tmp_path: Path
 ) -> None:
