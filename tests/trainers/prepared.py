@@ -41,6 +41,15 @@ def richest(trainer: Trainer) -> str:
     return max(trainer.formats, key=lambda form: len(form.columns)).name
 
 
+def refused_by_trl(trainer: Trainer, choices: Mapping[str, Choice]) -> bool:
+    """Whether TRL refuses sizes: its KL divergence takes two rows, and a row holds a prompt beside its completion."""
+    if trainer.name == "kto":
+        return choices.get("per_device_train_batch_size") == 1
+    if trainer.name == "online_dpo":
+        return int(choices.get("max_length", 512)) <= int(choices.get("max_new_tokens", 64))
+    return False
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A trainer, and rows that its ``prepare`` job has tokenised as it was asked to."""
@@ -97,8 +106,10 @@ class Prepared:
         return self.trainer.normal(self.baseline.but(**choices), self.setting)
 
     def plan(self, choices: Mapping[str, Choice]) -> TrainingPlan:
-        """Return the plan of the baseline with other choices."""
-        return self.trainer.plan(self.candidate(choices), self.setting)
+        """Return the plan of the baseline with other choices, which no rule of autotune may forbid."""
+        candidate = self.candidate(choices)
+        assert self.trainer.illegal(candidate, self.setting) is None
+        return self.trainer.plan(candidate, self.setting)
 
     def geometry(self, plan: TrainingPlan) -> BatchGeometry:
         """Return what the specification says of the micro-batches of a plan on these rows."""
