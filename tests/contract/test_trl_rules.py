@@ -100,7 +100,8 @@ def test_bfd_split_packs_as_bfd_where_nothing_overflows(build: Build) -> None:
 def test_what_needs_an_accelerator_fails_without_one(
     train_alone: TrainAlone, fields: str, reason: str, reason_of_cuda_build: str | None
 ) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     if "liger" in fields:
         pytest.importorskip("liger_kernel")
     done = train_alone(fields)
@@ -177,7 +178,9 @@ def test_the_cache_is_emptied_between_the_passes_of_every_micro_batch(
 
 def test_offloaded_activations_lose_the_strides_of_transposed_views() -> None:
     """FlexAttention's backward pass asserts them; ``tests/nullgpu/test_training.py`` runs it."""
-    torch, offloading = pytest.importorskip("torch"), pytest.importorskip("trl.models.activation_offloading")
+    import torch
+    from trl.models import activation_offloading as offloading
+
     # Offloading needs an accelerator; with the CPU for one, the same hooks copy within its memory.
     with mock.patch.object(torch.accelerator, "current_accelerator", return_value=torch.device("cpu")):
         hooks = offloading.OffloadActivations(use_pin_memory=False, use_streams=False)
