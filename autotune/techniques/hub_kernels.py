@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.core.candidate import Choice
-from autotune.core.machine import Machine
 from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
-from autotune.techniques.versions import installed, missing
-
-# The range that transformers 5.23 accepts (transformers/utils/import_utils.py).
-_KERNELS = ">=0.18.2,<0.19"
-
-
-def kernels_missing(machine: Machine) -> str | None:
-    """Return why transformers cannot load kernels of the Hub here, or None if it can."""
-    if installed(machine, "kernels", _KERNELS):
-        return None
-    return missing("kernels", machine) or "transformers takes kernels 0.18.2 up to 0.19 only"
 
 
 class HubKernels(Equipped):
@@ -31,10 +18,7 @@ class HubKernels(Equipped):
     )
     trl_default = OFF
     without_gpu = "its kernels are for CUDA GPUs"
+    package = "kernels"
     impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")
     needs = "the package kernels, a CUDA GPU, and the network at first use"
     writes = frozenset({"args.model_init_kwargs.use_kernels"})
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason without a GPU, or of :func:`kernels_missing`."""
-        return super().unavailable(choice, machine) or (kernels_missing(machine) if choice == ON else None)

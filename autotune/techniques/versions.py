@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 from autotune.core.machine import Machine
 
+_TAKEN: Mapping[str, str] = {"bitsandbytes": ">=0.46.1", "kernels": ">=0.18.2,<0.19"}
+"""The ranges of versions that transformers 5.23 accepts (``transformers/utils/import_utils.py``)."""
+
 
 def missing(package: str, machine: Machine) -> str | None:
-    """Return that a package is not installed, or None if it is."""
-    return None if package in machine.packages else f"the package {package} is not installed"
+    """Return that a package is not installed, or not in a version that transformers accepts; None if it is."""
+    if package not in machine.packages:
+        return f"the package {package} is not installed"
+    if package not in _TAKEN or installed(machine, package, _TAKEN[package]):
+        return None
+    return f"transformers takes {package}{_TAKEN[package]} only, and {machine.packages[package]} is installed"
 
 
 def installed(machine: Machine, package: str, versions: str) -> bool:
