@@ -27,7 +27,7 @@ from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import Trainer
 from tests.settings import CPU, problem, separates
 from tests.small import write_rows
-from tests.trainers.samples import Rows, sample_rows
+from tests.trainers.samples import REFUSED, Rows, sample_rows
 
 DOCUMENTS_PER_STEP = 24
 Prepare = Callable[[Trainer, str], "Prepared"]
@@ -42,12 +42,8 @@ def richest(trainer: Trainer) -> str:
 
 
 def refused_by_trl(trainer: Trainer, choices: Mapping[str, Choice]) -> bool:
-    """Whether TRL refuses sizes: its KL divergence takes two rows, and a row holds a prompt beside its completion."""
-    if trainer.name == "kto":
-        return choices.get("per_device_train_batch_size") == 1
-    if trainer.name == "online_dpo":
-        return int(choices.get("max_length", 512)) <= int(choices.get("max_new_tokens", 64))
-    return False
+    """Whether TRL refuses choices with a trainer."""
+    return trainer.name in REFUSED and REFUSED[trainer.name](choices)
 
 
 @dataclass(frozen=True)
