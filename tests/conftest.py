@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -14,6 +15,12 @@ import pytest
 # Before anything imports a Hugging Face library: tests never reach for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+# Nor do they read or write the user's caches and settings; workers of pytest-xdist share those of the first process.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _CACHES = tempfile.TemporaryDirectory(prefix="autotune-tests-", ignore_cleanup_errors=True)
+    os.environ["XDG_CACHE_HOME"] = _CACHES.name
+    for _name in ("HF_HOME", "HF_DATASETS_CACHE", "AUTOTUNE_CACHE_LIMIT"):
+        os.environ.pop(_name, None)
 # Threads that wait for one another by spinning are many times slower where several test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -54,14 +61,6 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def datasets_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keep what ``datasets`` caches out of the user's home; child processes inherit it."""
-    directory = tmp_path_factory.mktemp("datasets-cache")
-    os.environ["HF_DATASETS_CACHE"] = str(directory)
-    return directory
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import resource
 import subprocess
 import sys
 import tomllib
@@ -15,7 +14,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "autotune").rglob("*.py"))
 LINES_AT_MOST = 400
-HELP_SECONDS = 0.3
 # Homes (that of the made-up user "me" apart), mounted work folders and local package folders: they are on one machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(root|home/(?!me/)\w+|Users/\w+|work|opt/\w+|tmp/\w)/")
 
@@ -66,22 +64,6 @@ def test_no_part_of_the_parent_loads_a_training_library_when_imported() -> None:
     # A callback of transformers' trainers is imported by those who have imported transformers.
     light = [name for name in PARENT_MODULES if name != "autotune.api.preflight"]
     assert heavy & loaded_by("\n".join(f"import {name}" for name in light)) == set()
-
-
-def help_seconds() -> float:
-    """Return the time of processors that ``--help`` takes."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = subprocess.run(
-        [sys.executable, "-m", "autotune", "--help"], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "probe" in run.stdout
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-
-def test_help_is_quick() -> None:
-    # Caches may be cold, and a processor is slower while another thread shares its core.
-    assert any(help_seconds() < HELP_SECONDS for _ in range(20))
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:

@@ -30,10 +30,6 @@ def written(folder: Path, text: str) -> Path:
     return file
 
 
-def test_the_file_that_ships_has_only_choices_that_techniques_document_or_parse() -> None:
-    assert load(default_file("sft"), "sft", SFT.techniques).choices.keys() <= {item.name for item in SFT.techniques}
-
-
 def test_nothing_that_changes_training_is_searched_unless_it_is_allowed() -> None:
     found = space(setting(machine=GPU))
     assert found.choices["lora"] == ("none",)

@@ -10,7 +10,6 @@ from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON, CrashReason, Option, Technique
-from autotune.techniques.hub_kernels import kernels_missing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.pad_to_multiple_of import multiple_of
 from autotune.techniques.trace_impact import NO_PATCHES
@@ -86,7 +85,7 @@ class Attention(Technique):
             return f"it needs a GPU of compute capability {lowest[0]}.{lowest[1]} or later"
         if highest is not None and capability > highest:
             return f"it has no kernels for GPUs of compute capability {capability[0]}.{capability[1]}"
-        return kernels_missing(machine) if package is None else missing(package, machine)
+        return missing(package or "kernels", machine)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the architecture does not support it, or its worst row may not be among those run."""

@@ -49,8 +49,9 @@ class Optimizer(Technique):
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where ``needs`` is not met; paging requires a GPU, since it moves state to the host."""
         package = _PACKAGES.get(str(choice))
-        if package and package not in machine.packages:
-            return missing(package, machine)
+        reason = missing(package, machine) if package else None
+        if reason:
+            return reason
         if str(choice).startswith("paged") and machine.hardware.kind == "cpu":
             return "paging moves optimizer state between a GPU and the host, and there is no GPU"
         return None

@@ -9,8 +9,13 @@ from autotune.core.machine import Machine
 
 
 def missing(package: str, machine: Machine) -> str | None:
-    """Return that a package is not installed, or None if it is."""
-    return None if package in machine.packages else f"the package {package} is not installed"
+    """Return that a package is not installed, or not in a version that transformers accepts; None if it is."""
+    if package not in machine.packages:
+        return f"the package {package} is not installed"
+    versions = taken(package)
+    if not versions or installed(machine, package, versions):
+        return None
+    return f"transformers takes {package}{versions} only, and {machine.packages[package]} is installed"
 
 
 def installed(machine: Machine, package: str, versions: str) -> bool:
@@ -23,15 +28,17 @@ def installed(machine: Machine, package: str, versions: str) -> bool:
 
 
 @cache
-def required_by(distribution: str, package: str) -> str:
-    """Return the versions of a package that an installed distribution takes by its metadata, such as ``>=1.15,<2``.
+def taken(package: str) -> str:
+    """Return the versions of a package that the installed transformers accepts, such as ``>=1.15,<2``.
 
-    An extra of the package's name has them. Empty where none does: any version.
+    The metadata of transformers names the versions of ``kernels``, which differ between its releases. Empty: any one.
     """
     from packaging.requirements import Requirement
 
-    requirements = (Requirement(line) for line in metadata.requires(distribution) or ())
-    return next((str(each.specifier) for each in requirements if each.name == package), "")
+    if package == "bitsandbytes":
+        return ">=0.46.1"  # transformers 5.23, ``utils/import_utils.py``
+    requirements = (Requirement(line) for line in metadata.requires("transformers") or ())
+    return next((str(each.specifier) for each in requirements if each.name == package == "kernels"), "")
 
 
 @cache  # called for every combination of a space

@@ -1,4 +1,4 @@
-"""Contract with bitsandbytes: its optimizers update no parameter that FSDP2 shards, which `optimizer` refuses."""
+"""Contract with bitsandbytes: its versions, and its optimizers, which update no parameter that FSDP2 shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from autotune.core.machine import Machine
-from autotune.techniques import find
+from autotune.techniques import find, versions
 from autotune.trainers import find_trainer
 from tests.settings import GPU, problem, setting
 
@@ -29,6 +29,12 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
     )
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
+
+
+def test_the_lowest_version_is_that_of_transformers() -> None:
+    from transformers.utils.import_utils import BITSANDBYTES_MIN_VERSION
+
+    assert versions.taken("bitsandbytes") == f">={BITSANDBYTES_MIN_VERSION}"
 
 
 @pytest.mark.parametrize("name", ["PagedAdamW32bit", "AdamW8bit", "PagedAdamW8bit", "Lion8bit"])

@@ -43,7 +43,7 @@ VALUES: Mapping[str, Any] = {
 
 def classes(trainer: str) -> tuple[Any, ...]:
     """Return what the command of a trainer parses, its own configuration second."""
-    trl = pytest.importorskip("trl")
+    import trl
     from trl.experimental.online_dpo import OnlineDPOConfig
     from trl.scripts.grpo import GRPOScriptArguments
     from trl.scripts.rloo import RLOOScriptArguments

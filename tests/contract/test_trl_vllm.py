@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 from pathlib import Path
 
@@ -27,7 +28,8 @@ def chosen(name: str, at: Setting, **choices: Choice) -> Candidate:
 
 
 def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
-    generation = pytest.importorskip("trl.generation.vllm_generation")
+    from trl.generation import vllm_generation as generation
+
     for method in ("sync_weights", "generate"):
         assert set(inspect.signature(getattr(generation.VLLMGeneration, method)).parameters) >= {"self"}
         assert callable(getattr(GivenCompletions, method))
@@ -40,13 +42,14 @@ def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
 
 @pytest.mark.parametrize("module", ["grpo_trainer", "rloo_trainer", "distillation_trainer"])
 def test_trl_s_trainers_have_the_connection_by_that_name(module: str) -> None:
-    trainer = pytest.importorskip(f"trl.trainer.{module}")
+    trainer = importlib.import_module(f"trl.trainer.{module}")
     assert trainer.VLLMGeneration.__module__ == "trl.generation.vllm_generation"
 
 
 def test_processes_that_share_vllm_gather_their_prompts_unless_it_is_online_dpo_s() -> None:
-    generation = pytest.importorskip("trl.generation.vllm_generation")
-    online = pytest.importorskip("trl.experimental.online_dpo.online_dpo_trainer")
+    from trl.experimental.online_dpo import online_dpo_trainer as online
+    from trl.generation import vllm_generation as generation
+
     assert "all_gather_object(gathered_prompts, prompts, group=self.tp_group)" in inspect.getsource(generation)
     assert "tp_group" not in inspect.getsource(online)
     size = find("vllm_tensor_parallel_size", find_trainer("online_dpo").techniques)
@@ -54,14 +57,14 @@ def test_processes_that_share_vllm_gather_their_prompts_unless_it_is_online_dpo_
 
 
 def test_the_supported_versions_are_those_that_trl_says() -> None:
-    utils = pytest.importorskip("trl.import_utils")
+    from trl import import_utils as utils
+
     source = inspect.getsource(utils.is_vllm_available)
     assert 'Version("0.22.0") <= _vllm_base_version <= Version("0.31.0")' in source
 
 
 @TRAINERS
 def test_the_defaults_are_trl_s(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("trl")
     from autotune.step.trainers import adapter
 
     untold = adapter(name).config(output_dir=str(tmp_path), use_cpu=True, bf16=False)
@@ -78,7 +81,8 @@ def test_the_defaults_are_trl_s(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["grpo", "rloo", "distillation"])
 @pytest.mark.parametrize("vllm", ["off", "server", "colocate", "colocate-sleep"])
 def test_trl_s_command_line_reads_what_is_emitted(name: str, vllm: str, tmp_path: Path) -> None:
-    trl = pytest.importorskip("trl")
+    import trl
+
     from autotune.step.trainers import adapter
 
     of = dataclasses.replace(here().workload, trainer=name)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-import pytest
-
 from autotune.emit.serving import serve_command
 
 
@@ -18,7 +16,8 @@ def words(command: str) -> tuple[dict[str, str], list[str]]:
 
 
 def test_trl_s_server_reads_its_command(tmp_path: Path) -> None:
-    serve = pytest.importorskip("trl.scripts.vllm_serve")
+    from trl.scripts import vllm_serve as serve
+
     model = str(tmp_path / "my model")
     variables, (program, name, *options) = words(serve_command(model, 4, 1536, "v2"))
 
@@ -34,7 +33,8 @@ def test_trl_s_server_reads_its_command(tmp_path: Path) -> None:
 
 
 def test_the_server_takes_the_share_of_its_gpus_that_is_planned_with() -> None:
-    serve = pytest.importorskip("trl.scripts.vllm_serve")
+    from trl.scripts import vllm_serve as serve
+
     from autotune.app.servers import UTILIZATION
 
     assert serve.ScriptArguments(model="m").gpu_memory_utilization == UTILIZATION

@@ -161,4 +161,5 @@ def question_answer_rows(texts: Sequence[str]) -> Rows:
 
 
 SAMPLES["toy"] = {"question+answer": question_answer_rows}
+REFUSED["toy"] = lambda choices: "packing" in choices or "padding_free" in choices
 """

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.end_to_end.new_trainer import ADAPTER, SAMPLES, SEARCH_SPACE, SPECIFICATION
 from tests.end_to_end.runs import ROOT, autotune, checkout
@@ -35,61 +34,19 @@ class WeightDecay(Technique):
 '''
 
 
-@pytest.fixture(scope="module")
-def with_technique(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package with one more file."""
-    return checkout(tmp_path_factory.mktemp("checkout"), {"autotune/techniques/weight_decay.py": TECHNIQUE})
-
-
-def test_a_technique_is_in_the_catalogue(with_technique: Path) -> None:
-    ended = autotune("techniques", "--json", folder=with_technique, root=with_technique)
-    assert ended.code == 0, ended.err
-    assert "weight_decay" in ended.out
-
-
-def test_a_technique_is_in_the_help(with_technique: Path) -> None:
-    assert "weight_decay" in autotune("probe", "--help", folder=with_technique, root=with_technique).out
-
-
-def test_a_misspelling_of_a_technique_is_recognised(with_technique: Path) -> None:
-    ended = autotune("probe", "m", "d", "--fix", "weight_decy=on", folder=with_technique, root=with_technique)
-    assert ended.code == 2
-    assert "Did you mean 'weight_decay'" in ended.err
-
-
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_a_technique_is_searched_by_a_space_file_and_written_to_the_configuration(
-    with_technique: Path, small_model_directory: Path, small_dataset_file: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "space.yaml"
-    file.write_text('techniques:\n  max_length: [coverage]\n  weight_decay: ["off", "on"]\n', encoding="utf-8")
-    words = (
-        "probe",
-        small_model_directory,
-        small_dataset_file,
-        "--device",
-        "cpu",
-        "--effort",
-        "quick",
-        "--space",
-        file,
-    )
-    ended = autotune(*words, "--trials", "4", "--json", "--output", "out", folder=tmp_path, root=with_technique)
-    assert ended.code == 0, ended.err
-    probed = [trial["candidate"]["weight_decay"] for trial in ended.document["trials"]]
-    assert {"off", "on"} <= set(probed)
-    assert "weight_decay" in yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-
-
 CONFORMANCE = sorted(file.name for file in (ROOT / "tests" / "trainers").glob("test_conformance*.py"))
 
 
 @pytest.fixture(scope="module")
 def with_trainer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project with two more files and a search space."""
-    files = {"autotune/trainers/toy.py": SPECIFICATION, "autotune/step/trainers/toy.py": ADAPTER}
-    return checkout(tmp_path_factory.mktemp("checkout"), {**files, "search_spaces/toy.yaml": SEARCH_SPACE})
+    """A copy of the project with the files of a trainer and of a technique."""
+    files = {
+        "autotune/trainers/toy.py": SPECIFICATION,
+        "autotune/step/trainers/toy.py": ADAPTER,
+        "autotune/techniques/weight_decay.py": TECHNIQUE,
+        "search_spaces/toy.yaml": SEARCH_SPACE,
+    }
+    return checkout(tmp_path_factory.mktemp("checkout"), files)
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +66,21 @@ def conformance(with_trainer: Path, *words: str) -> subprocess.CompletedProcess[
     return subprocess.run(line, cwd=with_trainer, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_techniques_of_a_trainer_are_those_whose_fields_it_has(with_trainer: Path) -> None:
+def test_the_technique_is_in_the_help_and_among_those_of_a_trainer_whose_fields_it_has(with_trainer: Path) -> None:
     ended = autotune("techniques", "--trainer", "toy", "--json", folder=with_trainer, root=with_trainer)
     assert ended.code == 0, ended.err
-    assert {"max_length", "gradient_checkpointing"} <= {row["knob"] for row in ended.document}
+    assert {"max_length", "gradient_checkpointing", "weight_decay"} <= {row["knob"] for row in ended.document}
+    assert "weight_decay" in autotune("probe", "--help", folder=with_trainer, root=with_trainer).out
 
 
-def test_a_misspelling_of_a_trainer_is_answered_with_its_name(with_trainer: Path) -> None:
+def test_a_misspelling_of_either_is_answered_with_its_name(with_trainer: Path) -> None:
     ended = autotune("techniques", "--trainer", "toi", folder=with_trainer, root=with_trainer)
     assert ended.code == 2
     assert "sft" in ended.err
     assert "toy" in ended.err
+    misspelled = autotune("probe", "m", "d", "--fix", "weight_decy=on", folder=with_trainer, root=with_trainer)
+    assert misspelled.code == 2
+    assert "Did you mean 'weight_decay'" in misspelled.err
 
 
 @pytest.mark.nightly
@@ -164,14 +125,20 @@ def test_the_memory_of_a_trainer_is_planned_for_a_gpu_that_is_not_here(
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_trainer_is_probed_and_its_bundle_is_written(
+def test_a_trainer_is_probed_with_the_technique_and_its_bundle_is_written(
     with_trainer: Path, small_model_directory: Path, rows_file: Path, tmp_path: Path
 ) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text('techniques:\n  max_length: [coverage]\n  weight_decay: ["off", "on"]\n', encoding="utf-8")
     words = ("probe", small_model_directory, rows_file, "--trainer", "toy", "--device", "cpu", "--effort", "quick")
-    ended = autotune(*words, "--trials", "3", "--json", "--output", "out", folder=tmp_path, root=with_trainer)
+    more = ("--space", file, "--trials", "4", "--json", "--output", "out")
+    ended = autotune(*words, *more, folder=tmp_path, root=with_trainer)
     assert ended.code == 0, ended.err
+    assert {"off", "on"} <= {trial["candidate"]["weight_decay"] for trial in ended.document["trials"]}
     assert {trial["status"] for trial in ended.document["trials"]} <= {"ok", "vetoed"}
     assert ended.document["trainer"] == "toy"
     assert {"result.json", "train.py"} <= {file.name for file in (tmp_path / "out").iterdir()}
     assert not (tmp_path / "out" / "config.yaml").exists()
-    compile((tmp_path / "out" / "train.py").read_text(encoding="utf-8"), "train.py", "exec")
+    script = (tmp_path / "out" / "train.py").read_text(encoding="utf-8")
+    assert "weight_decay" in script
+    compile(script, "train.py", "exec")

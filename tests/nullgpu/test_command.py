@@ -86,7 +86,7 @@ def ended(file: Path) -> bool:
 
 
 def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(ran: Run) -> None:
-    found = ran("setsid sleep 60 & echo $! > other; echo $$ > own; wait", timeout_seconds=0.5)
+    found = ran("setsid sleep 60 & echo $! > other; echo $$ > own; wait", timeout_seconds=3.0)
     assert found.ending == CommandExit(None, timed_out=True)
     assert ended(Path("other"))
     assert ended(Path("own"))

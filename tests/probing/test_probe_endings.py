@@ -16,10 +16,10 @@ from tests.probing.processes import running, wait_until
 def test_a_probe_that_hangs_is_killed_with_every_process_it_started(
     misbehaving_server: JobServer, tmp_path: Path
 ) -> None:
-    measurement = probe(misbehaving_server, request("hang"), tmp_path, timeout_seconds=2.0)
+    measurement = probe(misbehaving_server, request("hang"), tmp_path, timeout_seconds=5.0)
     assert measurement.status is ProbeStatus.TIMEOUT
-    assert "killed after 2." in measurement.reason
-    assert measurement.wall_seconds >= 2.0
+    assert "killed after 5." in measurement.reason
+    assert measurement.wall_seconds >= 5.0
     pids = json.loads((tmp_path / PIDS_FILE).read_text())
     assert len(pids) == 3
     assert wait_until(lambda: not running(pids), seconds=5)

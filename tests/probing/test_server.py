@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -31,9 +30,9 @@ from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
 
 
 def test_a_server_starts_in_the_background() -> None:
-    began = time.monotonic()
     with JobServer("cpu") as server:
-        assert time.monotonic() - began < 0.5
+        assert server._channel is not None
+        assert not server._channel.ready
         assert server.pid is not None
         pid = server.pid
     assert not running([pid])

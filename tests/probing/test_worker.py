@@ -19,17 +19,12 @@ from autotune.probing.worker import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
 from tests.probing.processes import quick_servers, running, wait_until
 
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_start() -> Iterator[None]:
-    """Servers that are started import no libraries."""
-    with quick_servers():
-        yield
+pytestmark = pytest.mark.usefixtures("quick_start")
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[JobServer]:
-    with JobServer("cpu", jobs_module=MODULE) as running:
+    with quick_servers(), JobServer("cpu", jobs_module=MODULE) as running:
         yield running
 
 

@@ -150,12 +150,12 @@ def test_prompts_and_completions_are_cut_together_but_no_completion_is() -> None
 def test_trl_loses_the_keys_of_checkpointing_when_it_generates(
     found: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choices: dict[str, Choice] = {**WHOLE, "gradient_checkpointing": "every_2"}
-    reason = TRAINER.illegal(found.candidate(choices), found.setting)
+    candidate = found.candidate({**WHOLE, "gradient_checkpointing": "every_2"})
+    reason = TRAINER.illegal(candidate, found.setting)
     assert reason is not None
     assert "on again without keys" in reason
     given: list[object] = []
-    trainer = found.built(found.plan(choices), tmp_path)
+    trainer = found.built(TRAINER.plan(candidate, found.setting), tmp_path)
     keys = trainer.args.gradient_checkpointing_kwargs
     enabled = trainer.model.gradient_checkpointing_enable
     assert enabled(gradient_checkpointing_kwargs=dict(keys)) is None

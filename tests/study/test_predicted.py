@@ -163,7 +163,7 @@ def test_a_change_back_that_an_earlier_search_vetoed_is_not_measured_and_says_wh
     durable.problem.recipes = (winner, winner.but(attention="sdpa"))
     table = ReplayedTable(shown={winner: unbeatable})
     durable(
-        table, trials=6, predictor=Foretold(need=lambda each: 0 if each == winner else peak_bytes(each), speeds=False)
+        table, trials=6, predictor=Foretold(need=lambda each: 1 if each == winner else peak_bytes(each), speeds=False)
     )
     outcome = durable(table, trials=7, resume=True)
     changed = {contribution.knob: contribution for contribution in outcome.contributions}

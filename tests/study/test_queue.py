@@ -20,6 +20,7 @@ from autotune.study import ProbeRun, Purpose, SearchOutcome
 from autotune.study.begun import DEATHS
 from autotune.study.clock import Clock
 from autotune.study.problem import Sharing
+from tests.probing.processes import wait_until
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement
 from tests.study.running import PATIENT, QUICK, Run, probed
@@ -58,11 +59,11 @@ def said(events: list[Event], kind: type[StageStarted] | type[Noted]) -> str:
 
 
 def test_who_has_nothing_left_to_probe_waits_for_the_others_and_says_for_whom(durable: Run) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
 
     def slow(run: ProbeRun) -> Measurement:
         begun.set()
-        assert go_on.wait(60)
+        assert wait_until(lambda: "Waiting for" in said(durable.events, StageStarted))
         return measurement(run.candidate)
 
     other = Beside(Run(durable.url), slow)
@@ -74,8 +75,6 @@ def test_who_has_nothing_left_to_probe_waits_for_the_others_and_says_for_whom(du
         asked.append(run)
         return measurement(run.candidate)
 
-    releasing = threading.Timer(1.5, go_on.set)
-    releasing.start()
     outcome = durable(probe, trials=3, resume=True)
     thread.join()
     assert other.outcome == outcome
@@ -97,10 +96,7 @@ def test_nobody_overtakes_a_worker_that_settles(durable: Run, monkeypatch: pytes
     def probe(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.purpose is Purpose.CONFIRMATION and not threads:
             threads.append(other.start(trials=3))
-            deadline = time.monotonic() + 60
-            while "confirms" not in said(other.run.events, StageStarted) and not other.asked:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            assert wait_until(lambda: "confirms" in said(other.run.events, StageStarted) or other.asked != [])
             # It has looked at the study several times by then.
             time.sleep(10 * QUICK.poll_seconds)
         return measurement(run.candidate)
@@ -149,10 +145,7 @@ def test_what_a_worker_finds_that_joins_during_the_confirmation_is_settled_too(d
     def joining(run: ProbeRun) -> Measurement:
         searching.set()
         if run.purpose is Purpose.SEARCH:
-            deadline = time.monotonic() + 60
-            while "Waiting for" not in said(durable.events, StageStarted):
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            assert wait_until(lambda: "Waiting for" in said(durable.events, StageStarted))
         return Measurement(ProbeStatus.OK, peak_bytes=1, tokens_per_second=1e9)
 
     other = Beside(Run(durable.url), joining)

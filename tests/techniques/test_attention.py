@@ -9,7 +9,7 @@ import pytest
 from autotune.core.candidate import Choice
 from autotune.core.workload import KeyValueCache
 from autotune.techniques import find
-from autotune.techniques.versions import required_by
+from autotune.techniques.versions import taken
 from tests.settings import GPU, separates, setting, workload
 from tests.techniques.test_rules import SFT, candidate, evaluated
 
@@ -90,7 +90,7 @@ def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[in
     packages = {
         **GPU.packages,
         "flash-attn-3": "3.0.0",
-        "kernels": required_by("transformers", "kernels").split("=")[-1],
+        "kernels": taken("kernels").split("=")[-1],
     }
     machine = replace(GPU, hardware=replace(GPU.hardware, compute_capability=capability), packages=packages)
     assert (find("attention", SFT.techniques).unavailable(choice, machine) is None) is there
@@ -103,8 +103,8 @@ def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[in
 def test_kernels_of_the_hub_need_the_versions_of_the_installed_transformers(
     monkeypatch: pytest.MonkeyPatch, versions: str, kernels: str, there: bool
 ) -> None:
-    monkeypatch.setattr("autotune.techniques.hub_kernels.required_by", lambda *_: versions)
+    monkeypatch.setattr("autotune.techniques.versions.taken", lambda _: versions)
     machine = replace(GPU, packages={**GPU.packages, "kernels": kernels})
     for technique, choice in (("hub_kernels", "on"), ("attention", "kernels-community/flash-attn2")):
         reason = find(technique, SFT.techniques).unavailable(choice, machine)
-        assert reason == (None if there else f"the installed transformers takes kernels {versions} only")
+        assert reason == (None if there else f"transformers takes kernels{versions} only, and {kernels} is installed")

@@ -241,6 +241,25 @@ def test_what_a_cpu_cannot_do_is_illegal_there(choices: dict[str, str], why: str
     assert why in str(SFT.illegal(candidate(here, **choices), here))
 
 
+@pytest.mark.parametrize(
+    ("package", "version", "choices"),
+    [
+        ("bitsandbytes", "0.45.1", {"quantization": "4bit-nf4", "lora": "r16"}),
+        ("bitsandbytes", "0.46.0", {"optimizer": "adamw_bnb_8bit"}),
+        ("kernels", "0.19.0", {"hub_kernels": "on"}),
+        ("kernels", "0.18.1", {"attention": "kernels-community/flash-attn2"}),
+    ],
+)
+def test_a_package_in_a_version_that_transformers_refuses_is_as_good_as_none(
+    package: str, version: str, choices: dict[str, str]
+) -> None:
+    machine = replace(GPU, packages={**GPU.packages, package: version})
+    here = setting(machine=machine, allowed=frozenset({"quantization", "lora", "optimizer"}))
+    why = str(SFT.illegal(candidate(here, **choices), here))
+    assert f"transformers takes {package}>=" in why
+    assert f"{version} is installed" in why
+
+
 def test_plans_differ_exactly_where_training_differs() -> None:
     here = setting()
     same = [candidate(here, max_length=length) for length in (2000, 4096)]

@@ -27,7 +27,7 @@ from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import Trainer
 from tests.settings import CPU, problem, separates
 from tests.small import write_rows
-from tests.trainers.samples import Rows, sample_rows
+from tests.trainers.samples import REFUSED, Rows, sample_rows
 
 DOCUMENTS_PER_STEP = 24
 Prepare = Callable[[Trainer, str], "Prepared"]
@@ -39,6 +39,11 @@ WHOLE_STEPS = Schedule(whole_steps=True, warmup_micro_batches=0, min_micro_batch
 def richest(trainer: Trainer) -> str:
     """Return the format with the most columns: in its rows, prompts and answers can be cut or dropped apart."""
     return max(trainer.formats, key=lambda form: len(form.columns)).name
+
+
+def refused_by_trl(trainer: Trainer, choices: Mapping[str, Choice]) -> bool:
+    """Whether TRL refuses choices with a trainer."""
+    return trainer.name in REFUSED and REFUSED[trainer.name](choices)
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,10 @@ class Prepared:
         return self.trainer.normal(self.baseline.but(**choices), self.setting)
 
     def plan(self, choices: Mapping[str, Choice]) -> TrainingPlan:
-        """Return the plan of the baseline with other choices."""
-        return self.trainer.plan(self.candidate(choices), self.setting)
+        """Return the plan of the baseline with other choices, which no rule of autotune may forbid."""
+        candidate = self.candidate(choices)
+        assert self.trainer.illegal(candidate, self.setting) is None
+        return self.trainer.plan(candidate, self.setting)
 
     def geometry(self, plan: TrainingPlan) -> BatchGeometry:
         """Return what the specification says of the micro-batches of a plan on these rows."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.candidate import Choice
 from tests.small import VOCABULARY, long_tailed_texts, messages_rows, prompt_completion_rows, text_rows
 
 Rows = list[dict[str, Any]]
@@ -92,6 +93,15 @@ SAMPLES: dict[str, Mapping[str, Callable[[Sequence[str]], Rows]]] = {
     },
 }
 """What makes rows of texts, by trainer and by the name of the format. A trainer that is added adds its own here."""
+
+
+REFUSED: dict[str, Callable[[Mapping[str, Choice]], bool]] = {
+    # Its KL divergence takes two rows.
+    "kto": lambda choices: choices.get("per_device_train_batch_size") == 1,
+    # A row holds a prompt beside its completion, of 64 tokens by default.
+    "online_dpo": lambda choices: int(choices.get("max_length", 512)) <= int(choices.get("max_new_tokens", 64)),
+}
+"""Which choices of the suite TRL refuses with a trainer; autotune has to allow all others."""
 
 
 def sample_rows(trainer: str, form: str) -> Rows:

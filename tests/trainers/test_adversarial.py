@@ -139,14 +139,6 @@ def possible(population: int, rows: int, *, blocks: bool) -> Iterator[tuple[int,
         yield from combinations(range(population), size)
 
 
-def legal(found: Prepared, choices: Choices) -> Any:
-    """Return the plan of choices, or skip."""
-    reason = found.trainer.illegal(found.candidate(choices), found.setting)
-    if reason is not None:
-        pytest.skip(reason)
-    return found.plan(choices)
-
-
 @dataclass(frozen=True)
 class Formed:
     """The micro-batches of a plan, as indices of rows: all that there can be, one of each sizes, and the worst."""
@@ -178,8 +170,8 @@ class Formed:
 
 
 def formed(found: Prepared, choices: Choices, folder: Path) -> Formed:
-    """Return the micro-batches of choices; a test of choices that may not be is skipped."""
-    plan = legal(found, choices)
+    """Return the micro-batches of choices."""
+    plan = found.plan(choices)
     built, known, rows = found.built(plan, folder), found.adapter, plan.rows
     sizes, collation = known.sizes(built), known.collation(built)
     of_row = [
@@ -250,7 +242,7 @@ def test_the_tokens_that_the_loss_counts_are_those_that_truncation_leaves(
     trainer: str, mask: str, dataset: str, prepared_of: Any, tmp_path: Path
 ) -> None:
     found = prepared_of(trainer, dataset)
-    built = found.built(legal(found, {"per_device_train_batch_size": 2, "max_length": 40}), tmp_path)
+    built = found.built(found.plan({"per_device_train_batch_size": 2, "max_length": 40}), tmp_path)
     loader = built.get_train_dataloader()
     counted = []
     for row in loader.dataset:

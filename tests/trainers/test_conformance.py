@@ -14,6 +14,7 @@ import yaml
 
 from autotune.core.candidate import Candidate
 from autotune.core.documents import Documents
+from autotune.core.machine import Machine
 from autotune.core.program import BACKWARD, CONSTRUCTION, FORWARD, MICRO_BATCH, OPTIMIZER_STEP, SAVE, Repeat
 from autotune.core.result import Choosable, Result
 from autotune.emit.bundle import write_bundle
@@ -29,7 +30,7 @@ from autotune.trainers.declared import DatasetFormat
 from autotune.userconfig.edit import Wanted, edits_of, rewritten
 from tests.app.bases import ROWS, a_base, disagreements, started
 from tests.reporting.examples import a_result
-from tests.settings import problem, setting
+from tests.settings import CPU, GPU, problem, separates, setting
 from tests.trainers.prepared import Prepare, Prepared, prepared_rows
 from tests.trainers.samples import TEXTS
 
@@ -163,18 +164,20 @@ def test_no_sequence_of_a_document_is_longer_than_its_row(
 
 
 @EVERY
-def test_trl_s_default_is_legal_or_not_for_a_reason(trainer: Trainer, prepared: Prepare) -> None:
+def test_trl_s_default_is_legal(trainer: Trainer, prepared: Prepare) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
-    reason = trainer.illegal(found.baseline, found.setting)
-    assert reason is None or reason.strip()
-    some = candidates_near(trainer, found.baseline)
-    assert any(trainer.illegal(trainer.normal(item, found.setting), found.setting) is None for item in some)
+    assert trainer.illegal(found.baseline, found.setting) is None
 
 
 @EVERY
-def test_its_shipped_recipes_are_legal_where_everything_is_allowed(trainer: Trainer, prepared: Prepare) -> None:
+@pytest.mark.parametrize("machine", [CPU, GPU], ids=["cpu", "gpu"])
+def test_its_shipped_recipes_are_legal_where_everything_is_allowed(
+    trainer: Trainer, machine: Machine, prepared: Prepare
+) -> None:
     found = prepared(trainer, trainer.formats[-1].name)
-    here = problem(found.setting, trainer=trainer.name)
+    checks = {name: separates(name) for name in ("sdpa", "flash_attention_2")}
+    setting = replace(found.setting, machine=machine, workload=replace(found.workload, packing_checks=checks))
+    here = problem(setting, trainer=trainer.name)
     assert [here.illegal(recipe) for recipe in here.recipes if here.illegal(recipe)] == []
 
 

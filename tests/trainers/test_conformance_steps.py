@@ -27,7 +27,7 @@ from autotune.virtual.phases import inside, step_name
 from autotune.virtual.records import Trace
 from tests.small import small_config, small_tokenizer
 from tests.step.requests import probed_here
-from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared
+from tests.trainers.prepared import LIKE_GRPO, Prepare, Prepared, refused_by_trl
 from tests.virtual.reference import run_on_cpu
 
 Traces = Callable[[Prepared, Layout, Shape], tuple[Trace, TraceFacts]]
@@ -55,9 +55,7 @@ def layouts(found: Prepared) -> list[Layout]:
     choices: list[dict[str, Any]] = [{"per_device_train_batch_size": rows} for rows in (1, 2)]
     known = {item.name for item in found.trainer.techniques}
     choices += [{"packing": "bfd", "max_length": 48}] if "packing" in known else []
-    plans = [
-        found.plan(item) for item in choices if found.trainer.illegal(found.candidate(item), found.setting) is None
-    ]
+    plans = [found.plan(item) for item in choices if not refused_by_trl(found.trainer, item)]
     said = {found.geometry(plan).layout for plan in plans}
     return sorted(said | {found.trainer.layout(plan, plan.rows) for plan in plans})
 

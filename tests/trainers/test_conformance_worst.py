@@ -80,9 +80,6 @@ def worst_batches(found: Prepared, trainer: Any, packed_from: int | None, plan: 
 
 def peaks(found: Prepared, choices: Choices, epochs: int, folder: Path) -> tuple[int, int]:
     """Return the real bytes that a probe's worst micro-batches need, and those of some epochs, each at the most."""
-    reason = found.trainer.illegal(found.candidate(choices), found.setting)
-    if reason is not None:
-        pytest.skip(reason)
     plan = found.plan(choices)
     built = found.built(plan, folder)
     packed_from = len(found.adapter.cut(found.rows, plan)) if found.adapter.packs(built.args) else None
