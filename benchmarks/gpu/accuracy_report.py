@@ -80,7 +80,11 @@ def _within(outcomes: Sequence[Outcome]) -> tuple[int, int]:
 
 
 def details(devices: Mapping[str, Sequence[Sequence[Outcome]]]) -> str:
-    """Return what else the comparisons came to: allocated memory, traces of all layers, measured operators."""
+    """Return what else the comparisons came to: allocated memory, traces of all layers, measured operators.
+
+    Args:
+        devices: as for :func:`summary`; on a machine, some workload has enough configurations to be ranked.
+    """
     outcomes = _together(devices)
     planned, traced, reserved = (
         pairs(outcomes, kind, figure)

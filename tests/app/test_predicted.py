@@ -295,7 +295,8 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
 
     cache = Cache(tmp_path)
     trace_before_search(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
-    assert len(tracer.requests) == traces
+    # A candidate whose largest rows are seldom has two traces.
+    assert traces <= len(tracer.requests) <= traces + 1
 
 
 def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Path) -> None:

@@ -62,9 +62,10 @@ def test_times_with_measured_operators_are_compared_with_planned_ones_of_the_sam
     exact, off = (replace(PREDICTED, step_seconds=seconds) for seconds in (2.0, 3.0))
     alone = outcome(predictions={"traced": exact, "planned": exact})
     both = outcome(predictions={"traced": exact, "planned": off, "measured operators": exact})
-    devices = {"H100": [[alone, alone], [alone, both]]}
-    assert "half within 0.0%; 3 of 4 were within the stated 25%, on the worst of 2 machines 1 of 2." in summary(devices)
+    devices = {"H100": [[alone] * 5, [alone, both]]}
+    assert "half within 0.0%; 6 of 7 were within the stated 25%, on the worst of 2 machines 1 of 2." in summary(devices)
     text = details(devices)
+    assert "In each of 1 groups" in text
     assert "Of 1, operators were measured" in text
     assert "times that follow from these are 0.0% off in the median, where the planned ones are 50.0% off." in text
 
