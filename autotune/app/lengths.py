@@ -27,5 +27,5 @@ def lengths(asked: LengthsArguments) -> LengthReport:
     source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset, asked.split)
     inspect_machine("cpu")
     with scratch_folder() as folder, JobServer("cpu") as server:
-        reader = WorkloadReader(server, Path(folder), asked.listener, image_limits=True)
+        reader = WorkloadReader(server, Path(folder), asked.listener, only_lengths=True)
         return length_report(reader.read(name, source, rows))

@@ -24,14 +24,14 @@ class WorkloadReader:
     Attributes:
         directory: directory of the jobs' folders and the tokenised rows.
         most_seconds: time after which reading and tokenising is ended; None: never.
-        image_limits: whether the processor is asked about smaller limits of its images; rows are then not saved.
+        only_lengths: whether rows are not saved, and the processor is asked about smaller limits of its images.
     """
 
     server: JobServer
     directory: Path
     listener: Listener
     most_seconds: float | None = None
-    image_limits: bool = False
+    only_lengths: bool = False
 
     def read(
         self,
@@ -67,7 +67,7 @@ class WorkloadReader:
             rollouts,
             adapter,
             teacher,
-            image_limits=self.image_limits,
+            only_lengths=self.only_lengths,
         )
         return prepare(self.server, request, self.directory / "prepare", self.most_seconds)
 

@@ -32,9 +32,9 @@ class Loads:
     beside: Numbers | None = None
 
     def cut_to(self, length: int | None) -> Loads:
-        """Return the sizes of rows that are cut to so many tokens, None: to none, and whose loss counts those left out.
+        """Return the sizes after sequences are cut to a length, in tokens; None: they are not cut.
 
-        What is left of a shorter sequence counts as if nothing of it was cut.
+        The loss is taken to count all tokens that are cut from the longest sequence of a row, and none of the others'.
         """
         if length is None:
             return self

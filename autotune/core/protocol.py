@@ -53,7 +53,7 @@ class PrepareRequest:
         evaluation: the rows that training is evaluated on, or None.
         evaluation_directory: directory for those, tokenised.
         teacher: the model that the trained one imitates; None for trainers without one.
-        image_limits: whether the processor is asked about smaller limits of its images; rows are then not saved.
+        only_lengths: whether rows are not saved, and the processor is asked about smaller limits of its images.
     """
 
     model: ModelSource
@@ -65,7 +65,7 @@ class PrepareRequest:
     rollouts: Rollouts = field(default_factory=Rollouts)
     peft: Mapping[str, object] = field(default_factory=dict)
     teacher: ModelSource | None = None
-    image_limits: bool = False
+    only_lengths: bool = False
 
 
 @dataclass(frozen=True)

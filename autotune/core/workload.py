@@ -311,6 +311,13 @@ class Workload:
         pictured = [(each.images, each.documents) for each in self.profiles if each.images is not None]
         return max((max(images.ends.longest, documents.last_kept) for images, documents in pictured), default=0)
 
+    def needs_no_limit(self, max_length: object) -> bool:
+        """Return whether a maximum length is written as none.
+
+        With images, TRL fails on a row that is longer than these and whose image it cuts; none of these is cut.
+        """
+        return self.has_images and max_length == self.longest
+
     @property
     def summary(self) -> Workload:
         """The workload as it is written to documents; see :attr:`DatasetProfile.summary`."""

@@ -56,8 +56,10 @@ Published logs: 0.27 GiB (vLLM issue 17117), 774 MiB with the context (NVIDIA-Ne
 context in a log of August 2025. Servers with more CUDA graphs and several GPUs report 4 to 6 GiB.
 """
 SENT_BYTES = GIB
-"""Weights are sent to a vLLM server in chunks of so many bytes, and of up to the weight that exceeds them; two exist at
-a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards."""
+"""Size of the chunks in which weights are sent to a vLLM server; each may exceed it by one weight.
+
+Two exist at a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards.
+"""
 ASSUMPTIONS = (
     f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries: logs say 0.4 to 3 GiB",
     f"asleep, it still holds {format_bytes(ASLEEP_BYTES)}: logs say 0.3 to 1.4 GiB on one GPU",

@@ -151,8 +151,7 @@ class MaxLength(Technique):
         if candidate.get("padding_free") == ON and candidate["packing"] == "none":
             cuts = int(choice) < setting.workload.longest
             return {"args.max_length": None, "truncate_to": int(choice) if cuts else None}
-        whole = setting.workload.has_images and int(choice) == setting.workload.longest
-        return {"args.max_length": None if whole else int(choice)}
+        return {"args.max_length": None if setting.workload.needs_no_limit(choice) else int(choice)}
 
 
 def _holding(documents: Documents, wanted: float) -> int:

@@ -42,10 +42,11 @@ class PadToMultipleOf(Technique):
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where rows with images have a maximum length that is no multiple."""
-        # The longest row's is written as none; prompts whose completions are generated have none.
-        length = int(candidate.get("max_length", 0))
-        none = length == setting.workload.longest or choice == self.trl_default or not setting.workload.has_images
-        if none or not length % int(choice):
+        # Prompts whose completions are generated are cut to no length.
+        length, workload = int(candidate.get("max_length", 0)), setting.workload
+        if choice == self.trl_default or not workload.has_images or workload.needs_no_limit(length):
+            return None
+        if not length % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
         return CrashReason(f"max_length={length} is no multiple of {choice}, which fails with images")

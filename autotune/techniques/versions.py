@@ -7,6 +7,11 @@ from importlib import metadata
 
 from autotune.core.machine import Machine
 
+_TAKEN = {"bitsandbytes": ">=0.46.1"}
+"""The versions that all supported releases of transformers accept (``transformers/utils/import_utils.py``)."""
+_BY_METADATA = "kernels"
+"""The package of which each release accepts others; its metadata names them."""
+
 
 def missing(package: str, machine: Machine) -> str | None:
     """Return that a package is not installed, or not in a version that transformers accepts; None if it is."""
@@ -31,14 +36,14 @@ def installed(machine: Machine, package: str, versions: str) -> bool:
 def taken(package: str) -> str:
     """Return the versions of a package that the installed transformers accepts, such as ``>=1.15,<2``.
 
-    The metadata of transformers names the versions of ``kernels``, which differ between its releases. Empty: any one.
+    Empty: any one.
     """
     from packaging.requirements import Requirement
 
-    if package == "bitsandbytes":
-        return ">=0.46.1"  # transformers 5.23, ``utils/import_utils.py``
+    if package != _BY_METADATA:
+        return _TAKEN.get(package, "")
     requirements = (Requirement(line) for line in metadata.requires("transformers") or ())
-    return next((str(each.specifier) for each in requirements if each.name == package == "kernels"), "")
+    return next((str(each.specifier) for each in requirements if each.name == package), "")
 
 
 @cache  # called for every combination of a space

@@ -77,6 +77,6 @@ def limits_rows(trainer: Trainer) -> bool:
 
 def length_limit(trainer: Trainer, workload: Workload, candidate: Candidate) -> LengthLimit | None:
     """Return what a candidate's maximum length keeps of the rows; None where a shorter one may not cut or drop any."""
-    # With images, the length of the longest row is written as none.
-    whole = workload.has_images and candidate.get("max_length") == workload.longest
-    return limit_of(workload.dataset.documents, candidate) if limits_rows(trainer) and not whole else None
+    if not limits_rows(trainer) or workload.needs_no_limit(candidate.get("max_length")):
+        return None
+    return limit_of(workload.dataset.documents, candidate)

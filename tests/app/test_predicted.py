@@ -295,7 +295,7 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
 
     cache = Cache(tmp_path)
     trace_before_search(problem_of(), limit_bytes, tracer, cache, unknown_speeds, seconds, lambda _: None, clock=clock)
-    # A candidate whose largest rows are seldom has two traces.
+    # A candidate with packed rows that are not all full has a second trace, of its mean row.
     assert traces <= len(tracer.requests) <= traces + 1
 
 

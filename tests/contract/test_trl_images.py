@@ -232,13 +232,11 @@ def test_models_of_other_families_add_blocks_of_images_to_the_mask(
 
 
 def test_context_parallelism_splits_tokens_and_no_images(build: Build) -> None:
-    from accelerate import ParallelismConfig
-
     trainer = build()
     batch = batch_of(trainer)
     split: list[Any] = []
     trainer.accelerator = SimpleNamespace(
-        parallelism_config=ParallelismConfig(cp_size=2),
+        parallelism_config=SimpleNamespace(cp_enabled=True, cp_backend="torch"),
         maybe_context_parallel=lambda buffers, **_: split.extend(buffers),
     )
     trainer._prepare_context_parallel_inputs(trainer.model, batch)[0]()

@@ -225,7 +225,7 @@ def test_rows_of_which_only_the_lengths_are_asked_for_are_not_saved(job_server: 
     rows_of([[picture(9, 9)]] * 2).to_parquet(str(tmp_path / "rows.parquet"))
     model = ModelSource(str(write_small_vision_model(tmp_path / "model", "gemma3", weights=False)))
     source = DatasetSource("rows", "parquet", str(tmp_path / "rows.parquet"))
-    request = PrepareRequest(model, source, "sft", str(tmp_path / "tokenized"), image_limits=True)
+    request = PrepareRequest(model, source, "sft", str(tmp_path / "tokenized"), only_lengths=True)
     assert prepare(job_server, request, tmp_path / "prepare").dataset.images is not None
     assert not (tmp_path / "tokenized").exists()
 

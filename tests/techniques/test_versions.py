@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.machine import Hardware, Machine
-from autotune.techniques.versions import installed
+from autotune.techniques.versions import installed, taken
+from tests.settings import GPU, setting
+from tests.techniques.test_rules import SFT, candidate
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,22 @@ def test_a_version_lies_in_a_range(version: str, range_: str, inside: bool) -> N
 
 def test_what_is_not_installed_lies_in_no_range() -> None:
     assert not installed(Machine(Hardware("cpu", "a CPU", 1)), "package", ">=0")
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "choices"),
+    [
+        ("bitsandbytes", "0.45.1", {"quantization": "4bit-nf4", "lora": "r16"}),
+        ("bitsandbytes", "0.46.0", {"optimizer": "adamw_bnb_8bit"}),
+        ("kernels", "0.19.0", {"hub_kernels": "on"}),
+        ("kernels", "0.18.1", {"attention": "kernels-community/flash-attn2"}),
+    ],
+)
+def test_a_package_in_a_version_that_transformers_refuses_is_as_good_as_none(
+    package: str, version: str, choices: dict[str, str]
+) -> None:
+    machine = replace(GPU, packages={**GPU.packages, package: version})
+    here = setting(machine=machine, allowed=frozenset({"quantization", "lora", "optimizer"}))
+    why = str(SFT.illegal(candidate(here, **choices), here))
+    assert f"transformers takes {package}{taken(package)} only" in why
+    assert f"{version} is installed" in why

@@ -45,7 +45,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
 
     def read(asked: PrepareRequest) -> DatasetProfile:
         loaded = load_rows(find_trainer(asked.trainer), asked.dataset, processor, asked.model, context.folder)
-        if not asked.image_limits and image_column(loaded.rows) is not None:
+        if not asked.only_lengths and image_column(loaded.rows) is not None:
             _check_space(loaded.rows, Path(asked.tokenized_directory).parent, asked.dataset.name)
         rows, dropped = covered(tokenized(asked, config, processor, loaded, context.folder), asked)
         profile = dataset_profile(asked, loaded, rows)
@@ -54,7 +54,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
                 f"No row of {asked.dataset.name} has a token.",
                 hint=f"Check that its texts are not empty, and that the tokenizer of {asked.model.name} knows them.",
             )
-        if not asked.image_limits:
+        if not asked.only_lengths:
             with written_atomically(Path(asked.tokenized_directory)) as part:
                 rows.save_to_disk(str(part))
         elif profile.images is not None:
