@@ -69,7 +69,11 @@ def predictions_of(
         tracer.server.wait()
         return speeds_of(machine, server, tracer.folder, cache, gpu)
 
-    times = times_of(machine, limit_bytes, server, tracer, cache)
+    speeds = None
+    if machine.hardware.kind == "cpu":
+        with suppress(AutotuneError):  # reported where a device is made of them
+            speeds = measured(None)
+    times = times_of(machine, speeds, limit_bytes, server, tracer, cache)
     return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
 
 
@@ -236,12 +240,21 @@ def speeds_of(
 
 
 def times_of(
-    machine: Machine, limit_bytes: int, server: JobServer, tracer: ServerTracer, cache: Cache
+    machine: Machine,
+    speeds: GpuSpeeds | None,
+    limit_bytes: int,
+    server: JobServer,
+    tracer: ServerTracer,
+    cache: Cache,
 ) -> OperatorTimes | None:
     """Return the times of operators on this machine's CPU, measured while nothing is traced or probed; None on a GPU.
 
     On an H100 and an H200, times from the catalogue's speeds were closer to those of probes than times from operators
     that were measured by themselves (docs/accuracy.md). Without a catalogue's speeds, a GPU has no times.
+
+    Args:
+        speeds: of the CPU, by which times are predicted: an operator that is not measured has its predicted time, times
+            the ratio of the measured and the predicted time of another one.
     """
     hardware = machine.hardware
     if hardware.kind != "cpu":
@@ -249,7 +262,7 @@ def times_of(
     # A function of the module, since a search is sent to further workers.
     measure = partial(_measured, hardware.kind, limit_bytes, server, tracer)
     software = {name: machine.packages.get(name) for name in ("torch", "transformers")}
-    key = fingerprint("operators", hardware.name, hardware.threads, hardware.variables, software)
+    key = fingerprint("operators", hardware.name, hardware.threads, hardware.variables, software, speeds)
     return OperatorTimes(hardware.kind, measure, cache, key)
 
 

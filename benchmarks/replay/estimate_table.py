@@ -85,7 +85,8 @@ def estimated(table: Table, model: Path, folder: Path, *, measures: bool) -> Tab
         cache = Cache(folder / "cache")
         speeds = speeds_of(table.machine, tracer.server, folder, cache)
         print(speeds, flush=True)
-        times = times_of(table.machine, table.limit_bytes, tracer.server, tracer, cache) if measures else None
+        measured_on = (table.machine, speeds, table.limit_bytes, tracer.server, tracer, cache)
+        times = times_of(*measured_on) if measures else None
         traces = traces_of(workload, table.machine, tracer, cache, times=times)
         device = device_of(table.machine.hardware, lambda _: speeds)
         # A few at once, as in a search: operators are measured for a limited time after each call.

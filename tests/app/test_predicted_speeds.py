@@ -60,9 +60,22 @@ def test_traces_for_a_gpu_have_the_time_of_its_own_host_where_it_can_be_measured
 
 def test_operators_are_measured_on_a_cpu_and_on_a_gpu_their_times_follow_from_the_catalogue(tmp_path: Path) -> None:
     with ServerTracer(1, ignore) as tracer:
-        on_cpu, on_gpu = (times_of(machine, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
+        on_cpu, on_gpu = (times_of(machine, None, GIB, no_server(), tracer, Cache(tmp_path)) for machine in (CPU, GPU))
     assert on_cpu is not None
     assert on_gpu is None
+
+
+def test_times_of_operators_are_kept_for_the_speeds_by_which_they_were_predicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autotune.app.predictions.OperatorTimes", lambda *arguments: arguments[-1])
+    slow = GpuSpeeds(1e10, 1e11, 1e9, 2e11, None, 1e10, None, "measured")
+    fast = replace(slow, bandwidth=5e10)
+    with ServerTracer(1, ignore) as tracer:
+        one, same, other = (
+            times_of(CPU, speeds, GIB, no_server(), tracer, Cache(tmp_path)) for speeds in (slow, slow, fast)
+        )
+    assert one == same != other
 
 
 def test_a_gpu_of_unknown_speed_is_noted(tmp_path: Path) -> None:

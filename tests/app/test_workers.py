@@ -227,7 +227,7 @@ def test_a_search_is_sent_with_all_that_was_traced_and_without_the_processes_of_
     here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})), wishes)
     with ServerTracer(1, ignore) as own, ServerTracer(1, ignore) as other:
         cache, server = Cache(tmp_path / "cache"), no_server()
-        times = times_of(CPU, GIB, server, own, cache)
+        times = times_of(CPU, None, GIB, server, own, cache)
         predictions = trace_before_search(here, 10 * GIB, own, cache, _no_speeds, 600.0, ignore, times=times)
         assert predictions.evaluator is not None
         sent = replace(a_run(tmp_path), problem=here, predictor=predictions.predictor)
