@@ -44,14 +44,16 @@ def decode(kind: type[T], document: Any) -> T:
     return msgspec.convert(document, kind, str_keys=True, dec_hook=_decoded)
 
 
-# Candidates and tables are no dataclasses, and have forms of their own. Subclasses of str are unknown to msgspec.
+# Candidates and tables are no dataclasses, and have forms of their own. Subclasses of str and of float, such as
+# numpy.float64, are unknown to msgspec.
 def _encoded(value: object) -> Any:
     if isinstance(value, Table):
         return value.text
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, str):
-        return str(value)
+    for kind in (str, float):
+        if isinstance(value, kind):
+            return kind(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 

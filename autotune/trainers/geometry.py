@@ -165,7 +165,7 @@ def _kept(documents: Documents, length: int | None) -> _Kept:
         np.add.at(tokens, width, counts * sequences.sum(axis=1))
     trained = 0.0
     if documents.trained is not None and length is not None and length < documents.longest:
-        trained = float(np.concatenate(held) @ documents.counted(length, dropping=dropping)) / tokens.sum()
+        trained = float(np.concatenate(held) @ documents.counted(length, dropping=dropping) / tokens.sum())
     return _Kept(by_width, {width: int(tokens[width]) for width in by_width}, trained)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
 from autotune.core.candidate import Candidate
+from autotune.core.codec import decode, encode
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
 from autotune.core.plan import Completions, TrainingPlan
@@ -212,6 +214,15 @@ def test_the_block_with_the_most_counted_tokens_is_traced_beside_the_widest(trai
     # Cut to 950 tokens, half of the first answers is left.
     cut = blocks([(900, 100), (900, 100), (10, 890), (10, 890)], trained, max_length=950)
     assert cut.worst.trained == pytest.approx(50 / 950)
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_a_geometry_of_rows_that_are_cut_survives_the_way_through_json(trainer: str) -> None:
+    sequences = [(tokens + 1, tokens + 9) for tokens in (20, 400, 900, 1300)]
+    documents = Documents.of_rows(sequences, ordered=True, trained=[10, 300, 600, 900])
+    plan = TrainingPlan(trainer, {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_length": 512})
+    found = find_trainer(trainer).geometry(plan, documents)
+    assert decode(BatchGeometry, json.loads(json.dumps(encode(found)))) == found
 
 
 def test_of_blocks_of_one_width_the_one_with_the_most_counted_tokens_is_traced() -> None:
