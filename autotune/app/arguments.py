@@ -70,12 +70,14 @@ class LengthsArguments(Arguments):
         model: hub id, local directory, or ``config.json``; its tokenizer and chat template are used.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         split: split of ``dataset`` to read. None: train.
+        dataset_config (NAME): configuration of ``dataset``, where it has several. None: the only one.
         trainer: TRL's trainer.
     """
 
     model: str | Path = field(kw_only=False)
     dataset: str | Path = field(kw_only=False)
     split: str | None = None
+    dataset_config: str | None = None
     trainer: str = DEFAULT
 
 
@@ -100,6 +102,8 @@ class SearchArguments(Arguments):
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
         split: split of ``dataset`` to train on. None: train.
+        dataset_config (NAME): configuration of ``dataset`` and ``eval_dataset``, where they have several, such as
+            ``main`` of ``openai/gsm8k``. None: the only one.
         trainer: TRL's trainer.
         eval_dataset (DATASET): rows for evaluation during training: a hub id, or a local file or directory. None: those
             of ``dataset`` if ``eval_split`` is given.
@@ -129,6 +133,7 @@ class SearchArguments(Arguments):
     model: str | Path | None = field(default=None, kw_only=False)
     dataset: str | Path | None = field(default=None, kw_only=False)
     split: str | None = None
+    dataset_config: str | None = None
     trainer: str | None = None
     eval_dataset: str | Path | None = None
     eval_split: str | None = None

@@ -24,7 +24,8 @@ def lengths(asked: LengthsArguments) -> LengthReport:
         InputError: the model or the dataset cannot be used.
     """
     name = find_trainer(asked.trainer).name
-    source, rows = model_source(asked.model, "random"), dataset_source(asked.dataset, asked.split)
+    source = model_source(asked.model, "random")
+    rows = dataset_source(asked.dataset, asked.split, asked.dataset_config)
     inspect_machine("cpu")
     with scratch_folder() as folder, JobServer("cpu") as server:
         reader = WorkloadReader(server, Path(folder), asked.listener, only_lengths=True)

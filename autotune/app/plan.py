@@ -67,8 +67,10 @@ def plan(asked: PlanArguments) -> Plan:
         raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
     options = plan_options(asked)
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = training_source(asked.dataset, asked.split)
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
+    rows = training_source(asked.dataset, asked.split, asked.dataset_config)
+    evaluation = evaluation_source(
+        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
+    )
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     check_network(asked.network, [planned])

@@ -141,8 +141,10 @@ def _given(asked: ProbeArguments) -> Sources:
     if asked.model is None or asked.dataset is None:
         missing = "MODEL and no DATASET" if asked.model is None else "DATASET"
         raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
-    rows = dataset_source(asked.dataset, asked.split)
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
+    rows = dataset_source(asked.dataset, asked.split, asked.dataset_config)
+    evaluation = evaluation_source(
+        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
+    )
     if evaluation is not None:
         check_one_load(rows, evaluation)
     return Sources(model_source(asked.model, asked.init), rows, evaluation)
@@ -157,15 +159,16 @@ def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> So
     assert base is not None
     found = sources_of(base, asked.model, asked.dataset)
     rows, evaluation = found.dataset, found.evaluation
-    if asked.split is not None:
-        if asked.dataset is None:
+    for option, value in (("--split", asked.split), ("--dataset-config", asked.dataset_config)):
+        if value is not None and asked.dataset is None:
             raise InputError(
-                f"--split is of a DATASET, and the rows are those of {base.name}.",
-                hint="Give a DATASET too, or write the split in the file.",
+                f"{option} is of a DATASET, and the rows are those of {base.name}.",
+                hint="Give a DATASET too, or write it in the file.",
             )
-        rows = replace(dataset_source(asked.dataset, asked.split), reading=rows.reading)
+    if asked.dataset is not None:
+        rows = replace(dataset_source(asked.dataset, asked.split, asked.dataset_config), reading=rows.reading)
     if asked.evaluates:
-        evaluation = evaluation_source(rows.name, asked.eval_dataset, asked.eval_split, rows.split)
+        evaluation = evaluation_source(rows.name, asked.eval_dataset, asked.eval_split, rows.split, rows.config)
         assert evaluation is not None
         check_one_load(rows, evaluation)
         evaluation = replace(evaluation, reading=rows.reading)

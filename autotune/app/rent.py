@@ -69,8 +69,10 @@ def rent(asked: RentArguments) -> Rent:
     prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
     prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = training_source(asked.dataset, asked.split)
-    evaluation = evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, asked.split)
+    rows = training_source(asked.dataset, asked.split, asked.dataset_config)
+    evaluation = evaluation_source(
+        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
+    )
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     auto = asked.num_processes == AUTO
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)

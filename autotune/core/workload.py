@@ -45,6 +45,7 @@ class DatasetSource:
         path: builder name (``json``, ``csv``, ``parquet``) for files, else a hub id or a directory.
         data_files: absolute path of a single local file, or None.
         split: the split to train on.
+        config: the configuration, where the dataset has several; None: the only one.
         mixture: entries of TRL's ``datasets``, each with the fields of ``trl.scripts.utils.DatasetConfig``, in place of
             the others above but the name; empty for a dataset that those describe.
         test_size: rows that ``datasets.Dataset.train_test_split`` keeps from training, at random; None: none.
@@ -56,6 +57,7 @@ class DatasetSource:
     path: str
     data_files: str | None = None
     split: str = "train"
+    config: str | None = None
     mixture: tuple[Mapping[str, object], ...] = ()
     test_size: object = None
     reading: Mapping[str, object] = field(default_factory=dict)

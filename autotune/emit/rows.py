@@ -42,6 +42,7 @@ class TrainingRows:
             if they are loaded from where the user has them.
         cut: whether they were tokenised and cut for the bundle.
         evaluated: the split that training is evaluated on; None without evaluation.
+        config: the configuration, where the dataset has several; None: the only one.
     """
 
     path: str
@@ -50,18 +51,21 @@ class TrainingRows:
     in_bundle: str = ""
     cut: bool = False
     evaluated: str | None = None
+    config: str | None = None
 
     def arguments(self) -> dict[str, object]:
         """Return the arguments of ``trl`` that name the rows: only ``dataset_name`` has a split to evaluate on."""
         if self.evaluated is not None:
+            config = {"dataset_config": self.config} if self.config is not None else {}
             splits = {"dataset_train_split": self.split, "dataset_test_split": self.evaluated}
-            return {"dataset_name": self.path, **splits}
+            return {"dataset_name": self.path, **config, **splits}
         return {"datasets": [self.entry(self.split)]}
 
     def entry(self, split: str) -> dict[str, str]:
         """Return the arguments of ``datasets.load_dataset`` for a split."""
+        config = {"name": self.config} if self.config is not None else {}
         files = {"data_files": self.data_files} if self.data_files is not None else {}
-        return {"path": self.path, **files, "split": split}
+        return {"path": self.path, **config, **files, "split": split}
 
     @property
     def place(self) -> str:
@@ -76,10 +80,10 @@ def training_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> Tr
     if evaluation is None or not plan.evaluates:
         if copied:
             return TrainingRows("parquet", _TRAIN, str(here / COPIED_ROWS), COPIED_ROWS, cut)
-        return TrainingRows(source.path, source.split, source.data_files)
+        return TrainingRows(source.path, source.split, source.data_files, config=source.config)
     if copied or source.data_files is not None:
         return TrainingRows(str(here / BOTH_ROWS), _TRAIN, in_bundle=BOTH_ROWS, cut=cut, evaluated=_TEST)
-    return TrainingRows(source.path, source.split, evaluated=evaluation.split)
+    return TrainingRows(source.path, source.split, evaluated=evaluation.split, config=source.config)
 
 
 def write_rows(workload: Workload, plan: TrainingPlan, directory: Path) -> TrainingRows:

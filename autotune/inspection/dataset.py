@@ -34,27 +34,28 @@ def builder_of(name: str | PurePath) -> str | None:
     return BUILDERS.get(uncompressed(name).suffix.lower())
 
 
-def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
+def dataset_source(text: str | Path, split: str | None = None, config: str | None = None) -> DatasetSource:
     """Return the source of the dataset that ``text`` names: a file, a directory of files, or a hub id.
 
     A hub id is taken as it is: whether it exists, and has the split, shows when it is loaded.
 
     Args:
         split: the one to train on; None: ``train``.
+        config: its configuration, where it has several; None: the only one.
 
     Raises:
         InputError: it is missing, empty, in no supported format, broken in a way that the fast checks detect, or a file
-            that has no such split.
+            that has no such split or configuration.
     """
     text, split = str(text), split or _TRAIN
     check_split(split)
     path = local_path(text, "dataset", _SUFFIXES)
     if path is None:
-        return DatasetSource(name=text, path=text, split=split)
+        return DatasetSource(name=text, path=text, split=split, config=config)
     try:
         if path.is_dir():
             _check_directory(path)
-            return DatasetSource(name=text, path=str(path), split=split)
+            return DatasetSource(name=text, path=str(path), split=split, config=config)
     except OSError as error:
         raise unreadable("dataset", text, error) from error
     builder = builder_of(path)
@@ -64,25 +65,32 @@ def dataset_source(text: str | Path, split: str | None = None) -> DatasetSource:
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
     if split != _TRAIN:
         raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Leave out --split.")
+    if config is not None:
+        raise InputError(f"{path} is a file, and has no configurations.", hint="Leave out --dataset-config.")
     check_file(path)
     return DatasetSource(name=text, path=builder, data_files=str(path))
 
 
-def training_source(dataset: str | Path | None, split: str | None) -> DatasetSource | None:
+def training_source(dataset: str | Path | None, split: str | None, config: str | None = None) -> DatasetSource | None:
     """Return the source of the rows to train on; None without a dataset.
 
     Raises:
-        InputError: the dataset cannot be used, or a split is named without one.
+        InputError: the dataset cannot be used, or a split or configuration is named without one.
     """
     if dataset is not None:
-        return dataset_source(dataset, split)
-    if split is not None:
-        raise InputError("There is no dataset to take --split of.", hint="Give a DATASET.")
+        return dataset_source(dataset, split, config)
+    for option, value in (("--split", split), ("--dataset-config", config)):
+        if value is not None:
+            raise InputError(f"There is no dataset to take {option} of.", hint="Give a DATASET.")
     return None
 
 
 def evaluation_source(
-    dataset: str | Path | None, evaluation: str | Path | None, split: str | None, trained: str | None = None
+    dataset: str | Path | None,
+    evaluation: str | Path | None,
+    split: str | None,
+    trained: str | None = None,
+    config: str | None = None,
 ) -> DatasetSource | None:
     """Return the source of the rows to evaluate on, or None if neither a dataset nor a split is named for them.
 
@@ -91,6 +99,7 @@ def evaluation_source(
 
     Args:
         trained: the split of ``dataset`` to train on; None: ``train``.
+        config: the configuration of both, where they have several; None: the only one.
 
     Raises:
         InputError: the dataset cannot be used, or has no such split.
@@ -100,7 +109,7 @@ def evaluation_source(
     name = dataset if evaluation is None else evaluation
     if name is None:
         raise InputError("There is no dataset to take --eval-split of.", hint="Give a DATASET, or --eval-dataset.")
-    source = dataset_source(name)
+    source = dataset_source(name, config=config)
     if split is not None:
         check_split(split)
     if source.data_files is None:
@@ -113,7 +122,7 @@ def evaluation_source(
             f"{source.name} is a file, and has no split but {source.split}.",
             hint="Name the file with the rows to evaluate on: --eval-dataset FILE.",
         )
-    if dataset is not None and found == replace(dataset_source(dataset, trained), name=found.name):
+    if dataset is not None and found == replace(dataset_source(dataset, trained, config), name=found.name):
         raise InputError(
             f"The rows to evaluate on are those to train on: {found.name}.",
             hint="Give other rows, or another split, such as --eval-split test.",

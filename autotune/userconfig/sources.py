@@ -13,16 +13,16 @@ from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
+from autotune.inspection.dataset import BUILDERS, builder_of, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
-from autotune.inspection.paths import exists, is_file, local_path
+from autotune.inspection.paths import exists, is_file
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
 from autotune.userconfig.fields import reading_of
 
 _HINT = "Name a dataset with --dataset."
 _TRAIN, _TEST = "train", "test"
 # Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
-_FURTHER = ("name", "data_dir", "columns", "fraction")
+_FURTHER = ("data_dir", "columns", "fraction")
 _MOST_NAMED = 3
 
 
@@ -143,14 +143,8 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
         )
     _check_unexpanded("dataset_name", name)
-    check_split(train)
     streams = bool(script.get("dataset_streaming"))
-    config = script.get("dataset_config")
-    if config is not None:
-        local_path(name, "dataset", frozenset())
-        entry = {"path": name, "name": config, "split": train}
-        return Loaded(DatasetSource(f"{name} ({config})", name, split=train, mixture=(entry,)), test, streams)
-    return Loaded(replace(dataset_source(name), split=train), test, streams)
+    return Loaded(dataset_source(name, train, script.get("dataset_config")), test, streams)
 
 
 def _check_splits(train: str, test: str, *, parted: bool) -> None:
@@ -195,10 +189,7 @@ def _evaluated(rows: Loaded) -> DatasetSource:
             f"Training is evaluated on the split {split}, which datasets have not: TRL ends with a KeyError.",
             hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
         )
-    if source.mixture:
-        mixture = tuple({**item, "split": split} for item in source.mixture)
-        return replace(source, name=f"{source.name} ({split})", split=split, mixture=mixture)
-    found = evaluation_source(source.name, None, split)
+    found = evaluation_source(source.name, None, split, config=source.config)
     assert found is not None
     return found
 
@@ -247,9 +238,11 @@ def _plain(item: Mapping[str, object]) -> DatasetSource | None:
     builder = builder_of(files) if isinstance(files, str) else None
     if any(item.get(name) is not None for name in _FURTHER) or (path if files is not None else None) != builder:
         return None
-    if files is None and path in BUILDERS.values():
+    config = item.get("name")
+    if path in BUILDERS.values() if files is None else config is not None:
         return None
-    return replace(dataset_source(str(files or path)), split=str(item.get("split") or "train"))
+    source = dataset_source(str(files or path), config=None if config is None else str(config))
+    return replace(source, split=str(item.get("split") or _TRAIN))
 
 
 def _check_shown(item: Mapping[str, object]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, load_dataset
+from trl.scripts.utils import DatasetConfig
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, Workload
@@ -96,13 +98,20 @@ def evaluated(source: DatasetSource, evaluation: DatasetSource, directory: Path)
 PLAN = TrainingPlan("sft", {"eval_strategy": "epoch"})
 
 
-def test_trl_finds_both_splits_of_one_dataset(tmp_path: Path) -> None:
-    source = DatasetSource("trl-lib/tldr", "trl-lib/tldr")
+@pytest.mark.parametrize("config", [None, "main"])
+def test_trl_finds_both_splits_of_one_dataset(tmp_path: Path, config: str | None) -> None:
+    source = DatasetSource("openai/gsm8k", "openai/gsm8k", config=config)
     rows = write_rows(evaluated(source, replace(source, split="test"), tmp_path), PLAN, tmp_path)
-    assert rows.arguments() == {
-        "dataset_name": "trl-lib/tldr", "dataset_train_split": "train", "dataset_test_split": "test",
-    }  # fmt: skip
+    named = {"dataset_name": "openai/gsm8k", **({"dataset_config": config} if config else {})}
+    assert rows.arguments() == {**named, "dataset_train_split": "train", "dataset_test_split": "test"}
     assert not any((tmp_path / name).exists() for name in FILES)
+
+
+def test_trl_finds_the_configuration_of_a_dataset_without_evaluation(tmp_path: Path) -> None:
+    source = DatasetSource("openai/gsm8k", "openai/gsm8k", config="main")
+    rows = write_rows(replace(a_workload(), dataset_source=source), TrainingPlan("sft"), tmp_path)
+    (entry,) = cast(list[dict[str, str]], rows.arguments()["datasets"])
+    assert DatasetConfig(**entry) == DatasetConfig("openai/gsm8k", "main", split="train")
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])

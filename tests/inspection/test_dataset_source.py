@@ -121,6 +121,22 @@ def test_a_split_that_cannot_be_taken_is_refused(
         training_source(dataset, split)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("rows.jsonl", "rows.jsonl is a file, and has no configurations"),
+        (None, "There is no dataset to take --dataset-config of"),
+    ],
+)
+def test_a_configuration_that_cannot_be_taken_is_refused(
+    dataset: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "rows.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=re.escape(said)):
+        training_source(dataset, None, "main")
+
+
 def test_the_rows_to_train_on_are_not_those_to_evaluate_on_by_their_split(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", GOOD)
     with pytest.raises(InputError, match="rows to evaluate on are those to train on"):

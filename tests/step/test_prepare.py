@@ -252,8 +252,12 @@ def test_a_dataset_of_several_configurations_is_told_with_their_names(
     (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(card)}---\n")
     for name in ("en", "fr"):
         write_rows(folder / f"{name}.jsonl", text_rows(TEXTS))
-    with pytest.raises(InputError, match=r"has several configurations: en, fr\..*Download one"):
+    write_rows(folder / "fr.jsonl", text_rows(TEXTS[:1]))
+    with pytest.raises(InputError, match=r"has several configurations\..*It has en, fr\. .*--dataset-config"):
         prepared(None, path=str(folder), data_files=None)
+    with pytest.raises(InputError, match=r"has no configuration 'de'\..*It has en, fr\."):
+        prepared(None, path=str(folder), data_files=None, config="de")
+    assert prepared(None, path=str(folder), data_files=None, config="fr").dataset.documents.rows == 1
 
 
 def test_a_missing_dataset_is_told(prepared: Callable[..., Workload], tmp_path: Path) -> None:

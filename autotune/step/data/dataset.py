@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -34,8 +35,9 @@ from autotune.trainers.declared import DatasetFormat
 
 # datasets/splits.py and datasets/arrow_reader.py: "Unknown split "test". Should be one of ['train']."
 _UNKNOWN_SPLIT = "Unknown split"
-# datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']".
-_NO_CONFIGURATION = "Config name is missing"
+# datasets/builder.py: "Config name is missing.\nPlease pick one among the available configs: ['en', 'fr']", and
+# "BuilderConfig 'de' not found. Available: ['en', 'fr']".
+_CONFIGURATIONS = re.compile(r"(?:available configs|not found\. Available): \[([^]]*)\]")
 _UNPREPARED = "skip_prepare_dataset"
 _ASKED = ("prompt", "chosen", "rejected", "completion", "messages")
 """Columns of messages. ``trl.data_utils.is_conversational`` looks at one of those that a row has, whichever a set has
@@ -91,7 +93,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 mixture = DatasetMixtureConfig(datasets=[DatasetConfig(**item) for item in source.mixture])
                 rows = get_dataset(mixture)["train"]
             else:
-                rows = load_dataset(source.path, data_files=source.data_files, split=source.split)
+                rows = load_dataset(source.path, source.config, data_files=source.data_files, split=source.split)
             if source.test_size is not None:
                 # Which rows it takes is left to chance; whether it can take so many is not.
                 rows.train_test_split(test_size=source.test_size)
@@ -110,12 +112,11 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
             raise InputError(
                 f"The dataset {source.name} has no split {source.split!r}.", hint=f"It has {known}. {_NAME_SPLIT}"
             ) from error
-        if _NO_CONFIGURATION in str(error):
-            listed = str(error).partition("available configs: ")[2].partition("]")[0].strip("[").replace("'", "")
-            raise InputError(
-                f"The dataset {source.name} has several configurations: {listed}.",
-                hint="Download one of them, and give its file or directory; `autotune check` takes dataset_config.",
-            ) from error
+        if (configurations := _CONFIGURATIONS.search(str(error))) is not None:
+            listed = configurations[1].replace("'", "")
+            lacks = "several configurations" if source.config is None else f"no configuration {source.config!r}"
+            hint = f"It has {listed}. Name one with --dataset-config, or with dataset_config in the configuration."
+            raise InputError(f"The dataset {source.name} has {lacks}.", hint=hint) from error
         _check_all_lines(source)
         raise InputError(f"The dataset {source.name} cannot be loaded: {_first_line(error)}") from error
 
@@ -145,7 +146,7 @@ def _check_all_lines(source: DatasetSource) -> None:
     """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
-        files = load_dataset_builder(source.path).config.data_files.get(source.split, [])
+        files = load_dataset_builder(source.path, source.config).config.data_files.get(source.split, [])
     for file in map(Path, files):
         check_file(file, sys.maxsize)
 

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.verdict import Outcome
+from autotune.core.workload import DatasetSource
 from autotune.errors import InputError, UnreadError
 from autotune.userconfig.sources import Sources, sources
 from tests.app.check.conftest import Checked, Write
@@ -82,9 +83,9 @@ def test_a_pattern_and_an_address_are_read_by_trl(
 
 def test_a_configuration_of_a_dataset_is_named_to_trl(find: Find) -> None:
     found = find(args={"eval_strategy": "steps"}, dataset_name="hub/id", dataset_config="en")
-    assert found.dataset.mixture == ({"path": "hub/id", "name": "en", "split": "train"},)
-    assert found.evaluation is not None
-    assert found.evaluation.mixture == ({"path": "hub/id", "name": "en", "split": "test"},)
+    assert found.dataset == DatasetSource("hub/id", "hub/id", config="en")
+    assert found.evaluation == DatasetSource("hub/id (test)", "hub/id", split="test", config="en")
+    assert find([{"path": "hub/id", "name": "en", "split": "train"}]).dataset == found.dataset
 
 
 @pytest.mark.parametrize(
