@@ -143,8 +143,9 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
         )
     _check_unexpanded("dataset_name", name)
-    streams = bool(script.get("dataset_streaming"))
-    return Loaded(dataset_source(name, train, script.get("dataset_config")), test, streams)
+    config = script.get("dataset_config")
+    source = dataset_source(name, train, None if config is None else str(config))
+    return Loaded(source, test, bool(script.get("dataset_streaming")))
 
 
 def _check_splits(train: str, test: str, *, parted: bool) -> None:
