@@ -220,8 +220,8 @@ def test_the_block_with_the_most_counted_tokens_is_traced_beside_the_widest(trai
 def test_a_geometry_of_rows_that_are_cut_survives_the_way_through_json(trainer: str) -> None:
     sequences = [(tokens + 1, tokens + 9) for tokens in (20, 400, 900, 1300)]
     documents = Documents.of_rows(sequences, ordered=True, trained=[10, 300, 600, 900])
-    plan = TrainingPlan(trainer, {"per_device_train_batch_size": 2, "max_length": 512})
-    found = find_trainer(trainer).geometry(plan, documents)
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_length": 512}
+    found = find_trainer(trainer).geometry(TrainingPlan(trainer, sizes), documents)
     assert decode(BatchGeometry, json.loads(json.dumps(encode(found)))) == found
 
 
