@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +18,6 @@ from autotune.virtual.autocast import cast
 from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.operators import defined
-from autotune.virtual.recompiled import Versions
 from autotune.virtual.tensors import storage_of
 
 _NAMESPACE = "autotune_flex_attention"
@@ -78,6 +77,44 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
         return integration.flex_attention(query, key, value, **words)
 
     return run
+
+
+class Versions:
+    """The compiled versions of one function, by guards on kinds of calls and on sizes.
+
+    Dynamo compiles the first call for exactly its numbers. A number that differs from those of earlier compilations is
+    a symbol in all later ones, whatever kind of call they are for (``torch/_dynamo/pgo.py``, FrameStateSizeEntry); a
+    symbol is never 0 or 1, which are always constants (``specialize_zero_one``, ``torch/fx/experimental/_config.py``).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int | None] = {}
+        self._versions: dict[Hashable, list[dict[str, int | None]]] = {}
+
+    def compiled_for(self, kind: Hashable, numbers: Mapping[str, int]) -> Mapping[str, int | None] | None:
+        """Return the version that a call is compiled for, or None if an earlier version runs it.
+
+        Args:
+            kind: all properties of the call that are guarded besides numbers.
+            numbers: its sizes and integers, by their places in it.
+
+        Returns:
+            the constant of each number, None where it is a symbol.
+        """
+        versions = self._versions.setdefault(kind, [])
+        if any(_runs(version, numbers) for version in versions):
+            return None
+        for name, number in numbers.items():
+            self._seen[name] = number if self._seen.get(name, number) == number else None
+        version = {name: number if number in (0, 1) else self._seen[name] for name, number in numbers.items()}
+        versions.append(version)
+        return version
+
+
+def _runs(version: Mapping[str, int | None], numbers: Mapping[str, int]) -> bool:
+    return version.keys() == numbers.keys() and all(
+        number > 1 if version[name] is None else number == version[name] for name, number in numbers.items()
+    )
 
 
 def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:

@@ -14,11 +14,11 @@ from unittest import mock
 import torch
 
 from autotune.core.step_time import Caller
-from autotune.virtual.access import access_by_name
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import OperatorRecord
 from autotune.virtual.tensors import type_of_device
+from autotune.virtual.work import access_by_name
 
 _FUSED_HEAD = "trl.kernels.chunked_logprob"
 _DIVERGENCE = "trl.kernels.chunked_divergence"
