@@ -18,7 +18,7 @@ from autotune.virtual.autocast import cast
 from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.operators import defined
-from autotune.virtual.tensors import storage_of
+from autotune.virtual.tensors import VIRTUAL, storage_of
 
 _NAMESPACE = "autotune_flex_attention"
 # Modules that may have imported PyTorch's functions by name.
@@ -44,13 +44,12 @@ def flex_attention_compiled(ledger: Ledger) -> Iterator[None]:
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
-    device_type = ledger.device_type
     with ExitStack() as stack:
         for name in _HOLDERS:
             module = sys.modules.get(name)
             for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
                 if hasattr(module, function):
-                    replaced = partial(stand_in, device_type, getattr(module, function))
+                    replaced = partial(stand_in, getattr(module, function))
                     stack.enter_context(mock.patch.object(module, function, replaced))
         integration = sys.modules.get("transformers.integrations.flex_attention")
         if integration is not None:
@@ -161,11 +160,11 @@ def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str
     return (torch.is_grad_enabled(), is_short, mask, *kinds), numbers
 
 
-def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _create_block_mask(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(real).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
-    if given["device"] is None or torch.device(given["device"]).type != device_type:
+    if given["device"] is None or torch.device(given["device"]).type != VIRTUAL:
         return real(*args, **kwargs)
     shape = (given["B"] or 1, given["H"] or 1, given["Q_LEN"], given["KV_LEN"])
     size = given["BLOCK_SIZE"]
@@ -174,7 +173,6 @@ def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, *
 
 
 def _flex_attention(
-    device_type: str,
     real: Callable[..., Any],
     query: Tensor,
     key: Tensor,
@@ -189,7 +187,7 @@ def _flex_attention(
     return_aux: Any = None,
 ) -> Any:
     """``flex_attention``: tensors are [batch, heads, tokens, head]."""
-    if query.device.type != device_type:
+    if query.device.type != VIRTUAL:
         more = {"return_aux": return_aux} if return_aux is not None else {}
         return real(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **more)
     heads = query.size(-1), value.size(-1)
@@ -198,9 +196,9 @@ def _flex_attention(
             f"NYI: embedding dimension of the query, key, and value must be at least {_SMALLEST_HEAD} "
             f"but got E={heads[0]} and Ev={heads[1]}"
         )
-    if torch.is_autocast_enabled(device_type):
+    if torch.is_autocast_enabled(VIRTUAL):
         # torch/_higher_order_ops/flex_attention.py, _flex_attention_autocast_impl.
-        query, key, value = cast((query, key, value), torch.get_autocast_dtype(device_type), device_type)
+        query, key, value = cast((query, key, value), torch.get_autocast_dtype(VIRTUAL))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     saved = captured(block_mask)
     out, lse, most = _Flex.apply(query, key, value, wants_lse, pairs_of(block_mask, query, key), *saved)
