@@ -198,9 +198,7 @@ def _refused(problem: InputProblem) -> InputError:
     return (UnreadError if problem.unread else InputError)(problem.message, hint=problem.hint)
 
 
-def _run(
-    server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None
-) -> JobExit:
+def _run(server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None) -> JobExit:
     """Run a job; return how it ended, with the number of processes that the kernel killed out of memory meanwhile."""
     kills_before = out_of_memory_kills()
     ending = server.run(job, request, folder, timeout_seconds)
