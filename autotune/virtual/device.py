@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -19,7 +19,6 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast, register_autocast
 from autotune.virtual.cuda import kernels_in_a_row, scratch
-from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import triton_launches_recorded
@@ -30,6 +29,9 @@ from autotune.virtual.tensors import VIRTUAL
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
 _AMPERE = (8, 0)
+KERNELS = ("aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward")
+"""Names of the operators that have a kernel on CUDA and are a composite elsewhere, in PyTorch 2.11 to 2.15."""
+COMPOSITE = "CompositeImplicitAutograd"
 
 
 def _rng_state(device: Any = None) -> torch.Tensor:
@@ -70,8 +72,40 @@ MODULE.__dict__.update(
 def _registered() -> torch.device:
     _setup_privateuseone_for_python_backend(rename=VIRTUAL, backend_module=MODULE)
     register_autocast()
-    register_cuda_kernels()
+    _register_cuda_kernels()
     return torch.device(VIRTUAL)
+
+
+@cache
+def _register_cuda_kernels() -> torch.library.Library:
+    """Register a kernel for the virtual device, once, for each of :data:`KERNELS`; the caller keeps the library alive.
+
+    PyTorch registers operators such as ``silu_backward`` with a kernel per backend and, for backends without one, a
+    composite of other operators (``CompositeImplicitAutograd`` in ``aten/src/ATen/native/native_functions.yaml``). The
+    composite runs before any dispatch mode sees the operator, with temporaries that CUDA's kernel does not have. Only
+    the dispatcher of a CUDA build has the kernels for CUDA, so their names are listed here.
+
+    With a kernel, PyTorch skips the composite, and the operator reaches the dispatch mode of a trace as on CUDA, which
+    takes its results from the fake kernel: outputs without temporaries. Operators that this PyTorch does not have, or
+    has no composite for, are left out.
+    """
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in KERNELS:
+        if torch._C._dispatch_has_kernel(name) and has_kernel(name, COMPOSITE):
+            library.impl(name.removeprefix("aten::"), _unreachable(name))
+    return library
+
+
+def _unreachable(name: str) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} runs on the virtual device inside a trace only.")
+
+    return kernel
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Return whether an operator of this PyTorch has a kernel for a dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 @contextmanager
