@@ -44,21 +44,6 @@ _attributes: dict[torch.device, dict[str, Any]] = {}
 """The attributes of a new fake tensor, except for its mode, by its device."""
 
 
-def copied(tensor: torch.Tensor, fake: FakeTensorMode) -> FakeTensor | None:
-    """Return a fake tensor like a real one, or None where its storage is not spanned by it alone.
-
-    The fake tensor mode's own conversion takes fifty times as long, for cases that are not these.
-    """
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.dtype.is_complex:
-        return None
-    if tensor.storage_offset() or tensor.requires_grad:
-        return None
-    with torch._C._DisableTorchDispatch():
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        spanned = made.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
-        return _faked(made, tensor.device, fake) if spanned else None
-
-
 _Rule = Callable[[Any, Any, FakeTensorMode], Any]
 """Recreates the result of an operator, given its positional and named arguments and the mode of fake tensors."""
 Notes = dict[Any, Any]
