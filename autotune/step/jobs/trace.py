@@ -83,7 +83,7 @@ def _freeze_once() -> None:
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
-    traced, layers = _traced(request, facts, folder, of_step=program.apart)
+    traced = _traced(request, facts, folder, of_step=program.apart)
     course = sections(
         traced,
         traced.phase(step_name(1)),
@@ -101,7 +101,6 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     gpus = tuple(_figures(traced, request, run, _step_works(traced, facts, between)))
     operators, counts = _operators(run, request)
     return TraceReply(
-        layers=layers,
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
         worst_rows=facts.worst_rows,
@@ -120,27 +119,26 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     )
 
 
-def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> tuple[Trace, int]:
-    """Return the trace of two whole optimizer steps, and the number of layers in it.
+def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
+    """Return the trace of two whole optimizer steps.
 
     Args:
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
     """
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
-    whole = layers = model_config.get_text_config().num_hidden_layers
+    whole = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
-        layers = model_config.get_text_config().num_hidden_layers
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     once = not request.plan.in_group
     rows = TracedRows(request.worst, request.trainable, once=once, chosen=request.chosen, again=request.compiled_again)
     processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, facts, parent=folder)
-    traced = _of_worst_rank(steps, request, facts, is_whole=layers == whole)
+    traced = _of_worst_rank(steps, request, facts, is_whole=(request.layers or whole) >= whole)
     if once:
         traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
-    return traced, layers
+    return traced
 
 
 def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
