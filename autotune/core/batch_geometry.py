@@ -152,14 +152,6 @@ class BatchGeometry:
     evaluation: BatchGeometry | None = None
     ranks: int = 1
 
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.layout, self.worst, self.sizes, self.tokens, self.micro_batches, self.apart, self.ranks))
-
-    def __hash__(self) -> int:
-        # A ranking looks the geometries of all candidates up.
-        return self._hash
-
     def in_steps(self, micro_batches: int, ranks: int) -> BatchGeometry:
         """Return the geometry of steps of so many micro-batches in each of the ranks, given that of steps of one."""
         documents = self.documents * micro_batches * ranks

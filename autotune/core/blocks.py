@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,30 +15,18 @@ if TYPE_CHECKING:
 _COMPARED = 1 << 16
 
 
-class Block(NamedTuple):
-    """The rows of one micro-batch.
+RECORD = [
+    ("rows", "i8"), ("tokens", "i8"), ("padded", "?"), ("beside", "i8"), ("beside_padded", "?"),
+    ("image_elements", "i8"),
+]  # fmt: skip
+"""The fields of ``Blocks``, an array of all micro-batches of an epoch, with their types.
 
-    ``Blocks``, all micro-batches of an epoch, are an array with a record of these fields for each.
-
-    Attributes:
-        rows: rows of the dataset in it; the last block of an epoch may have fewer than the others.
-        tokens: tokens of its widest sequence, padding included.
-        padded: whether a sequence is padded, which brings an attention mask.
-        beside: the same as ``tokens`` for a second tensor, which passes through models without gradients; 0: none.
-        beside_padded: the same as ``padded`` for that.
-        image_elements: numbers that the vision tower gets; 0 for rows of text.
-    """
-
-    rows: int
-    tokens: int
-    padded: bool
-    beside: int = 0
-    beside_padded: bool = False
-    image_elements: int = 0
-
-
-RECORD = list(zip(Block._fields, ("i8", "i8", "?", "i8", "?", "i8"), strict=True))
-"""The types of these fields in an array."""
+- ``rows``: rows of the dataset in it; the last block of an epoch may have fewer than the others.
+- ``tokens``: tokens of its widest sequence, padding included.
+- ``padded``: whether a sequence is padded, which brings an attention mask.
+- ``beside``, ``beside_padded``: the same for a second tensor, which passes through models without gradients; 0: none.
+- ``image_elements``: numbers that the vision tower gets; 0 for rows of text.
+"""
 
 
 def block_rows(population: int, rows: int) -> Numbers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 
 from autotune.core.step_time import StepTime
 
@@ -26,14 +25,6 @@ class Part:
 
     phase: str
     occurrence: Occurrence
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash((self.phase, self.occurrence))
-
-    def __hash__(self) -> int:
-        # Sums of forecasts look parts up millions of times.
-        return self._hash
 
     @property
     def of_micro_batch(self) -> bool:

@@ -153,7 +153,6 @@ class TraceReply:
     """The traced memory of training, and the predicted time of an optimizer step.
 
     Attributes:
-        layers: number of layers that were traced.
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
             With the target ``cpu`` everything is on the device. With several processes, all peaks are those of the
             rank that holds the most.
@@ -171,7 +170,6 @@ class TraceReply:
         operators: the different operators of the sections, if they were requested.
     """
 
-    layers: int
     device: TracedPeak
     host: TracedPeak
     worst_rows: int

@@ -21,7 +21,7 @@ _DEVICE_OUT_OF_MEMORY = "out of memory"
 
 
 def classify(
-    ending: JobExit, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None, kills: int
+    ending: JobExit, unreadable: str, log: Sequence[str], *, device: DeviceKind, limit_bytes: int | None
 ) -> Measurement:
     """Return the measurement of a probe that left no readable reply.
 
@@ -30,12 +30,11 @@ def classify(
         log: the last lines of its log.
         device: that it trained on.
         limit_bytes: the limit that it enforced on itself, or None.
-        kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
     name = signal_name(ending.signal)
     if ending.timed_out:
         return Measurement(ProbeStatus.TIMEOUT, f"killed after {format_duration(ending.wall_seconds)}")
-    if kills > 0 and ending.killed:
+    if ending.ran_out_of_memory:
         return Measurement(
             ProbeStatus.HOST_OUT_OF_MEMORY,
             "killed by the kernel, whose control group counts an out-of-memory kill (oom_kill) meanwhile",

@@ -51,14 +51,14 @@ def prepare(server: JobServer, request: PrepareRequest, folder: Path, timeout_se
         JobLostError: it took longer than it may.
         AutotuneError: the job failed in another way; the message names its log.
     """
-    ending, kills = _run(server, Job.PREPARE, request, folder, timeout_seconds)
+    ending = _run(server, Job.PREPARE, request, folder, timeout_seconds)
     if ending.timed_out:
         raise JobLostError(
             f"Reading {request.model.name} and tokenising {request.dataset.name} was ended after "
             f"{format_duration(ending.wall_seconds)}.",
             hint="Give fewer rows with --dataset, or check that the chat template terminates.",
         )
-    return _expect(Workload, Job.PREPARE, ending, kills, folder)
+    return _expect(Workload, Job.PREPARE, ending, folder)
 
 
 def check_packing(server: JobServer, request: CheckPackingRequest, folder: Path) -> CheckPackingReply:
@@ -148,18 +148,18 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 def _probed(
     server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None
 ) -> tuple[JobExit, Measurement]:
-    ending, kills = _run(server, Job.PROBE, request, folder, timeout_seconds)
-    return ending, replace(_measurement(ending, request, folder, kills), wall_seconds=ending.wall_seconds)
+    ending = _run(server, Job.PROBE, request, folder, timeout_seconds)
+    return ending, replace(_measurement(ending, request, folder), wall_seconds=ending.wall_seconds)
 
 
-def _measurement(ending: JobExit, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
+def _measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measurement:
     try:
         if request.plan.launch.processes == 1:
             return _replied(received_reply(folder, Measurement))
         group = received_reply(folder, RanksReply)
     except ExchangeError as error:
-        return _classified(ending, error, folder, request, kills)
-    return _of_group(group, request, folder, kills) if isinstance(group, RanksReply) else _replied(group)
+        return _classified(ending, error, folder, request)
+    return _of_group(group, request, folder, ending.kills) if isinstance(group, RanksReply) else _replied(group)
 
 
 def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
@@ -171,8 +171,8 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
             found[rank] = _replied(received_reply(own, Measurement))
         except ExchangeError as error:
             if not ended.ended_with_group:
-                ending = JobExit(0.0, ended.code, ended.signal)
-                found[rank] = _classified(ending, error, own, request, kills)
+                ending = JobExit(0.0, ended.code, ended.signal, kills=kills)
+                found[rank] = _classified(ending, error, own, request)
     failed = {rank: shown for rank, shown in found.items() if not shown.ok}
     if not failed:
         return of_ranks([found[rank] for rank in range(len(group.endings))])
@@ -181,9 +181,9 @@ def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int
     return replace(failed[rank], reason=f"rank {rank}: {failed[rank].reason}")
 
 
-def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: ProbeRequest, kills: int) -> Measurement:
+def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: ProbeRequest) -> Measurement:
     lines = last_lines(folder, 50)
-    return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes, kills=kills)
+    return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes)
 
 
 def _replied(reply: Measurement | InputProblem | Failure) -> Measurement:
@@ -198,13 +198,11 @@ def _refused(problem: InputProblem) -> InputError:
     return (UnreadError if problem.unread else InputError)(problem.message, hint=problem.hint)
 
 
-def _run(
-    server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None
-) -> tuple[JobExit, int]:
-    """Run a job; return how it ended, and the number of processes that the kernel killed out of memory meanwhile."""
+def _run(server: JobServer | Worker, job: Job, request: object, folder: Path, timeout_seconds: float | None) -> JobExit:
+    """Run a job; return how it ended, with the number of processes that the kernel killed out of memory meanwhile."""
     kills_before = out_of_memory_kills()
     ending = server.run(job, request, folder, timeout_seconds)
-    return ending, out_of_memory_kills() - kills_before
+    return replace(ending, kills=out_of_memory_kills() - kills_before)
 
 
 def _ask(
@@ -216,14 +214,14 @@ def _ask(
     timeout_seconds: float | None = None,
 ) -> R:
     """Run a job and return its reply."""
-    return _expect(expected, job, *_run(server, job, request, folder, timeout_seconds), folder)
+    return _expect(expected, job, _run(server, job, request, folder, timeout_seconds), folder)
 
 
-def _expect(expected: type[R], job: Job, ending: JobExit, kills: int, folder: Path) -> R:
+def _expect(expected: type[R], job: Job, ending: JobExit, folder: Path) -> R:
     try:
         reply = received_reply(folder, expected)
     except ExchangeError as error:
-        raise _failed(JobLostError, f"The job {job} {_lost(ending, kills, error)}.", folder) from error
+        raise _failed(JobLostError, f"The job {job} {_lost(ending, error)}.", folder) from error
     if isinstance(reply, InputProblem):
         raise _refused(reply)
     if isinstance(reply, Failure):
@@ -235,11 +233,11 @@ def _expect(expected: type[R], job: Job, ending: JobExit, kills: int, folder: Pa
     return reply
 
 
-def _lost(ending: JobExit, kills: int, error: ExchangeError) -> str:
+def _lost(ending: JobExit, error: ExchangeError) -> str:
     """Return how a job ended that left no readable reply."""
     if ending.timed_out:
         return f"exceeded its time limit and was killed after {format_duration(ending.wall_seconds)}"
-    if ending.killed and kills > 0:
+    if ending.ran_out_of_memory:
         return "was killed by the kernel because memory ran out"
     if ending.server_died:
         return "was lost: its process died"

@@ -36,6 +36,7 @@ class JobExit:
         timed_out: whether it was killed because of its time limit.
         server_died: whether the server, and the process with it, ended first.
         wall_seconds: time from the request to the end.
+        kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
 
     wall_seconds: float
@@ -43,11 +44,12 @@ class JobExit:
     signal: int | None = None
     timed_out: bool = False
     server_died: bool = False
+    kills: int = 0
 
     @property
-    def killed(self) -> bool:
-        """Whether something outside killed it, as the kernel does when memory runs out."""
-        return self.signal == signal.SIGKILL or self.server_died
+    def ran_out_of_memory(self) -> bool:
+        """Whether something outside killed it while the kernel killed a process because memory ran out."""
+        return self.kills > 0 and (self.signal == signal.SIGKILL or self.server_died)
 
 
 class JobServer:

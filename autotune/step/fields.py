@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, Literal, Union, get_args, get_origin
+
+from autotune.core.configuration import Override
 
 _LONGEST_SHOWN = 80
 # What transformers' parser takes for a truth value (string_to_bool).
@@ -123,3 +125,11 @@ def same(asked: Any, used: Any) -> bool:
     if isinstance(asked, list) and isinstance(used, list):
         return len(asked) == len(used) and all(map(same, asked, used))
     return [asked] == used or asked == [used] or str(asked) == str(used)
+
+
+def overrides(given: Mapping[str, Any], used: Mapping[str, Any]) -> Iterator[Override]:
+    """Yield the fields in use that have another value than was given, in their order."""
+    for name in filter(given.__contains__, used):
+        before, after = plain(given[name]), plain(used[name])
+        if not same(before, after):
+            yield Override(name, before, after)

@@ -19,24 +19,7 @@ _UNLIMITED_BYTES = 1 << 48
 
 
 class OutOfMemoryError(Exception):
-    """A request does not fit the device, even after the allocator released its whole cache.
-
-    Attributes:
-        requested_bytes: the size of the request, before rounding.
-        allocated_bytes: bytes allocated to tensors at that moment.
-        reserved_bytes: bytes that the allocator had reserved on the device at that moment, allocated bytes included.
-        limit_bytes: the most that it may reserve.
-    """
-
-    def __init__(self, requested_bytes: int, allocated_bytes: int, reserved_bytes: int, limit_bytes: int) -> None:
-        super().__init__(
-            f"{requested_bytes} bytes were requested with {allocated_bytes} allocated and {reserved_bytes} reserved"
-            f" of {limit_bytes}"
-        )
-        self.requested_bytes = requested_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-        self.limit_bytes = limit_bytes
+    """A request does not fit the device, even after the allocator released its whole cache."""
 
 
 class CachingAllocator:
@@ -95,7 +78,10 @@ class CachingAllocator:
                 self.retries += 1
                 block = self._reserve(size, free_list)
             if block is None:
-                raise OutOfMemoryError(nbytes, self.allocated_bytes, self.reserved_bytes, self.limit_bytes or 0)
+                raise OutOfMemoryError(
+                    f"{nbytes} bytes were requested with {self.allocated_bytes} allocated and {self.reserved_bytes} "
+                    f"reserved of {self.limit_bytes}"
+                )
         remainder = block.size - size
         # should_split: the large pool keeps remainders of up to 1 MiB with the block, unless its segments can expand.
         if remainder > SMALL_BYTES or (remainder >= MIN_BLOCK_BYTES and (small or self.expandable_segments)):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autotune.virtual.autocast import cast
+from autotune.virtual.tensors import VIRTUAL
 
 _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
@@ -61,8 +62,8 @@ def _cudnn_version() -> int:
 
 
 @contextmanager
-def attention_as_on_cuda(device_type: str, capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
-    """Patch ``scaled_dot_product_attention`` to call, on a device, the operator that PyTorch would call on CUDA.
+def attention_as_on_cuda(capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
+    """Patch ``scaled_dot_product_attention`` to call, on the virtual GPU, the operator that PyTorch would call on CUDA.
 
     Args:
         alike: other compute capabilities; those with which PyTorch would have called another operator are removed.
@@ -79,12 +80,10 @@ def attention_as_on_cuda(device_type: str, capability: tuple[int, int], alike: s
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if query.device.type != device_type:
+        if query.device.type != VIRTUAL:
             return original(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if torch.is_autocast_enabled(device_type):
-            query, key, value, attn_mask = cast(
-                (query, key, value, attn_mask), torch.get_autocast_dtype(device_type), device_type
-            )
+        if torch.is_autocast_enabled(VIRTUAL):
+            query, key, value, attn_mask = cast((query, key, value, attn_mask), torch.get_autocast_dtype(VIRTUAL))
         if attn_mask is not None and attn_mask.dtype == torch.bool:
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)

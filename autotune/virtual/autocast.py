@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from autotune.virtual.tensors import argument, tensors_of, type_of_device
+from autotune.virtual.tensors import VIRTUAL, argument, tensors_of, type_of_device
 from autotune.virtual.unsupported import UnsupportedError
 
 _KEY = "AutocastPrivateUse1"
@@ -26,7 +26,7 @@ _FLOAT32_RESULT, _WIDEST = "AT_FORALL_FP32_SET_OPT_DTYPE", "AT_FORALL_PROMOTE"
 _casts: dict[tuple[int, torch.dtype], tuple[torch.Tensor, torch.Tensor]] = {}
 
 
-def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
+def cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the device's floating-point tensors in ``value`` to ``dtype``; parameters are cast once per region.
 
     The last is cast first: in C++, the casts are the arguments of one call (``cached_cast(…, args, …)...`` in
@@ -34,9 +34,7 @@ def cast(value: Any, dtype: torch.dtype, device_type: str) -> Any:
     """
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        eligible = (
-            tensor.is_floating_point() and type_of_device(tensor) == device_type and tensor.dtype != torch.float64
-        )
+        eligible = tensor.is_floating_point() and type_of_device(tensor) == VIRTUAL and tensor.dtype != torch.float64
         if not eligible or tensor.dtype == dtype:
             return tensor
         kept = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
@@ -67,7 +65,7 @@ def autocast_cache_cleared() -> Iterator[None]:
 
 
 @contextmanager
-def cuda_scaled_and_cast_as(device_type: str) -> Iterator[None]:
+def cuda_scaled_and_cast() -> Iterator[None]:
     """Patch ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` to apply to the device.
 
     Without CUDA, PyTorch turns both off when they are made, so one that was made before cannot be used.
@@ -80,39 +78,39 @@ def cuda_scaled_and_cast_as(device_type: str) -> Iterator[None]:
         return enter(region)
 
     with (
-        mock.patch.object(torch.autocast, "__init__", _made_for(device_type, torch.autocast.__init__, "device_type")),
+        mock.patch.object(torch.autocast, "__init__", _made(torch.autocast.__init__, "device_type")),
         mock.patch.object(torch.autocast, "__enter__", entered),
-        mock.patch.object(torch.amp.GradScaler, "__init__", _made_for(device_type, torch.amp.GradScaler.__init__)),
+        mock.patch.object(torch.amp.GradScaler, "__init__", _made(torch.amp.GradScaler.__init__)),
     ):
         yield
 
 
-def _made_for(device_type: str, build: Callable[..., None], name: str = "device") -> Callable[..., None]:
+def _made(build: Callable[..., None], name: str = "device") -> Callable[..., None]:
     """Return a constructor that gets the device in place of CUDA, by position, name or default."""
 
     @wraps(build)
     def built(made: Any, *args: Any, **words: Any) -> None:
         given, *others = args or (words.pop(name, "cuda"),)
-        build(made, device_type if given == "cuda" else given, *others, **words)
+        build(made, VIRTUAL if given == "cuda" else given, *others, **words)
 
     return built
 
 
 @cache
-def register_autocast(device_type: str) -> tuple[torch.library.Library, ...]:
+def register_autocast() -> tuple[torch.library.Library, ...]:
     """Register autocast for the device, once; the caller keeps the returned libraries alive."""
     everything = torch.library.Library("_", "IMPL", _KEY)
     everything.fallback(torch.library.fallthrough_kernel)
     library = torch.library.Library("aten", "IMPL", _KEY)
     for macro, choose in (
-        (_LOWER, lambda arguments: torch.get_autocast_dtype(device_type)),
+        (_LOWER, lambda arguments: torch.get_autocast_dtype(VIRTUAL)),
         (_FLOAT32, lambda arguments: torch.float32),
         (_WIDEST, _widest),
     ):
         for name in listed_operators(macro):
-            library.impl(name, _casting(_operator(name), choose, device_type))
+            library.impl(name, _casting(_operator(name), choose))
     for name in listed_operators(_FLOAT32_RESULT):
-        library.impl(name, _with_float32_result(_operator(name), device_type))
+        library.impl(name, _with_float32_result(_operator(name)))
     return everything, library
 
 
@@ -134,21 +132,21 @@ def _without_autocast() -> Any:
     return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY)))
 
 
-def _casting(operator: Any, choose: Callable[[Any], torch.dtype], device_type: str) -> Callable[..., Any]:
+def _casting(operator: Any, choose: Callable[[Any], torch.dtype]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with _without_autocast():
-            args, kwargs = cast((args, kwargs), choose((args, kwargs)), device_type)
+            args, kwargs = cast((args, kwargs), choose((args, kwargs)))
             return operator(*args, **kwargs)
 
     return run
 
 
-def _with_float32_result(operator: Any, device_type: str) -> Callable[..., Any]:
+def _with_float32_result(operator: Any) -> Callable[..., Any]:
     place = [parameter.name for parameter in operator._schema.arguments].index("dtype")
 
     def run(*args: Any, **kwargs: Any) -> Any:
         first, given = args[0], argument(operator, args, kwargs, "dtype")
-        if given is None and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == device_type:
+        if given is None and first.dtype in (torch.bfloat16, torch.float16) and type_of_device(first) == VIRTUAL:
             args, kwargs = args[:place], {**kwargs, "dtype": torch.float32}
         with _without_autocast():
             return operator(*args, **kwargs)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from autotune.virtual.known import known, set_known
+from autotune.virtual.tensors import replaced
 
 INDICES = (
     "kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices",
@@ -148,16 +148,14 @@ class _OnKnownValues(TorchDispatchMode):
     """Dispatch mode that computes with the known values of fake tensors."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        values, words = tree_map(_value, (args, kwargs or {}))
+        values, words = replaced((args, kwargs or {}), Tensor, _value)
         if "device" in words:
             words["device"] = torch.device("cpu")
         return func(*values, **words)
 
 
-def _value(leaf: Any) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    value = known(leaf)
+def _value(tensor: Tensor) -> Tensor:
+    value = known(tensor)
     if value is None:
         raise UnknownMaskError
     return value

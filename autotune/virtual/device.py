@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
@@ -17,26 +17,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from autotune.virtual.attention import attention_as_on_cuda
-from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast_as, register_autocast
+from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast, register_autocast
 from autotune.virtual.cuda import kernels_in_a_row, scratch
-from autotune.virtual.cuda_kernels import register_cuda_kernels
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import triton_launches_recorded
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.streams import Event, Stream, current_stream, default_stream
+from autotune.virtual.tensors import VIRTUAL
 
-NAME = "virtual"
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
 _AMPERE = (8, 0)
+KERNELS = ("aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward")
+"""Names of the operators that have a kernel on CUDA and are a composite elsewhere, in PyTorch 2.11 to 2.15."""
+COMPOSITE = "CompositeImplicitAutograd"
 
 
 def _rng_state(device: Any = None) -> torch.Tensor:
     return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
 
 
-MODULE = ModuleType(f"torch.{NAME}")
+MODULE = ModuleType(f"torch.{VIRTUAL}")
 MODULE.__dict__.update(
     Event=Event,
     Stream=Stream,
@@ -68,10 +70,42 @@ MODULE.__dict__.update(
 
 @cache
 def _registered() -> torch.device:
-    _setup_privateuseone_for_python_backend(rename=NAME, backend_module=MODULE)
-    register_autocast(NAME)
-    register_cuda_kernels()
-    return torch.device(NAME)
+    _setup_privateuseone_for_python_backend(rename=VIRTUAL, backend_module=MODULE)
+    register_autocast()
+    _register_cuda_kernels()
+    return torch.device(VIRTUAL)
+
+
+@cache
+def _register_cuda_kernels() -> torch.library.Library:
+    """Register a kernel for the virtual device, once, for each of :data:`KERNELS`; the caller keeps the library alive.
+
+    PyTorch registers operators such as ``silu_backward`` with a kernel per backend and, for backends without one, a
+    composite of other operators (``CompositeImplicitAutograd`` in ``aten/src/ATen/native/native_functions.yaml``). The
+    composite runs before any dispatch mode sees the operator, with temporaries that CUDA's kernel does not have. Only
+    the dispatcher of a CUDA build has the kernels for CUDA, so their names are listed here.
+
+    With a kernel, PyTorch skips the composite, and the operator reaches the dispatch mode of a trace as on CUDA, which
+    takes its results from the fake kernel: outputs without temporaries. Operators that this PyTorch does not have, or
+    has no composite for, are left out.
+    """
+    library = torch.library.Library("aten", "IMPL", "PrivateUse1")
+    for name in KERNELS:
+        if torch._C._dispatch_has_kernel(name) and has_kernel(name, COMPOSITE):
+            library.impl(name.removeprefix("aten::"), _unreachable(name))
+    return library
+
+
+def _unreachable(name: str) -> Callable[..., Any]:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name} runs on the virtual device inside a trace only.")
+
+    return kernel
+
+
+def has_kernel(name: str, key: str) -> bool:
+    """Return whether an operator of this PyTorch has a kernel for a dispatch key."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 @contextmanager
@@ -81,20 +115,20 @@ def standing_in_for_cuda(
     """Yield the virtual device, and functions for kernels' workspaces and number; libraries see the device as a GPU.
 
     Args:
-        ledger: the ledger of a trace on the device named :data:`NAME`.
+        ledger: the ledger of a trace on the device named :data:`VIRTUAL`.
         capability: CUDA compute capability of that GPU.
         alike: other compute capabilities; those with which PyTorch chooses other kernels or workspaces are removed.
     """
     device = _registered()
     with ExitStack() as stack:
-        stack.enter_context(attention_as_on_cuda(NAME, capability, alike))
+        stack.enter_context(attention_as_on_cuda(capability, alike))
         stack.enter_context(_experts_as_on_cuda(capability, alike))
         stack.enter_context(flash_attention_installed())
         stack.enter_context(flex_attention_compiled(ledger))
         stack.enter_context(triton_launches_recorded(ledger))
         stack.enter_context(autocast_cache_cleared())
-        stack.enter_context(cuda_scaled_and_cast_as(NAME))
-        stack.enter_context(scaling_as_on_cuda(NAME))
+        stack.enter_context(cuda_scaled_and_cast())
+        stack.enter_context(_scaling_as_on_cuda())
         stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
         stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
@@ -146,7 +180,7 @@ def _data_first_on_the_host() -> Iterator[None]:
 
 
 @contextmanager
-def scaling_as_on_cuda(device_type: str) -> Iterator[None]:
+def _scaling_as_on_cuda() -> Iterator[None]:
     """Patch ``accelerate.Accelerator`` to scale float16 gradients on the device as it does on CUDA.
 
     ``Accelerator.__init__`` has a list of the device types that it scales on, and ``get_grad_scaler`` checks for their
@@ -161,7 +195,7 @@ def scaling_as_on_cuda(device_type: str) -> Iterator[None]:
     @functools.wraps(build)
     def built(accelerator: Any, *args: Any, **kwargs: Any) -> None:
         def scaler(distributed_type: Any = None, **words: Any) -> torch.amp.GradScaler:
-            return torch.amp.GradScaler(device_type, **words)
+            return torch.amp.GradScaler(VIRTUAL, **words)
 
         with (
             mock.patch.object(module.Accelerator, "device", torch.device("cuda")),

@@ -141,8 +141,6 @@ class VirtualMode(TorchDispatchMode):
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
             with self._fake:
                 return func, *memo.run(func, args, kwargs, self._fake, stand_in)
-        if func is _aten.lift_fresh.default and (copy := memo.copied(args[0], self._fake)) is not None:
-            return func, copy, None
         return func, *memo.run(func, args, kwargs, self._fake)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ from autotune.virtual.autocast import cast
 from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.operators import defined
-from autotune.virtual.recompiled import Versions
-from autotune.virtual.tensors import storage_of
+from autotune.virtual.tensors import VIRTUAL, storage_of
 
 _NAMESPACE = "autotune_flex_attention"
 # Modules that may have imported PyTorch's functions by name.
@@ -45,13 +44,12 @@ def flex_attention_compiled(ledger: Ledger) -> Iterator[None]:
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
-    device_type = ledger.device_type
     with ExitStack() as stack:
         for name in _HOLDERS:
             module = sys.modules.get(name)
             for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
                 if hasattr(module, function):
-                    replaced = partial(stand_in, device_type, getattr(module, function))
+                    replaced = partial(stand_in, getattr(module, function))
                     stack.enter_context(mock.patch.object(module, function, replaced))
         integration = sys.modules.get("transformers.integrations.flex_attention")
         if integration is not None:
@@ -78,6 +76,44 @@ def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:
         return integration.flex_attention(query, key, value, **words)
 
     return run
+
+
+class Versions:
+    """The compiled versions of one function, by guards on kinds of calls and on sizes.
+
+    Dynamo compiles the first call for exactly its numbers. A number that differs from those of earlier compilations is
+    a symbol in all later ones, whatever kind of call they are for (``torch/_dynamo/pgo.py``, FrameStateSizeEntry); a
+    symbol is never 0 or 1, which are always constants (``specialize_zero_one``, ``torch/fx/experimental/_config.py``).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int | None] = {}
+        self._versions: dict[Hashable, list[dict[str, int | None]]] = {}
+
+    def compiled_for(self, kind: Hashable, numbers: Mapping[str, int]) -> Mapping[str, int | None] | None:
+        """Return the version that a call is compiled for, or None if an earlier version runs it.
+
+        Args:
+            kind: all properties of the call that are guarded besides numbers.
+            numbers: its sizes and integers, by their places in it.
+
+        Returns:
+            the constant of each number, None where it is a symbol.
+        """
+        versions = self._versions.setdefault(kind, [])
+        if any(_runs(version, numbers) for version in versions):
+            return None
+        for name, number in numbers.items():
+            self._seen[name] = number if self._seen.get(name, number) == number else None
+        version = {name: number if number in (0, 1) else self._seen[name] for name, number in numbers.items()}
+        versions.append(version)
+        return version
+
+
+def _runs(version: Mapping[str, int | None], numbers: Mapping[str, int]) -> bool:
+    return version.keys() == numbers.keys() and all(
+        number > 1 if version[name] is None else number == version[name] for name, number in numbers.items()
+    )
 
 
 def _keep(ledger: Ledger, given: tuple[Tensor, ...], version: Mapping[str, int | None], *, padded: bool) -> None:
@@ -124,11 +160,11 @@ def guards_of(given: tuple[Tensor, ...], block_mask: Any) -> tuple[Any, dict[str
     return (torch.is_grad_enabled(), is_short, mask, *kinds), numbers
 
 
-def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _create_block_mask(real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     call = inspect.signature(real).bind(*args, **kwargs)
     call.apply_defaults()
     given = call.arguments
-    if given["device"] is None or torch.device(given["device"]).type != device_type:
+    if given["device"] is None or torch.device(given["device"]).type != VIRTUAL:
         return real(*args, **kwargs)
     shape = (given["B"] or 1, given["H"] or 1, given["Q_LEN"], given["KV_LEN"])
     size = given["BLOCK_SIZE"]
@@ -137,7 +173,6 @@ def _create_block_mask(device_type: str, real: Callable[..., Any], *args: Any, *
 
 
 def _flex_attention(
-    device_type: str,
     real: Callable[..., Any],
     query: Tensor,
     key: Tensor,
@@ -152,7 +187,7 @@ def _flex_attention(
     return_aux: Any = None,
 ) -> Any:
     """``flex_attention``: tensors are [batch, heads, tokens, head]."""
-    if query.device.type != device_type:
+    if query.device.type != VIRTUAL:
         more = {"return_aux": return_aux} if return_aux is not None else {}
         return real(query, key, value, score_mod, block_mask, scale, enable_gqa, return_lse, kernel_options, **more)
     heads = query.size(-1), value.size(-1)
@@ -161,9 +196,9 @@ def _flex_attention(
             f"NYI: embedding dimension of the query, key, and value must be at least {_SMALLEST_HEAD} "
             f"but got E={heads[0]} and Ev={heads[1]}"
         )
-    if torch.is_autocast_enabled(device_type):
+    if torch.is_autocast_enabled(VIRTUAL):
         # torch/_higher_order_ops/flex_attention.py, _flex_attention_autocast_impl.
-        query, key, value = cast((query, key, value), torch.get_autocast_dtype(device_type), device_type)
+        query, key, value = cast((query, key, value), torch.get_autocast_dtype(VIRTUAL))
     wants_lse = return_lse or (return_aux is not None and return_aux.lse)
     saved = captured(block_mask)
     out, lse, most = _Flex.apply(query, key, value, wants_lse, pairs_of(block_mask, query, key), *saved)

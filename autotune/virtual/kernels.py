@@ -14,11 +14,11 @@ from unittest import mock
 import torch
 
 from autotune.core.step_time import Caller
-from autotune.virtual.access import access_by_name
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.ledger import Ledger
 from autotune.virtual.records import OperatorRecord
-from autotune.virtual.tensors import type_of_device
+from autotune.virtual.tensors import VIRTUAL, type_of_device
+from autotune.virtual.work import access_by_name
 
 _FUSED_HEAD = "trl.kernels.chunked_logprob"
 _DIVERGENCE = "trl.kernels.chunked_divergence"
@@ -43,14 +43,14 @@ def triton_launches_recorded(ledger: Ledger) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(kind, "run", _launching(ledger)))
         for module in (sys.modules[name] for name in _MODULES if name in sys.modules and not triton):
             _stand_in_for_kernels(stack, module, _launching(ledger))
-        _patch_fused_head(stack, ledger.device_type)
+        _patch_fused_head(stack)
         yield
 
 
 def _launching(ledger: Ledger) -> Any:
     def launch(kernel: Any, *args: Any, **kwargs: Any) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
-        tensors = [tensor for tensor in tensors if type_of_device(tensor) == ledger.device_type]
+        tensors = [tensor for tensor in tensors if type_of_device(tensor) == VIRTUAL]
         if not tensors:
             return
         # Reads and writes of a kernel cannot be distinguished; each of its tensors is counted as accessed once.
@@ -92,9 +92,9 @@ def _stand_in_for_kernels(stack: ExitStack, module: ModuleType, launch: Any) -> 
             stack.enter_context(mock.patch.object(module, name, _Kernel(name, launch)))
 
 
-def _patch_fused_head(stack: ExitStack, device_type: str) -> None:
+def _patch_fused_head(stack: ExitStack) -> None:
     def has_triton(device: torch.device) -> bool:
-        return bool(device.type == device_type)
+        return bool(device.type == VIRTUAL)
 
     def add_product(acc: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         # On CUDA, cuBLAS multiplies half-precision types into float32 without copies; the product is only recorded.

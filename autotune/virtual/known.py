@@ -137,27 +137,19 @@ def _is_data(tensor: torch.Tensor) -> bool:
 
 def _attached(tree: Any) -> Any:
     """Return arguments of an operator with tensors replaced by their attached known values, computed or not."""
-    if isinstance(tree, torch.Tensor):
-        return getattr(tree, _KNOWN) if isinstance(tree, FakeTensor) else tree
-    if type(tree) in (tuple, list):
-        return type(tree)([_attached(item) for item in tree])
-    return tree
+    return replaced(tree, FakeTensor, lambda tensor: getattr(tensor, _KNOWN))
 
 
 def _values(tree: Any) -> Any:
     """Return the arguments that :func:`_attached` returned, with computed values."""
-    if isinstance(tree, Later):
-        return tree.value
-    if type(tree) in (tuple, list):
-        return type(tree)([_values(item) for item in tree])
-    return tree
+    return replaced(tree, Later, lambda later: later.value)
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    words = {name: _values(value) for name, value in kwargs.items() if name != "pin_memory"}
+    values, words = _values((args, kwargs))
+    words.pop("pin_memory", None)
     if "device" in words:
         words["device"] = torch.device("cpu")
-    values = _values(args)
     with _disable_current_modes(), torch.no_grad():
         if func is torch.ops.aten.histc.default:
             # CUDA has a kernel for integers here, the CPU does not.
@@ -205,7 +197,7 @@ class Knowledge:
             if mutable:
                 self._forget(func, args, kwargs)
             return None
-        values, words = _attached(args), {name: _attached(value) for name, value in kwargs.items()}
+        values, words = _attached((args, kwargs))
         few = not of_batch and (not isinstance(result, FakeTensor) or result.numel() <= _FEW)
         if few or mutable or not all(isinstance(tensor, FakeTensor) for tensor in inputs):
             return _computed(func, values, words)

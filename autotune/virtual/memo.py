@@ -7,7 +7,6 @@ cases: operators that return nothing or an argument that they changed, new tenso
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,31 +21,6 @@ _VALUES = (int, float, type(None))
 _SPECIAL = frozenset({_aten.resize_, _aten.resize_as_, _aten.set_, _aten.lift, _aten.lift_fresh, _aten.lift_fresh_copy})
 # Operators whose result shares the storage of an argument, which their schema does not show.
 _UNDECLARED_VIEWS = frozenset({_aten._unsafe_view})
-
-
-@dataclass(frozen=True)
-class _Made:
-    """Metadata of a result: a tensor that spans its own new storage, or a view of an argument.
-
-    Attributes:
-        view_of: the position of the viewed argument, or None.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-    device: torch.device
-    view_of: int | None
-
-    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> FakeTensor:
-        with torch._C._DisableTorchDispatch():
-            if self.view_of is None:
-                made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
-            else:
-                made = torch.empty(0, dtype=self.dtype, device="meta")
-                made.set_(args[self.view_of].untyped_storage(), self.offset, self.shape, self.stride)
-            return _faked(made, self.device, fake)
 
 
 def _faked(meta: torch.Tensor, device: torch.device, fake: FakeTensorMode) -> FakeTensor:
@@ -70,54 +44,8 @@ _attributes: dict[torch.device, dict[str, Any]] = {}
 """The attributes of a new fake tensor, except for its mode, by its device."""
 
 
-def copied(tensor: torch.Tensor, fake: FakeTensorMode) -> FakeTensor | None:
-    """Return a fake tensor like a real one, or None where its storage is not spanned by it alone.
-
-    The fake tensor mode's own conversion takes fifty times as long, for cases that are not these.
-    """
-    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.dtype.is_complex:
-        return None
-    if tensor.storage_offset() or tensor.requires_grad:
-        return None
-    with torch._C._DisableTorchDispatch():
-        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        spanned = made.untyped_storage().nbytes() == tensor.untyped_storage().nbytes()
-        return _faked(made, tensor.device, fake) if spanned else None
-
-
-@dataclass(frozen=True)
-class _Value:
-    """A result that is a number, or nothing."""
-
-    value: Any
-
-    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-        return self.value
-
-
-@dataclass(frozen=True)
-class _Given:
-    """A result that is an argument itself, at a position or under a name."""
-
-    place: int | str
-
-    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-        return args[self.place] if isinstance(self.place, int) else kwargs[self.place]
-
-
-@dataclass(frozen=True)
-class _Several:
-    """Several results in a tuple or list."""
-
-    kind: type[Any]
-    rules: Sequence[_Made | _Value]
-
-    def make(self, args: Any, kwargs: Any, fake: FakeTensorMode) -> Any:
-        return self.kind(rule.make(args, kwargs, fake) for rule in self.rules)
-
-
-_Rule = _Made | _Value | _Given | _Several
-"""How to recreate the result of an operator."""
+_Rule = Callable[[Any, Any, FakeTensorMode], Any]
+"""Recreates the result of an operator, given its positional and named arguments and the mode of fake tensors."""
 Notes = dict[Any, Any]
 """Cache of values that follow from the metadata of an operator's arguments, such as its work."""
 _kept: dict[Any, tuple[_Rule, Notes]] = {}
@@ -145,7 +73,7 @@ def run(
         return (kernel or func)(*args, **kwargs), None
     kept = _kept.get(key)
     if kept is not None:
-        return kept[0].make(args, kwargs, fake), kept[1]
+        return kept[0](args, kwargs, fake), kept[1]
     result = (kernel or func)(*args, **kwargs)
     rule = _rule(func, args, kwargs, result)
     # An operator may give a tensor that it writes to another size.
@@ -177,7 +105,7 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> _Rule | None:
     if torch.Tag.inplace_view in func.tags or func.overloadpacket in _SPECIAL:
         return None
     if result is None:
-        return _Value(None)
+        return _constant(None)
     given = _given(args, kwargs, result)
     if given is not None:
         return given
@@ -186,25 +114,33 @@ def _rule(func: Any, args: Any, kwargs: Any, result: Any) -> _Rule | None:
     results = [result] if isinstance(result, torch.Tensor) else result
     if type(results) not in (tuple, list) or not all(isinstance(one, (FakeTensor, *_VALUES)) for one in results):
         return None
-    if func.is_view or func.overloadpacket in _UNDECLARED_VIEWS:
-        found: Sequence[_Made | _Value | None] = [
-            _viewed(one, args) if isinstance(one, FakeTensor) else None for one in results
-        ]
-    else:
-        found = _fresh(results, (args, kwargs))
+    is_view = func.is_view or func.overloadpacket in _UNDECLARED_VIEWS
+    found = [_viewed(one, args) for one in results] if is_view else _fresh(results, (args, kwargs))
     rules = [rule for rule in found if rule is not None]
-    if len(rules) < len(found) or not any(isinstance(rule, _Made) for rule in rules):
+    if len(rules) < len(found) or not any(isinstance(one, FakeTensor) for one in results):
         return None
-    return rules[0] if isinstance(result, torch.Tensor) else _Several(type(result), rules)
+    if isinstance(result, torch.Tensor):
+        return rules[0]
+    kind = type(result)
+    return lambda *given: kind(rule(*given) for rule in rules)
 
 
-def _given(args: Any, kwargs: Any, result: Any) -> _Given | None:
-    places = (*enumerate(args), *kwargs.items())
-    return next((_Given(place) for place, value in places if value is result and isinstance(value, FakeTensor)), None)
+def _constant(value: Any) -> _Rule:
+    """Return how to recreate a number, or nothing."""
+    return lambda *_: value
 
 
-def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
+def _given(args: Any, kwargs: Any, result: Any) -> _Rule | None:
+    """Return how to recreate a result that is an argument itself, at a position or under a name."""
+    places = (*enumerate(args), *kwargs.items()) if isinstance(result, FakeTensor) else ()
+    place = next((place for place, value in places if value is result), None)
+    return None if place is None else lambda args, kwargs, _: (args if isinstance(place, int) else kwargs)[place]
+
+
+def _viewed(tensor: Any, args: Any) -> _Rule | None:
     """Return how to recreate a view of an argument."""
+    if not isinstance(tensor, FakeTensor):
+        return None
     storage = tensor.untyped_storage()._cdata
     for position, given in enumerate(args):
         if isinstance(given, FakeTensor) and given.untyped_storage()._cdata == storage:
@@ -212,26 +148,42 @@ def _viewed(tensor: FakeTensor, args: Any) -> _Made | None:
     return None
 
 
-def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Made | _Value | None]:
+def _fresh(results: Sequence[Any], given: tuple[Any, Any]) -> list[_Rule | None]:
     """Return how to recreate results; each tensor has to span a storage that no other tensor shares."""
     args, kwargs = given
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, tuple(kwargs.values())))}
-    found: list[_Made | _Value | None] = []
+    found: list[_Rule | None] = []
     for tensor in results:
         if not isinstance(tensor, FakeTensor):
-            found.append(_Value(tensor))
+            found.append(_constant(tensor))
             continue
         storage = tensor.untyped_storage()
         made = _made(tensor, None) if storage._cdata not in taken and not tensor.storage_offset() else None
-        if made is not None and made.make((), {}, tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():
+        if made is not None and made((), {}, tensor.fake_mode).untyped_storage().nbytes() != storage.nbytes():
             made = None
         found.append(made)
         taken.add(storage._cdata)
     return found
 
 
-def _made(tensor: FakeTensor, view_of: int | None) -> _Made | None:
+def _made(tensor: FakeTensor, view_of: int | None) -> _Rule | None:
+    """Return how to recreate a tensor that spans its own new storage, or a view.
+
+    Args:
+        view_of: the position of the viewed argument, or None.
+    """
     if tensor.constant is not None or tensor.dtype.is_complex:
         return None
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return _Made(shape, stride, int(tensor.storage_offset()), tensor.dtype, tensor.fake_device, view_of)
+    shape, stride, offset = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset())
+    dtype, device = tensor.dtype, tensor.fake_device
+
+    def make(args: Any, _kwargs: Any, fake: FakeTensorMode) -> FakeTensor:
+        with torch._C._DisableTorchDispatch():
+            if view_of is None:
+                made = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+            else:
+                made = torch.empty(0, dtype=dtype, device="meta")
+                made.set_(args[view_of].untyped_storage(), offset, shape, stride)
+            return _faked(made, device, fake)
+
+    return make

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+VIRTUAL = "virtual"
+"""Type of the virtual GPU."""
 _NUMBERS = frozenset({int, float, bool})
 
 

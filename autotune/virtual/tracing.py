@@ -29,7 +29,7 @@ from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, as_one_rank
 from autotune.virtual.records import Category, Trace, with_peaks
 from autotune.virtual.replay import replay
-from autotune.virtual.tensors import replaced
+from autotune.virtual.tensors import VIRTUAL, replaced
 from autotune.virtual.unsupported import errors_explained, refuse_host_only, run_otherwise
 
 Target = Literal["cpu", "cuda"]
@@ -72,9 +72,9 @@ def trace(
     with ExitStack() as stack:
         if target == "cuda":
             # It defines operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
-            from autotune.virtual.device import NAME, standing_in_for_cuda
+            from autotune.virtual.device import standing_in_for_cuda
 
-            ledger = Ledger(NAME)
+            ledger = Ledger(VIRTUAL)
             device, *kernels = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
         else:
             from autotune.virtual.cpu import scratch

@@ -28,7 +28,7 @@ from autotune.step.job import JobType, failure_of
 from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
 
-A_REPLY = TraceReply(1, TracedPeak(1), TracedPeak(0), 1, 64, 64.0)
+A_REPLY = TraceReply(TracedPeak(1), TracedPeak(0), 1, 64, 64.0)
 
 
 def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest:

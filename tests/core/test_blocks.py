@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from autotune.core.blocks import RECORD, Block, blocks_of, worst_blocks
+from autotune.core.blocks import RECORD, blocks_of, worst_blocks
+
+
+class Block(NamedTuple):
+    """One block, with the fields of ``RECORD``."""
+
+    rows: int
+    tokens: int
+    padded: bool
+    beside: int = 0
+    beside_padded: bool = False
+    image_elements: int = 0
 
 
 def of(blocks: Sequence[Block]) -> Any:

@@ -84,7 +84,7 @@ def _answer(request: TraceRequest) -> Traced:
         for gpu in (request.gpu, *request.others)
     ]
     return TraceReply(
-        layers=layers, device=TracedPeak(peak), host=TracedPeak(0), worst_rows=rows, worst_tokens=tokens,
+        device=TracedPeak(peak), host=TracedPeak(0), worst_rows=rows, worst_tokens=tokens,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
         gpus=tuple(gpus),

@@ -31,7 +31,7 @@ def reply(*operators: tuple[str, float, int], launch_seconds: float = 0.5) -> Tr
     counts = {number: count for number, (_, _, count) in enumerate(operators)}
     section = Section(Part("micro-batch", Occurrence.FIRST), (), {}, time=time, operators=counts)
     found = tuple(TracedOperator(call, seconds, "elementwise_seconds") for call, seconds, _ in operators)
-    return TraceReply(1, TracedPeak(0), TracedPeak(0), 1, 1, 1.0, sections=(section,), operators=found)
+    return TraceReply(TracedPeak(0), TracedPeak(0), 1, 1, 1.0, sections=(section,), operators=found)
 
 
 class Device:

@@ -20,10 +20,9 @@ from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare, probe
 from autotune.step.rows import RowSizes
-from autotune.step.run.evaluation import as_trained_on, rows_at_once
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import build_trainer, train
+from autotune.step.run.training import as_trained_on, build_trainer, rows_at_once, train
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer

@@ -22,8 +22,7 @@ from autotune.step.child import execute
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
-from autotune.step.run.host_memory import HostMemory
-from autotune.step.run.meters import CpuMeter
+from autotune.step.run.meters import CpuMeter, HostMemory
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
 from tests.small import write_small_model

@@ -23,10 +23,9 @@ from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.workload import DatasetSource, ModelSource
 from autotune.errors import InputError
 from autotune.probing import JobServer
-from autotune.step.run.evaluation import rows_at_once
 from autotune.step.run.meters import CpuMeter
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import build_trainer
+from autotune.step.run.training import build_trainer, rows_at_once
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry

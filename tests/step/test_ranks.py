@@ -25,9 +25,9 @@ from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource, Workload
 from autotune.probing import JobServer, probe, trace
 from autotune.step.distributed.group import planned_engine
-from autotune.step.job import JobContext, JobType
+from autotune.step.job import JobContext
+from autotune.step.jobs import JOBS as REAL_JOBS
 from autotune.step.jobs.probe import probe as real_probe
-from autotune.step.jobs.probe import processes_of, succeeded
 from autotune.units import MIB
 from tests.probing.processes import running, wait_until
 from tests.settings import TWO, plan_with, setting
@@ -101,7 +101,7 @@ def _run_out(*_: object, **__: object) -> None:
     raise MemoryError
 
 
-JOBS = {Job.PROBE: JobType(ProbeRequest, _behave, processes_of, succeeded)}
+JOBS = {Job.PROBE: replace(REAL_JOBS[Job.PROBE], run=_behave)}
 
 
 @pytest.fixture

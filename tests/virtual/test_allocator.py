@@ -112,11 +112,9 @@ def test_a_segment_that_is_partly_used_cannot_be_given_back() -> None:
     whole = allocator.allocate(60 * MIB)
     allocator.free(whole)
     allocator.allocate(2 * MIB)  # best fit: the front of the cached 60 MiB
-    with pytest.raises(OutOfMemoryError) as caught:
+    figures = f"{59 * MIB} bytes .* {2 * MIB} allocated and {60 * MIB} reserved of {100 * MIB}"
+    with pytest.raises(OutOfMemoryError, match=figures):
         allocator.allocate(59 * MIB)
-    assert caught.value.requested_bytes == 59 * MIB
-    assert (caught.value.allocated_bytes, caught.value.reserved_bytes) == (2 * MIB, 60 * MIB)
-    assert caught.value.limit_bytes == 100 * MIB
     assert allocator.retries == 1
 
 

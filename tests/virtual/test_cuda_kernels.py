@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.units import MIB
-from autotune.virtual.cuda_kernels import COMPOSITE, KERNELS, has_kernel
+from autotune.virtual.device import COMPOSITE, KERNELS, has_kernel
 from autotune.virtual.replay import workspace_bytes
 from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH
 

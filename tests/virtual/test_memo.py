@@ -68,27 +68,6 @@ def test_what_a_kernel_in_an_operator_s_place_returns_beside_tensors_is_returned
     assert len({result[place].untyped_storage()._cdata for result in results for place in (0, 3)}) == 6
 
 
-@pytest.mark.parametrize(
-    "real",
-    [torch.ones(3, dtype=torch.int64), torch.ones(2, 3).t(), torch.tensor(True), torch.empty(0)],
-    ids=lambda real: f"{real.dtype}{tuple(real.shape)}",
-)
-def test_the_copy_of_a_real_tensor_is_like_the_one_that_pytorch_makes(real: torch.Tensor, fake: FakeTensorMode) -> None:
-    made, theirs = memo.copied(real, fake), aten.lift_fresh.default(real)
-    assert made is not None
-    theirs.constant = None
-    assert {**made.__dict__} == {**theirs.__dict__}
-    assert (made.shape, made.stride(), made.dtype, made.device) == (
-        theirs.shape, theirs.stride(), theirs.dtype, theirs.device
-    )  # fmt: skip
-    assert made.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
-
-
-@pytest.mark.parametrize("real", [torch.ones(4)[1:], torch.ones(4)[:2], torch.ones(2, requires_grad=True)])
-def test_a_real_tensor_that_is_a_part_of_another_is_left_to_pytorch(real: torch.Tensor, fake: FakeTensorMode) -> None:
-    assert memo.copied(real, fake) is None
-
-
 def test_what_changes_its_first_argument_returns_that(fake: FakeTensorMode) -> None:
     for _ in range(2):
         tensor = torch.empty(4)

@@ -9,12 +9,12 @@ from autotune.core.plan import TrainingPlan
 
 
 class Engine(StrEnum):
-    """The library that shards, replicates and reduces."""
+    """The library that shards, replicates and reduces, by its name in messages."""
 
-    NONE = "none"
-    DDP = "ddp"
-    FSDP2 = "fsdp2"
-    DEEPSPEED = "deepspeed"
+    NONE = ""
+    DDP = "DDP"
+    FSDP2 = "FSDP2"
+    DEEPSPEED = "DeepSpeed's ZeRO stage"
 
 
 def engine_of(plan: TrainingPlan) -> Engine:

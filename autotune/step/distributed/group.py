@@ -84,13 +84,11 @@ class EngineCheck(TrainerCallback):
 def planned_engine(plan: TrainingPlan) -> str:
     """Return which engine a plan asks for, in the words of :func:`running_engine`."""
     engine, processes = engine_of(plan), _processes_text(plan.launch.processes)
-    named = {
-        Engine.DDP: "DDP",
-        Engine.FSDP2: "FSDP2",
-        Engine.DEEPSPEED: f"DeepSpeed's ZeRO stage {zero_stage(plan)}",
-    }
+    if engine is Engine.NONE:
+        return processes
+    stage = f" {zero_stage(plan)}" if engine is Engine.DEEPSPEED else ""
     groups = _groups_text(plan.parallelism.get("dp_replicate_size", 1), plan.parallelism.get("cp_size", 1))
-    return f"{named[engine]} with {processes}{groups}" if engine in named else processes
+    return f"{engine}{stage} with {processes}{groups}"
 
 
 def _groups_text(replicas: object, sharing: object) -> str:
@@ -111,16 +109,16 @@ def running_engine(trainer: Any) -> str:
     processes = _processes_text(world)
     wrapped = trainer.model_wrapped
     if hasattr(wrapped, "zero_optimization_stage"):
-        return f"DeepSpeed's ZeRO stage {wrapped.zero_optimization_stage()} with {processes}"
+        return f"{Engine.DEEPSPEED} {wrapped.zero_optimization_stage()} with {processes}"
     if any(isinstance(module, FSDPModule) for module in wrapped.modules()):
         meshes = [one.device_mesh for one in wrapped.parameters() if isinstance(one, DTensor)]
         groups = _groups_text(
             _size_in(meshes[0], "dp_replicate"), _size_in(trainer.accelerator.torch_device_mesh, "cp")
         )
-        return f"FSDP2 with {processes}{groups}"
+        return f"{Engine.FSDP2} with {processes}{groups}"
     # `torch.compile` wraps what DDP has wrapped (``Accelerator.prepare_model``).
     if any(isinstance(module, DistributedDataParallel) for module in wrapped.modules()):
-        return f"DDP with {processes}"
+        return f"{Engine.DDP} with {processes}"
     return f"no engine with {processes}" if world > 1 else processes
 
 

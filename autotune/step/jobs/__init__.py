@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from autotune.core.protocol import (
     CheckPackingRequest,
     Job,
@@ -17,7 +19,7 @@ from autotune.step.jobs.build import build
 from autotune.step.jobs.check_packing import check_packing
 from autotune.step.jobs.operators import measure_operators
 from autotune.step.jobs.prepare import prepare
-from autotune.step.jobs.probe import probe, processes_of, succeeded
+from autotune.step.jobs.probe import probe
 from autotune.step.jobs.read_command import read_command
 from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
@@ -25,7 +27,8 @@ from autotune.step.jobs.trace import trace
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
-    Job.PROBE: JobType(ProbeRequest, probe, processes_of, succeeded),
+    # Each rank replies with its own measurement.
+    Job.PROBE: JobType(ProbeRequest, probe, attrgetter("plan.launch.processes"), attrgetter("ok")),
     Job.TRACE: JobType(TraceRequest, trace),
     Job.BUILD: JobType(TraceRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),

@@ -6,17 +6,17 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from autotune.core.configuration import Built, Override
+from autotune.core.configuration import Built
 from autotune.core.traced import TraceRequest
 from autotune.errors import InputError, one_line
 from autotune.step.distributed.zero import engine_on
-from autotune.step.fields import plain, same
+from autotune.step.fields import overrides
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, load_processor
 from autotune.step.models.shrink import FEWEST_BUILT, first_layers
@@ -54,7 +54,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
             planned = config(plan, output_dir=folder, **OVERRIDDEN_IN_TRACES)
             with _listening(messages):
                 trainer = build_virtual(known, plan, planned, model_config, processor, rows, device)
-            used.update({name: plain(getattr(trainer.args, name, None)) for name in plan.args})
+            used.update({name: getattr(trainer.args, name, None) for name in plan.args if name not in _SET_BY_TRACES})
 
     try:
         run_virtually(run, target=request.target, capability=capability_of(request.gpu), world=world_of(plan))
@@ -62,13 +62,7 @@ def build(request: TraceRequest, context: JobContext) -> Built:
         raise
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
         return Built(refused=f"{type(error).__name__}: {one_line(error)}", warnings=tuple(messages))
-    return Built(overrides=tuple(_overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
-
-
-def _overrides(given: Mapping[str, object], used: Mapping[str, Any]) -> Iterator[Override]:
-    for name, value in given.items():
-        if name not in _SET_BY_TRACES and name in used and not same(plain(value), used[name]):
-            yield Override(name, plain(value), used[name])
+    return Built(overrides=tuple(overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
 
 
 # What every trace sets itself.

@@ -36,10 +36,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         UnreadError: the disk has no room for the rows' images.
     """
     known = adapter(request.trainer)
-    config = load_config(request.model, known.head)
-    processor = load_processor(request.model, known.processor)
-    model = model_profile(request.model, config, processor, context.folder)
-    _check_weights(request.model, model)
+    config, processor, model = _read_model(request.model, known, context.folder)
     if request.peft:
         check_peft(request.peft, config)
 
@@ -99,8 +96,7 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
     Raises:
         InputError: it cannot be read, or TRL would refuse it with the trained model.
     """
-    known = adapter(request.trainer)
-    config = load_config(source, known.head)
+    config, _, profile = _read_model(source, adapter(request.trainer), folder)
     own, wanted = (each.get_text_config().vocab_size for each in (config, student))
     if own != wanted:
         # DistillationTrainer.__init__ compares the same fields.
@@ -110,9 +106,6 @@ def _teacher(source: ModelSource, request: PrepareRequest, student: Any, folder:
             hint="Take a teacher with the same tokenizer and vocab_size; for others TRL has GOLD, which autotune does "
             "not know.",
         )
-    processor = load_processor(source, known.processor)
-    profile = model_profile(source, config, processor, folder)
-    _check_weights(source, profile)
     return profile
 
 
@@ -138,12 +131,21 @@ def _check_space(rows: Dataset, folder: Path, name: str) -> None:
         )
 
 
-def _check_weights(source: ModelSource, profile: ModelProfile) -> None:
+def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any, Any, ModelProfile]:
+    """Return the configuration of a model, its tokenizer or processor, and its profile.
+
+    Raises:
+        InputError: one of them cannot be read, or there are no weights where some are to be loaded.
+    """
+    config = load_config(source, known.head)
+    processor = load_processor(source, known.processor)
+    profile = model_profile(source, config, processor, folder)
     if source.init == "pretrained" and profile.has_weights is False:
         raise InputError(
             f"{source.name} has no weights to load.",
             hint="Use --init random: memory and speed do not depend on the weights' values.",
         )
+    return config, processor, profile
 
 
 def absent_entries(known: Adapter) -> tuple[str, ...]:

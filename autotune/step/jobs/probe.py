@@ -25,16 +25,6 @@ from autotune.step.run.training import OUTPUT_DIRECTORY, train
 from autotune.step.trainers import adapter
 
 
-def processes_of(request: ProbeRequest) -> int:
-    """Return the number of processes that train together; each replies with its own measurement."""
-    return request.plan.launch.processes
-
-
-def succeeded(reply: Measurement) -> bool:
-    """Return whether the training ran to the end."""
-    return reply.ok
-
-
 def probe(request: ProbeRequest, context: JobContext) -> Measurement:
     """Train on the worst micro-batch, then on typical batches; an exception becomes the status of the reply.
 

@@ -17,12 +17,12 @@ from transformers import TrainingArguments, get_scheduler
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
-from autotune.core.configuration import Fault, Launched, Override, ReadCommand, configured
+from autotune.core.configuration import Fault, Launched, ReadCommand, configured
 from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import one_line
 from autotune.inspection.command_line import ACCELERATE, TRL, options_of, split_config
-from autotune.step.fields import mismatch, plain, same, shown
+from autotune.step.fields import mismatch, overrides, plain, shown
 from autotune.step.job import JobContext
 from autotune.step.jobs.accelerate_launch import SCRIPT, RefusedError, launch_parser, launched, refuse
 from autotune.step.trainers import adapter
@@ -120,11 +120,12 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
     start = launched(handed, request.gpus, request.default_file) if starts and not faults else None
     if start is not None and start.processes != request.processes:
         return _read_by_each(request, start)
+    used = {field.name: getattr(item, field.name, None) for item in objects for field in dataclasses.fields(item)}
     given = {key: value for key, value in _typed(parser, request.words).items() if key not in unreadable}
     return ReadCommand(
         configurations={kind: configured(item, kind, plain) for item in objects for kind in (type(item).__name__,)},
         faults=faults,
-        overrides=tuple(_overrides(objects, given)),
+        overrides=tuple(overrides(given, used)),
         launch=options_of([*of_file, *of_words]),
         launched=start,
         names=names,
@@ -277,14 +278,6 @@ def _is_converted(key: str, objects: Sequence[Any]) -> bool:
         if hasattr(item, key):
             return not mismatch(get_type_hints(type(item))[key], plain(getattr(item, key)))
     return False
-
-
-def _overrides(objects: Sequence[Any], given: Mapping[str, Any]) -> Iterator[Override]:
-    for item in objects:
-        for name in (field.name for field in dataclasses.fields(item) if field.name in given):
-            asked, used = plain(given[name]), plain(getattr(item, name, None))
-            if not same(asked, used):
-                yield Override(name, asked, used)
 
 
 def _own(caught: Sequence[warnings.WarningMessage]) -> Iterator[str]:

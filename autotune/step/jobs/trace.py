@@ -83,7 +83,7 @@ def _freeze_once() -> None:
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
-    traced, layers = _traced(request, facts, folder, of_step=program.apart)
+    traced = _traced(request, facts, folder, of_step=program.apart)
     course = sections(
         traced,
         traced.phase(step_name(1)),
@@ -92,16 +92,20 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         after=program.after,
         leading=program.leading,
     )
-    run = [None if span is None else _timed(traced.operators[span]) for _, span in course]
-    gpus = tuple(_figures(traced, request, run, _step_works(traced, step_name(1), facts, _between(request))))
+    run = [
+        None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
+        for _, span in course
+    ]
+    # The micro-batch of a step that stands for those between its first and its last.
+    between = Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
+    gpus = tuple(_figures(traced, request, run, _step_works(traced, facts, between)))
     operators, counts = _operators(run, request)
     return TraceReply(
-        layers=layers,
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
-        between=_between(request),
+        between=between,
         tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
@@ -115,27 +119,26 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     )
 
 
-def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> tuple[Trace, int]:
-    """Return the trace of two whole optimizer steps, and the number of layers in it.
+def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
+    """Return the trace of two whole optimizer steps.
 
     Args:
         of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
     """
     known = adapter(request.plan.trainer)
     model_config = load_config(request.model, known.head)
-    whole = layers = model_config.get_text_config().num_hidden_layers
+    whole = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
-        layers = model_config.get_text_config().num_hidden_layers
     # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
     once = not request.plan.in_group
     rows = TracedRows(request.worst, request.trainable, once=once, chosen=request.chosen, again=request.compiled_again)
     processor = processor_for(request.model, known.processor)
     steps = traced_training(request.plan, model_config, processor, rows, facts, parent=folder)
-    traced = _of_worst_rank(steps, request, facts, is_whole=layers == whole)
+    traced = _of_worst_rank(steps, request, facts, is_whole=(request.layers or whole) >= whole)
     if once:
         traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
-    return traced, layers
+    return traced
 
 
 def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: TraceFacts, *, is_whole: bool) -> Trace:
@@ -164,15 +167,6 @@ def _of_worst_rank(steps: Callable[[Any], None], request: TraceRequest, facts: T
     return max(traced, trace_as(largest), key=lambda trace: trace.device_peak.bytes)
 
 
-def _timed(records: Sequence[OperatorRecord]) -> Sequence[OperatorRecord]:
-    """Return the operators that take time."""
-    return [record for record in records if record.work.kind is not Kind.NOTHING]
-
-
-def _works(records: Sequence[OperatorRecord]) -> list[Work]:
-    return [record.work for record in records]
-
-
 def _operators(
     run: Sequence[Sequence[OperatorRecord] | None], request: TraceRequest
 ) -> tuple[tuple[TracedOperator, ...], Sequence[Mapping[int, int]]]:
@@ -181,7 +175,7 @@ def _operators(
     There are none where they were not requested, or the GPU's speeds are not known.
 
     Args:
-        run: the operators of each section, or None if it has no time.
+        run: the operators of each section that take time, or None if it has none.
     """
     gpu = request.gpu
     if not request.operators or gpu is None or gpu.speeds is None:
@@ -208,10 +202,10 @@ def _figures(
     """Yield the figures of the request's GPU, and of the others whose kernels are the same.
 
     Args:
-        run: the operators of each section, or None if it has no time.
+        run: the operators of each section that take time, or None if it has none.
         whole: the works of an optimizer step.
     """
-    works = [None if records is None else _works(records) for records in run]
+    works = [None if records is None else [record.work for record in records] for records in run]
     replays: dict[int, tuple[Replayed, ...]] = {}
     alike = [gpu for gpu in request.others if capability_of(gpu) in traced.alike]
     for gpu in dict.fromkeys((request.gpu, *alike)):
@@ -272,20 +266,15 @@ def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
     return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes, needed_bytes)
 
 
-def _between(request: TraceRequest) -> Occurrence:
-    """Return which micro-batch of a step stands for those between its first and its last."""
-    return Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
-
-
-def _step_works(traced: Trace, name: str, facts: TraceFacts, between: Occurrence) -> list[Work]:
+def _step_works(traced: Trace, facts: TraceFacts, between: Occurrence) -> list[Work]:
     """Return the works of a whole optimizer step."""
-    step = traced.phase(name)
+    step = traced.phase(step_name(1))
     run = micro_batches(traced, step)
     last, stands = run[-1], run[-1] if between is Occurrence.FURTHER else run[0]
-    before = _works(traced.operators[step.first_operator : last.end_operator])
-    again = _works(traced.operators[stands.first_operator : stands.end_operator])
-    after = _works(traced.operators[last.end_operator : step.end_operator])
-    return [*before, *again * (facts.micro_batches - len(run)), *after]
+    before = traced.operators[step.first_operator : last.end_operator]
+    again = traced.operators[stands.first_operator : stands.end_operator]
+    after = traced.operators[last.end_operator : step.end_operator]
+    return [record.work for record in (*before, *again * (facts.micro_batches - len(run)), *after)]
 
 
 # accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).

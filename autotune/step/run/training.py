@@ -1,33 +1,43 @@
-"""Builds a real trainer from a training plan, with only the changes that a probe needs, and trains on its batches."""
+"""Builds a real trainer from a plan, with only the changes that a probe needs, trains on its batches, and evaluates."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from datasets import Dataset, load_from_disk
 
+from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
 from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
 from autotune.step.objects import config, model_maker, peft_config, quantization_config
+from autotune.step.rows import spread
 from autotune.step.run.batches import StepSize, plan_batches
-from autotune.step.run.evaluation import evaluate
 from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
 from autotune.step.run.saving import save
 from autotune.step.run.timing import WholeStep
+from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
-from autotune.step.trainers.base import Drawing
+from autotune.step.trainers.base import Adapter, Drawing
 from autotune.techniques.attention import FLEX
 from autotune.trainers import find_trainer
 
 OUTPUT_DIRECTORY = "output"
 """The trainer's output directory in the job's folder; no tensors are saved to it."""
+_TIMED = 8
+"""Micro-batches of an evaluation that are timed, of all sizes; all where there are fewer."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
@@ -62,7 +72,7 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     progress.whole_step = WholeStep(step.micro_batches, batches.mean_collated, generations, share, tokens, special)
     trainer.train()
     if trainer.eval_dataset is not None and not request.schedule.timing_only:
-        progress.evaluation_seconds = evaluate(trainer, known, progress, ranks)
+        progress.evaluation_seconds = _evaluate(trainer, known, progress, ranks)
     if request.schedule.saves:
         save(trainer, progress)
     return trainer
@@ -125,3 +135,59 @@ def run_arguments(steps: int, folder: Path) -> dict[str, object]:
         "report_to": "none",
         "disable_tqdm": True,
     }
+
+
+def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> float:
+    """Evaluate as TRL does during training, which is a phase of its own, and return the seconds for all rows.
+
+    The optimizer's state exists by then. The largest micro-batches are made of the longest rows, so none that the
+    loader builds from neighbouring rows needs more.
+
+    Args:
+        ranks: processes that evaluate micro-batches of their own.
+    """
+    rows, count = trainer.eval_dataset, rows_at_once(trainer, known)
+    copies = known.evaluation_drawing(trainer).copies
+    with as_trained_on(trainer, count):
+        sizes, collation = known.sizes(trainer), known.collation(trainer)
+        worst = np.stack(worst_order(sizes, count, collation))
+        # As the loader makes them, of neighbouring rows.
+        blocks = block_rows(len(rows), count)
+        tokens = collation.tokens(sizes, blocks)
+        places = spread(tokens, _TIMED)
+        sample = blocks[places]
+        # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
+        largest, timed = (
+            known.arranged(
+                trainer,
+                order.repeat(copies, axis=1).repeat(ranks, axis=0),
+                np.full(len(order) * ranks, fill_value=order is worst),
+            )
+            for order in (worst, sample)
+        )
+    with progress.inside(EVALUATE):
+        trainer.eval_dataset = largest
+        trainer.evaluate()
+        trainer.eval_dataset = timed
+        # It ends with the losses on the host, so the device is done.
+        started = time.monotonic()
+        trainer.evaluate()
+        seconds = time.monotonic() - started
+    trainer.eval_dataset = rows
+    # A last micro-batch with fewer rows repeats them here.
+    return float(seconds * tokens.sum() / tokens[places].sum() * len(rows) / blocks.size / ranks)
+
+
+def rows_at_once(trainer: Any, known: Adapter) -> int:
+    """Return the rows of the dataset in an evaluation's largest micro-batch."""
+    return min(known.evaluation_drawing(trainer).rows, len(trainer.eval_dataset))
+
+
+@contextmanager
+def as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
+    """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
+    with (
+        mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),
+        mock.patch.object(trainer.args, "per_device_train_batch_size", rows),
+    ):
+        yield

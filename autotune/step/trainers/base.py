@@ -242,7 +242,7 @@ class Adapter(ABC):
 
     def packs(self, arguments: Any) -> bool:
         """Return whether the trainer puts several documents into one row, given its configuration."""
-        return False
+        return bool(getattr(arguments, "packing", False))
 
     def loaded(self, trainer: Any, batch: Any) -> tuple[int, int]:
         """Return the rows and the tokens, padding included, of a micro-batch, given what the data loader yields."""

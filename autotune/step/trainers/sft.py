@@ -63,10 +63,6 @@ class SupervisedFineTuning(Adapter):
         """Return whether rows are concatenated, and to which multiple they are padded."""
         return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
 
-    def packs(self, arguments: Any) -> bool:
-        """Return whether packing is on."""
-        return bool(arguments.packing)
-
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
     ) -> Dataset:

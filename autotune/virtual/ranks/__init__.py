@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 from unittest import mock
 
+import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
+from torch.nn.parallel import distributed
+from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.records import Category
+
+# What computes with the ranks of a mesh, which are real tensors.
+_OF_MESHES = ("__init__", "__getitem__", "_flatten", "_unflatten", "_create_sub_mesh")
 
 
 @dataclass(frozen=True)
@@ -33,10 +45,7 @@ def as_one_rank(world: World, ledger: Ledger) -> Iterator[None]:
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.
     """
-    from autotune.virtual.ranks.replicas import replicas_by_hooks
-    from autotune.virtual.ranks.shards import shards_of_fake_tensors
-
-    with process_group(world), shards_of_fake_tensors(ledger), replicas_by_hooks(ledger):
+    with process_group(world), _shards_of_fake_tensors(ledger), _replicas_by_hooks(ledger):
         yield
 
 
@@ -75,3 +84,94 @@ def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
     prompts and completions as texts, for its logs.
     """
     object_list[:] = [own] * len(object_list)
+
+
+@contextmanager
+def _shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
+    """Patch PyTorch and accelerate where sharding, by DTensor, FSDP2 or context parallelism, needs real tensors."""
+    outside = _outside_of_modes
+    with ExitStack() as stack:
+        # Computes shapes on fake tensors of a mode of its own.
+        shapes = "_propagate_tensor_meta_non_cached"
+        stack.enter_context(mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes])))
+        for name in _OF_MESHES:
+            if name in vars(DeviceMesh):
+                stack.enter_context(mock.patch.object(DeviceMesh, name, outside(vars(DeviceMesh)[name])))
+        stack.enter_context(mock.patch.object(DeviceMesh, "mesh", property(outside(DeviceMesh.mesh.fget))))
+        made = device_mesh.init_device_mesh
+        for module in [found for found in list(sys.modules.values()) if vars(found).get(made.__name__) is made]:
+            stack.enter_context(mock.patch.object(module, made.__name__, outside(made)))
+        stack.enter_context(_meshes_of(ledger.device_type))
+        yield
+
+
+def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _disable_current_modes():
+            return function(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _meshes_of(device_type: str) -> Iterator[None]:
+    """Make accelerate's mesh one of the traced device, which is named ``cuda`` while an ``Accelerator`` is built."""
+    module: Any = sys.modules.get("accelerate")
+    if module is None or not hasattr(module, "ParallelismConfig"):
+        yield
+        return
+    build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
+    with mock.patch.object(module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)):
+        yield
+
+
+@contextmanager
+def _replicas_by_hooks(ledger: Ledger) -> Iterator[None]:
+    """Patch ``DistributedDataParallel`` to reduce its buckets by a hook, and not to compare replicas.
+
+    Buckets are built and filled by PyTorch's own reducer. It is not asked to build them anew in the order of the first
+    backward pass (``torch/csrc/distributed/c10d/reducer.cpp``, ``rebuild_buckets``), which reads a tensor in C++: the
+    sum of the buckets stays the same.
+    """
+    original = distributed.DistributedDataParallel
+    made = original.__init__
+
+    def make(module: Any, *args: Any, **kwargs: Any) -> None:
+        made(module, *args, **kwargs)
+        module.register_comm_hook(ledger, _reduced)
+        module.reducer = _Reducer(module.reducer)
+
+    with (
+        # Both compare or copy values between ranks (DistributedDataParallel.__init__ of that module).
+        mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
+        mock.patch.object(distributed, "_sync_module_states", lambda *args, **kwargs: None),
+        mock.patch.object(original, "__init__", make),
+    ):
+        yield
+
+
+def _reduced(ledger: Ledger, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer()
+    ledger.tag(buffer, Category.GRADIENT)
+    dist.all_reduce(buffer, async_op=True)
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+# PyTorch compares the annotations of a hook with these types, not with their names.
+_reduced.__annotations__ = get_type_hints(_reduced)
+
+
+class _Reducer:
+    """The reducer of ``DistributedDataParallel``, which does not rebuild its buckets."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
