@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_loading
-from autotune.app.repeated import equally_fast, notes_on_runs, rates_of, speed_up
+from autotune.app.repeated import equally_fast, failure_of, notes_on_runs, rates_of, speed_up
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
@@ -143,7 +143,7 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
     """Return the need of a candidate's probe, or of the later run that failed."""
-    return next((run for run in runs_after(record, records) if not run.ok), record.measurement).need_bytes
+    return (failure_of(record, records) or record.measurement).need_bytes
 
 
 def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:
@@ -167,7 +167,7 @@ def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -
 
 
 def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | None:
-    failure = next((run for run in runs_after(record, records) if not run.ok), None)
+    failure = failure_of(record, records)
     return LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None
 
 
@@ -186,6 +186,8 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
     if problem.trainer.generates:
         # No row is packed or dropped, and a probe does not count what an epoch leaves out.
         steps = epoch.steps_per_epoch
+    documents, tokens = shown.documents_per_step, shown.tokens_per_step
+    epoch = replace(epoch, documents_per_step=documents, tokens_per_step=tokens, steps_per_epoch=steps)
     return Choosable(
         number=record.number,
         candidate=candidate,
@@ -197,22 +199,14 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         device_bytes=_highest(runs, "device_bytes"),
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
-        seconds_per_epoch=epoch.seconds_per_epoch,
-        token_coverage=epoch.token_coverage,
-        row_coverage=epoch.row_coverage,
-        max_length=epoch.max_length,
-        per_device_train_batch_size=epoch.per_device_train_batch_size,
-        gradient_accumulation_steps=epoch.gradient_accumulation_steps,
-        documents_per_step=shown.documents_per_step,
-        steps_per_epoch=steps,
         tokens_per_second_low=expected.low if expected else None,
         tokens_per_second_high=expected.high if expected else None,
         runs=len(rates),
-        tokens_per_step=shown.tokens_per_step,
         peaks={phase: max(run.peaks.get(phase, 0) for run in runs) for phase in shown.peaks},
         seconds=_seconds(shown, epoch.gradient_accumulation_steps),
         evaluation_seconds=shown.evaluation_seconds,
         timeline=facts.timelines.get(candidate),
+        **vars(epoch),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.core.measurement import Measurement
@@ -56,6 +56,11 @@ def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
     return SpeedUp(probes, None, 0) if probes is not None else None
 
 
+def failure_of(record: Record, records: Iterable[Record]) -> Measurement | None:
+    """Return the first run after a record's probe that did not end ``ok``, in turn with any winner; None without."""
+    return next((run for run in runs_after(record, records) if not run.ok), None)
+
+
 def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ...]:
     """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
 
@@ -77,7 +82,8 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
     for record in outcome.failed_confirmations:
         of_baseline = baseline is not None and record.number == baseline.number
         name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
-        failure = next(run for run in runs_after(record, outcome.records) if not run.ok)
+        failure = failure_of(record, outcome.records)
+        assert failure is not None
         yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
 
 
