@@ -17,14 +17,7 @@ from autotune.probing import JobServer
 from autotune.techniques.base import Technique
 from autotune.trainers import find_trainer
 from autotune.userconfig.deepspeed import AUTO
-from autotune.userconfig.engine import (
-    FIELD,
-    check_compilation,
-    engine_args,
-    fsdp_named,
-    with_precision,
-    without_engine,
-)
+from autotune.userconfig.engine import FIELD, as_launched, engine_args, fsdp_named, without_engine
 from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
@@ -211,8 +204,7 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if kind not in _KINDS:
         raise _refused(f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them.")
     processes = started.processes if started.counted else None
-    check_compilation(config, started)
-    overruled = with_precision(config, started) is not config
+    overruled = as_launched(config, started) is not config
     # Every file that a search writes has the accumulation of the trainer's arguments.
     found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
     if overruled:

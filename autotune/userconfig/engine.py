@@ -64,17 +64,24 @@ def without_engine(config: Configuration) -> Configuration:
     return replace(config, values={**config.values, **unset})
 
 
-def with_precision(config: Configuration, started: Launching) -> Configuration:
+def as_launched(config: Configuration, started: Launching) -> Configuration:
     """Return a configuration with the precision that accelerate's launcher passes on, where that one applies.
 
     transformers begins with the launcher's, and takes another only where ``bf16`` or ``fp16`` is true (transformers
-    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own.
+    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own. transformers passes on the
+    backend of ``torch_compile`` too; without one, accelerate takes the launcher's (``TorchDynamoPlugin``).
 
     Raises:
-        InputError: accelerate's document of DeepSpeed takes it over, and transformers ends at the contradiction.
-        UnreadError: it cannot be traced.
+        InputError: accelerate's document of DeepSpeed takes the precision over, and transformers ends at the
+            contradiction.
+        UnreadError: it cannot be traced, or a model is compiled because of accelerate's launcher alone.
     """
     values, wanted = config.values, started.precision
+    if started.dynamo != NOT_COMPILED and not values.get("torch_compile"):
+        raise UnreadError(
+            f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
+            " Write torch_compile: true instead."
+        )
     if wanted == NO_PRECISION or values.get("bf16") or values.get("fp16") or values.get("deepspeed"):
         return config
     if wanted not in _PRECISIONS:
@@ -86,22 +93,6 @@ def with_precision(config: Configuration, started: Launching) -> Configuration:
             hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
         )
     return replace(config, values={**values, wanted: True})
-
-
-def check_compilation(config: Configuration, started: Launching) -> None:
-    """Check that no model is compiled because of accelerate's launcher alone.
-
-    transformers passes on the backend of ``torch_compile``; without one, accelerate takes the launcher's
-    (``TorchDynamoPlugin``).
-
-    Raises:
-        UnreadError: one is.
-    """
-    if started.dynamo != NOT_COMPILED and not config.values.get("torch_compile"):
-        raise UnreadError(
-            f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
-            " Write torch_compile: true instead."
-        )
 
 
 def engine_args(
