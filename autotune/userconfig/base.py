@@ -22,8 +22,7 @@ from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.problems import problems
 from autotune.userconfig.reading import plan_of, read_command
-from autotune.userconfig.rewards import named_rewards
-from autotune.userconfig.sources import Sources, sources
+from autotune.userconfig.sources import Sources, named_rewards, sources
 from autotune.userconfig.written import Written
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
