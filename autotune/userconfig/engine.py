@@ -13,6 +13,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, agreeing, deepspeed_document
+from autotune.userconfig.fields import listed, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
@@ -23,39 +24,12 @@ _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 # What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
 _BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
-# Keys of accelerate's own that it refuses together with a DeepSpeed document, with any value (accelerate 1.15).
-_REFUSED_WITH_FILE = frozenset({
-    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
-    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
-})  # fmt: skip
-# Words for accelerate about DeepSpeed on which no step depends.
-_OF_LAUNCHERS = frozenset({
-    "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
-    "zero3_init_flag", "zero3_save_16bit_model",
-})  # fmt: skip
 _PRECISIONS = ("bf16", "fp16")
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
 _PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
-# Sizes that are neither planned nor probed, and why.
-_REFUSED: Mapping[str, str] = {
-    # accelerate 1.15, ``Accelerator.prepare_model``; transformers 5.23, ``from_pretrained``.
-    "tp_size": (
-        "accelerate refuses a model that was loaded whole, as TRL loads it; transformers can split matrices while it "
-        "loads weights (tp_size in model_init_kwargs), and a trace builds models without loading any"
-    ),
-    # deepspeed 0.19, ``runtime/sequence_parallel/ulysses_sp.py``.
-    "sp_size": (
-        "DeepSpeed gathers micro-batches from the other processes while it reads data, and splits attention by heads; "
-        "neither is traced yet. context_parallel splits rows under fsdp2"
-    ),
-}
-_SIZES = (*_PLANNED, *_REFUSED)
 _CP_STRATEGY = "cp_comm_strategy"
-# What else accelerate reads (accelerate 1.15, ``commands/launch.py``); no step depends on it.
-_WITHOUT_EFFECT = ("cp_backend", "sp_backend", "sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation")
-_READ = frozenset({*_SIZES, _CP_STRATEGY, *_WITHOUT_EFFECT})
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -141,7 +115,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
-    refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
+    refused = [name for name in keys if name.lower() in listed("deepspeed", "refused")]
     refused += [PRECISION] if document.get(PRECISION) is not None and not started.precision_by_option else []
     if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(NAMED)):
         named = "deepspeed" if own else NAMED
@@ -149,7 +123,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
-    words = [name for name in started.flags if name not in _OF_LAUNCHERS]
+    words = [name for name in started.flags if name not in listed("deepspeed")]
     if words:
         raise UnreadError(
             f"--{words[0]} sets by words for accelerate what shards the training, and a check reads that from files."
@@ -215,18 +189,21 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     if not isinstance(given, Mapping):
         raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
     keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
+    refused: Mapping[str, str] = tables()["groups"]["refused"]
+    names = (*_PLANNED, *refused)
     for name in given:
-        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in _READ:
-            known = ", ".join(PARALLELISM + size for size in _SIZES)
+        read = {*names, _CP_STRATEGY, *listed("groups")}
+        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in read:
+            known = ", ".join(PARALLELISM + size for size in names)
             raise InputError(
                 f"{name} under {FIELD} is a key that accelerate does not read.", hint=f"Sizes are {known}."
             )
-    sizes = {name: keys[name] for name in _SIZES if keys.get(name) is not None}
+    sizes = {name: keys[name] for name in names if keys.get(name) is not None}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
     sizes = {name: value for name, value in sizes.items() if value != 1}
-    for name, reason in _REFUSED.items():
+    for name, reason in refused.items():
         if name in sizes:
             raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
     strategy = keys.get(_CP_STRATEGY) if _CONTEXT_PARALLEL in sizes else None

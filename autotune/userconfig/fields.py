@@ -46,6 +46,19 @@ _TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation
 _TEMPLATE_FILES = (".jinja", ".j2")
 
 
+@cache
+def tables() -> Mapping[str, Mapping[str, Any]]:
+    """Return the fields of other libraries by class and kind; the head of ``fields.yaml`` describes the kinds."""
+    found: Mapping[str, Mapping[str, Any]]
+    found = yaml.safe_load(files(__package__).joinpath("fields.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def listed(of: str, kind: str = "without_effect") -> frozenset[str]:
+    """Return the fields of a class that are of a kind, as :func:`tables` names both."""
+    return frozenset(tables()[of][kind])
+
+
 @dataclass(frozen=True)
 class UserPlan:
     """A user's configuration.
@@ -74,10 +87,10 @@ def user_plan(
     """
     trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
-    without_effect = _listed("training") | _listed("evaluation") | own.without_effect | own.assumed.keys()
-    _check(config, traced | without_effect | {_ORDER}, tuple(_listed("training", "beginnings")))
+    without_effect = listed("training") | listed("evaluation") | own.without_effect | own.assumed.keys()
+    _check(config, traced | without_effect | {_ORDER}, tuple(listed("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
-    _check_each(config, _GENERATION, _listed("generation"))
+    _check_each(config, _GENERATION, listed("generation"))
     _check_sizes(config)
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
         # Both defaults are of other libraries (transformers' GenerationConfig, vLLM's max_model_len).
@@ -117,9 +130,9 @@ def keeps_order(config: Configuration) -> bool:
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration that a step depends on, including sizes."""
-    sizes = _fields(trainer, only_sizes=True) - _listed("evaluation")
+    sizes = _fields(trainer, only_sizes=True) - listed("evaluation")
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
-    return _listed("training", "traced") | trainer.config_fields.traced | written | sizes
+    return listed("training", "traced") | trainer.config_fields.traced | written | sizes
 
 
 def trainer_of(config: Configuration) -> Trainer:
@@ -156,19 +169,6 @@ def configuration_of(config: object) -> Configuration:
         return found
     loading = {**_TEACHER_ALONE, **mapping(found.values[TEACHER_LOADING])}
     return dataclasses.replace(found, values={**found.values, TEACHER_LOADING: loading})
-
-
-@cache
-def _listed(of: str, kind: str = "without_effect") -> frozenset[str]:
-    """Return the fields of a class that are of a kind, as ``fields.yaml`` names both."""
-    return frozenset(_table()[of][kind])
-
-
-@cache
-def _table() -> Mapping[str, Mapping[str, list[str]]]:
-    found: Mapping[str, Mapping[str, list[str]]]
-    found = yaml.safe_load(files(__package__).joinpath("fields.yaml").read_text(encoding="utf-8"))
-    return found
 
 
 def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
@@ -245,7 +245,7 @@ def _check_template(path: object) -> None:
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
     hint = "Write what changes the model into its config.json, or let autotune probe measure it."
-    return _check_each(config, field, _listed("loading", "traced") | _listed("loading"), hint)
+    return _check_each(config, field, listed("loading", "traced") | listed("loading"), hint)
 
 
 def _check_each(
@@ -324,7 +324,7 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     if type(peft_config).__name__ != "LoraConfig":
         raise InputError(f"A {type(peft_config).__name__} is not understood.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
-    _check(config, _listed("lora") | _LORA_WORDS.keys())
+    _check(config, listed("lora") | _LORA_WORDS.keys())
     given = {word: config.values[name] for name, word in _LORA_WORDS.items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
