@@ -32,12 +32,6 @@ from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted
 
-# Fields of peft.LoraConfig by what trl.ModelConfig calls them.
-_LORA_WORDS = {
-    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
-    "target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save",
-    "use_rslora": "use_rslora", "use_dora": "use_dora",
-}  # fmt: skip
 _ORDER, _IN_ORDER = "train_sampling_strategy", "sequential"
 _GENERATION = "generation_kwargs"
 # What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then
@@ -324,8 +318,8 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     if type(peft_config).__name__ != "LoraConfig":
         raise InputError(f"A {type(peft_config).__name__} is not understood.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
-    _check(config, listed("lora") | _LORA_WORDS.keys())
-    given = {word: config.values[name] for name, word in _LORA_WORDS.items()}
+    _check(config, listed("lora") | listed("lora", "traced"))
+    given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
     words = {word: value for word, value in plain.items() if value is not None}

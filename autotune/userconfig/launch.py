@@ -16,6 +16,7 @@ from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TR
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
 from autotune.units import counted
+from autotune.userconfig.fields import listed
 from autotune.userconfig.launchers import VISIBLE, named_gpus, number, processes_of
 from autotune.userconfig.written import Written
 
@@ -38,11 +39,6 @@ _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
 _ALONE = ("", TRL, ACCELERATE)
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
-# Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
-_FLAGS = (
-    "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
-    "parallelism_config_", "zero_", "zero3_", "offload_",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,6 +81,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
     _check(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
+    engines = tuple(listed("launch", "beginnings"))
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
@@ -92,7 +89,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> L
         **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
-        flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))) if read.launched is not None else (),
+        flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
         default=written.default if found.file == str(written.default) else None,
         is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
