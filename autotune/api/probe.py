@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.app.argument_types import check_type
 from autotune.app.arguments import ProbeArguments
 from autotune.app.probe import probe as search
-from autotune.app.public import taking
+from autotune.app.public import check_type, taking
 from autotune.app.report import read_result, result_file
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result, Trial

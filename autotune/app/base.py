@@ -18,11 +18,10 @@ from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
-from autotune.userconfig.base import UserBase, written_keys
+from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.fields import traced_fields
 from autotune.userconfig.keys import of_engine, of_groups
-from autotune.userconfig.probed_engine import documents_of
 
 _LENGTH, _ROWS = "max_length", "per_device_train_batch_size"
 # Rules of other techniques and the self-test of packing depend on the choice itself, so it has to be known.

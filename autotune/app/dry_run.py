@@ -222,8 +222,7 @@ def _started(command: Sequence[str]) -> int:
     try:
         found = read_command_line(command)
         file = read_yaml(found.config) if found.config is not None else None
-        written = Written(found, file, found.trainer or "")
-        return likely_gpus(written, default_file(written))
+        return likely_gpus(Written(found, file, found.trainer or "", default_file(found)))
     except InputError:
         return 1
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.app.argument_types import check_type
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import MOST_TOKENS, check_evaluation, checked_options
 from autotune.app.planned import planned_machine, planned_workload
-from autotune.app.public import logged
+from autotune.app.public import check_type, logged
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate

@@ -19,7 +19,7 @@ from autotune.inspection.dataset import check_one_load
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import user_path
 from autotune.planning.evaluator import Evaluator
-from autotune.reporting.plan_words import doubts
+from autotune.reporting.plan import doubts
 from autotune.userconfig.bundle import holds_planned_bundle
 
 _CHOOSE = "Choose another --output."

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.app.argument_types import check_type
+from autotune.app.public import check_type
 from autotune.confidential import hidden_values
 from autotune.core.bundle import Basis
 from autotune.core.codec import DecodeError, decode

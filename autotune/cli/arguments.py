@@ -9,9 +9,8 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from autotune.app.argument_types import kinds_of, words_of
 from autotune.app.arguments import AUTO, names
-from autotune.app.public import OBJECTS, descriptions, placeholders
+from autotune.app.public import OBJECTS, descriptions, kinds_of, placeholders, words_of
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
 

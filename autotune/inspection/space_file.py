@@ -7,8 +7,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Choice
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import place, read_yaml, shown
-from autotune.inspection.yaml_tree import Node
+from autotune.inspection.yaml_file import Node, place, read_yaml, shown
 from autotune.space import SpaceFile
 from autotune.techniques import find
 from autotune.techniques.base import OFF, ON, Technique

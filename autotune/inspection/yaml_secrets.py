@@ -10,9 +10,8 @@ import yaml
 from autotune.confidential import PLACEHOLDER, hidden, hidden_url, hidden_values, is_secret, is_value, secrets_in
 from autotune.core.yaml_text import yaml_line
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import YamlFile, parsed
-from autotune.inspection.yaml_text import Change, comments_outside, header_comment
-from autotune.inspection.yaml_tree import Node
+from autotune.inspection.yaml_edit import Change, comments_outside, header_comment
+from autotune.inspection.yaml_file import Node, YamlFile, parsed
 
 # An anchor has to stay, since aliases name it; a tag would not fit the new value.
 _PROPERTIES = re.compile(r"(?:[&!]\S*\s+)*")

@@ -1,4 +1,4 @@
-"""The report of ``autotune plan --explain``: the stages of one estimate, from the training plan to its figures."""
+"""The stages of one estimate, for ``autotune plan --explain``: from the training plan to its figures."""
 
 from __future__ import annotations
 
@@ -7,41 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.core.batch_geometry import Shape, Typical
 from autotune.core.estimate import Estimate, Plan
-from autotune.core.explanation import Explanation, Subject, TracedPoint
+from autotune.core.explanation import Explanation, TracedPoint
 from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH
 from autotune.core.timeline import Occurrence, Part
 from autotune.reporting import document as doc
-from autotune.reporting.plan_words import choices_text, workload_and_gpu_text
-from autotune.reporting.words import BASELINE_NAME, bytes_or_dash, rate_or_dash
+from autotune.reporting.words import bytes_or_dash, rate_or_dash
 from autotune.techniques.traits import impact_in
 from autotune.units import counted, format_bytes, format_seconds, format_share
 
 _Pair = tuple[str, str]
 
 
-def explanation_report(explanation: Explanation, plan: Plan) -> doc.Document:
-    """Return the report about one estimate of a plan."""
+def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Section]:
+    """Yield the stages of the estimate that a plan explains, one section each."""
     everything = (*plan.estimates, plan.baseline)
     estimate = next(estimate for estimate in everything if estimate.candidate == explanation.candidate)
-    return doc.Document(
-        subject=workload_and_gpu_text(plan),
-        verdict=doc.Verdict(
-            f"How the estimate of {_subject(explanation, plan)} is computed",
-            doc.Tone.PLAIN,
-            choices_text(explanation.candidate, plan),
-        ),
-        sections=(*_stages(explanation, plan, estimate), *doc.listing("Notes", plan.notes)),
-    )
-
-
-def _subject(explanation: Explanation, plan: Plan) -> str:
-    if explanation.subject is Subject.FASTEST:
-        return "the fastest that fits"
-    return f"{BASELINE_NAME}, since nothing {'could be predicted' if plan.best is None else 'fits'},"
-
-
-def _stages(explanation: Explanation, plan: Plan, estimate: Estimate) -> Iterator[doc.Section]:
     yield _stage("Training plan", doc.Facts(tuple(_plan_rows(explanation))))
     yield _stage("Documents and batch geometry", doc.Facts(tuple(_geometry_rows(explanation, plan))))
     if not explanation.traces:

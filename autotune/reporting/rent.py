@@ -7,7 +7,7 @@ from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
-from autotune.reporting.plan_words import traces_text, workload_and_gpus_text
+from autotune.reporting.plan import traces_text, workload_and_gpus_text
 from autotune.reporting.words import (
     BASELINE_NAME,
     MISSING,

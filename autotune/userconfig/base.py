@@ -1,4 +1,4 @@
-"""Reads the user's own configuration that a search starts from, with TRL's parser."""
+"""Reads the user's own configuration that a search starts from; refuses settings that no probe or bundle supports."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.nested import Key, at
-from autotune.core.plan import TrainingPlan
+from autotune.core.nested import Key, at, mapping
+from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.verdict import Finding, Severity, fatal
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
 from autotune.trainers import find_trainer
-from autotune.userconfig.engine import without_engine
+from autotune.userconfig.deepspeed import AUTO
+from autotune.userconfig.engine import FIELD, as_launched, engine_args, fsdp_named, without_engine
 from autotune.userconfig.keys import engine_key, keys_of, of_engine
 from autotune.userconfig.launch import Launching, launching
-from autotune.userconfig.probed_engine import with_engine
 from autotune.userconfig.problems import problems
 from autotune.userconfig.reading import plan_of, read_command
-from autotune.userconfig.rewards import named_rewards
-from autotune.userconfig.sources import Sources, sources
+from autotune.userconfig.sources import Sources, named_rewards, sources
 from autotune.userconfig.written import Written
 
+DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
+"""The arguments of a plan that hold documents of engines."""
+_KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
+_OFFLOADED = frozenset({"none", "cpu"})
+_STAGES = frozenset({1, 2, 3})
+_COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+_SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
+# Keys that transformers fills in, which TPUs alone read (transformers/training_args.py, `_process_fsdp_args`).
+_FILLED = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 _INSTEAD = "Give MODEL and DATASET in addition to --base."
 
 
@@ -116,7 +124,10 @@ def base_from(written: Written, read: ReadCommand) -> UserBase:
         user = plan_of(written, read, without_engine(config))
     except UnreadError as error:
         raise InputError(f"{written.place}: {error.message}", hint="Leave it out of the base.") from error
-    plan = with_engine(user.plan, started, config, written.place)
+    try:
+        plan = _with_engine(user.plan, started, config)
+    except InputError as error:
+        raise InputError(f"{written.place}: {error.message}", hint=error.hint) from error
     return UserBase(written, read, config, plan, started, user.assumptions)
 
 
@@ -173,3 +184,98 @@ def written_keys(base: UserBase, technique: Technique) -> Mapping[str, object]:
         for path in sorted(technique.identified_by or technique.writes)
         if of_engine(path) and (value := base.plan.entry(path)) is not None
     }
+
+
+def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) -> TrainingPlan:
+    """Return the plan of a base with what shards its training, and its number of processes.
+
+    Sizes and precision in DeepSpeed's document become ``auto``, since they follow from the trainer's arguments.
+
+    Raises:
+        InputError: the file asks for what is not probed.
+    """
+    if started.machines > 1:
+        raise _refused(f"num_machines: {started.machines}", "probes run on this machine", "Write 1.")
+    if started.flags:
+        where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
+        raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
+    kind = str(started.document.get("distributed_type", "NO"))
+    if kind not in _KINDS:
+        raise _refused(f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them.")
+    processes = started.processes if started.counted else None
+    overruled = as_launched(config, started) is not config
+    # Every file that a search writes has the accumulation of the trainer's arguments.
+    found = dict(engine_args(started.document, config, processes, accumulation=AUTO))
+    if overruled:
+        why = "bf16 and fp16 are false, and accelerate overrules them by it"
+        raise _refused(f"mixed_precision: {started.precision}", why, f"Write {started.precision}: true.")
+    groups = dict(mapping(found.pop(FIELD, None)))
+    if "cp_comm_strategy" in groups:
+        why = "context parallelism is searched with accelerate's default"
+        raise _refused(f"cp_comm_strategy: {groups['cp_comm_strategy']}", why, "Leave it out.")
+    # All processes sharding together is what FSDP2 does anyway.
+    if groups != {"dp_shard_size": started.processes} and groups:
+        found[FIELD] = groups
+    if DEEPSPEED in found:
+        found[DEEPSPEED] = _deepspeed(mapping(found[DEEPSPEED]))
+    if mapping(found.get(FSDP)).get("activation_checkpointing"):
+        instead = "Write gradient_checkpointing: true in its place."
+        raise _refused("fsdp_activation_checkpointing", "checkpointing is searched by TRL's own key", instead)
+    return replace(plan, args={**plan.args, **found}, launch=Launch(started.processes))
+
+
+def documents_of(plan: TrainingPlan, techniques: Iterable[Technique]) -> dict[str, Mapping[str, object]]:
+    """Return a base's engine documents without the entries of techniques, by path in a plan."""
+    of_choices = {path for technique in techniques for path in technique.identified_by or technique.writes}
+    return {
+        f"args.{name}": _without(mapping(plan.args[name]), f"args.{name}", of_choices)
+        for name in (DEEPSPEED, FSDP)
+        if name in plan.args
+    }
+
+
+def fsdp_keys(started: Launching, config: Configuration, plan: TrainingPlan) -> Mapping[str, object]:
+    """Return ``fsdp_config`` of a plan with the user's further keys, on which no step depends."""
+    given = config.values.get(FSDP) if config.values.get("fsdp") else started.document.get(FSDP)
+    wanted = mapping(plan.args.get(FSDP))
+    further = {name: value for name, value in fsdp_named(mapping(given)).items() if name not in (*_SEARCHED, *_FILLED)}
+    return {**further, **wanted}
+
+
+def _without(document: Mapping[str, object], start: str, of_choices: set[str]) -> Mapping[str, object]:
+    kept: dict[str, object] = {}
+    for name, value in document.items():
+        path = f"{start}.{name}"
+        if path in of_choices:
+            continue
+        inside = _without(value, path, of_choices) if isinstance(value, Mapping) else value
+        if inside or not value:
+            kept[name] = inside
+    return kept
+
+
+def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
+    """Return DeepSpeed's document in the spelling of the techniques' choices."""
+    if "optimizer" in document:
+        why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
+        raise _refused("optimizer in DeepSpeed's document", why, "Leave it out: optim chooses the optimizer.")
+    zero = dict(mapping(document.get("zero_optimization")))
+    if zero.get("stage", 0) not in _STAGES:
+        why = "sharding has no such choice"
+        raise _refused(f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
+    for part in ("offload_optimizer", "offload_param"):
+        device = str(mapping(zero.get(part)).get("device") or "none")
+        if device not in _OFFLOADED:
+            key = f"zero_optimization.{part}.device: {device}"
+            raise _refused(key, "only the host's memory is probed", "Write cpu or none.")
+        if device == "none":
+            zero.pop(part, None)
+    for name in _COUNTED:
+        number = zero.get(name)
+        if isinstance(number, float) and number.is_integer():
+            zero[name] = int(number)
+    return {**document, "zero_optimization": zero}
+
+
+def _refused(key: str, why: str, hint: str) -> InputError:
+    return InputError(f"{key} cannot be probed: {why}.", hint=hint)

@@ -27,11 +27,10 @@ from autotune.techniques.packing import SHUFFLED
 from autotune.techniques.sharding import ENGINE_FIELDS
 from autotune.trainers import Trainer
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
-from autotune.userconfig.base import UserBase, read_base, written_keys
+from autotune.userconfig.base import DEEPSPEED, FSDP, UserBase, fsdp_keys, read_base, written_keys
 from autotune.userconfig.fields import keeps_order
 from autotune.userconfig.keys import engine_key, of_engine
 from autotune.userconfig.launch import COUNTS, LAUNCH_FILES
-from autotune.userconfig.probed_engine import DEEPSPEED, FSDP, fsdp_keys
 from autotune.userconfig.written import written
 
 # A probe sets evaluation and the placement of layers itself.

@@ -1,18 +1,19 @@
-"""Reads the sharding engine from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 from autotune.core.configuration import NOT_COMPILED, Configuration
 from autotune.core.nested import mapping
-from autotune.emit.launch import PRECISION
+from autotune.emit.launch import PARALLELISM, PRECISION
 from autotune.errors import InputError, UnreadError
 from autotune.techniques.reference import SYNCHRONISED_WHOLE
 from autotune.techniques.sharding import ENGINE_FIELDS, ZERO_STAGES
 from autotune.userconfig.deepspeed import NAMED, agreeing, deepspeed_document
-from autotune.userconfig.groups import FIELD, groups_of, started_by
+from autotune.userconfig.fields import listed, tables
 from autotune.userconfig.launch import NO_PRECISION, Launching
 
 _FSDP = "fsdp_"
@@ -23,17 +24,12 @@ _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
 # What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
 _BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
-# Keys of accelerate's own that it refuses together with a DeepSpeed document, with any value (accelerate 1.15).
-_REFUSED_WITH_FILE = frozenset({
-    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
-    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
-})  # fmt: skip
-# Words for accelerate about DeepSpeed on which no step depends.
-_OF_LAUNCHERS = frozenset({
-    "deepspeed_exclusion_filter", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_multinode_launcher",
-    "zero3_init_flag", "zero3_save_16bit_model",
-})  # fmt: skip
 _PRECISIONS = ("bf16", "fp16")
+FIELD = "parallelism_config"
+"""The mapping in accelerate's file, and the field of the trainer's configuration."""
+_REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
+_PLANNED = (_REPLICAS, _SHARDS, _CONTEXT_PARALLEL)
+_CP_STRATEGY = "cp_comm_strategy"
 
 
 def without_engine(config: Configuration) -> Configuration:
@@ -42,17 +38,24 @@ def without_engine(config: Configuration) -> Configuration:
     return replace(config, values={**config.values, **unset})
 
 
-def with_precision(config: Configuration, started: Launching) -> Configuration:
+def as_launched(config: Configuration, started: Launching) -> Configuration:
     """Return a configuration with the precision that accelerate's launcher passes on, where that one applies.
 
     transformers begins with the launcher's, and takes another only where ``bf16`` or ``fp16`` is true (transformers
-    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own.
+    5.23, ``training_args.py``). DeepSpeed's document that the trainer names has its own. transformers passes on the
+    backend of ``torch_compile`` too; without one, accelerate takes the launcher's (``TorchDynamoPlugin``).
 
     Raises:
-        InputError: accelerate's document of DeepSpeed takes it over, and transformers ends at the contradiction.
-        UnreadError: it cannot be traced.
+        InputError: accelerate's document of DeepSpeed takes the precision over, and transformers ends at the
+            contradiction.
+        UnreadError: it cannot be traced, or a model is compiled because of accelerate's launcher alone.
     """
     values, wanted = config.values, started.precision
+    if started.dynamo != NOT_COMPILED and not values.get("torch_compile"):
+        raise UnreadError(
+            f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
+            " Write torch_compile: true instead."
+        )
     if wanted == NO_PRECISION or values.get("bf16") or values.get("fp16") or values.get("deepspeed"):
         return config
     if wanted not in _PRECISIONS:
@@ -64,22 +67,6 @@ def with_precision(config: Configuration, started: Launching) -> Configuration:
             hint=f"Write {wanted}: true, or mixed_precision: 'no' for accelerate.",
         )
     return replace(config, values={**values, wanted: True})
-
-
-def check_compilation(config: Configuration, started: Launching) -> None:
-    """Check that no model is compiled because of accelerate's launcher alone.
-
-    transformers passes on the backend of ``torch_compile``; without one, accelerate takes the launcher's
-    (``TorchDynamoPlugin``).
-
-    Raises:
-        UnreadError: one is.
-    """
-    if started.dynamo != NOT_COMPILED and not config.values.get("torch_compile"):
-        raise UnreadError(
-            f"accelerate's dynamo_backend: {started.dynamo} compiles the model, and only torch_compile is read."
-            " Write torch_compile: true instead."
-        )
 
 
 def engine_args(
@@ -128,7 +115,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
     document = started.document
     keys = mapping(document.get("deepspeed_config"))
     own = bool(config.values.get("deepspeed"))
-    refused = [name for name in keys if name.lower() in _REFUSED_WITH_FILE]
+    refused = [name for name in keys if name.lower() in listed("deepspeed", "refused")]
     refused += [PRECISION] if document.get(PRECISION) is not None and not started.precision_by_option else []
     if document.get("distributed_type") == "DEEPSPEED" and refused and (own or keys.get(NAMED)):
         named = "deepspeed" if own else NAMED
@@ -136,7 +123,7 @@ def check_documents(started: Launching, config: Configuration) -> None:
             f"{named} and accelerate's own {', '.join(refused)} both set DeepSpeed, which accelerate refuses.",
             hint="Leave these keys out of accelerate's file: DeepSpeed's document or the trainer sets them.",
         )
-    words = [name for name in started.flags if name not in _OF_LAUNCHERS]
+    words = [name for name in started.flags if name not in listed("deepspeed")]
     if words:
         raise UnreadError(
             f"--{words[0]} sets by words for accelerate what shards the training, and a check reads that from files."
@@ -181,3 +168,94 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
     """Return a document of FSDP, accelerate's or transformers', under the names of transformers."""
     keys = {str(name).removeprefix(_FSDP): value for name, value in given.items()}
     return {_RENAMED.get(name, name): value for name, value in keys.items()}
+
+
+def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
+    """Return the sizes that are not 1, and what else a step then depends on, by the names of ``ParallelismConfig``.
+
+    Args:
+        document: of ``accelerate launch --config_file``; empty without one.
+
+    Raises:
+        InputError: accelerate fails on what is written, or reads it nowhere.
+        UnreadError: it asks for what cannot be traced.
+    """
+    if isinstance(config.values.get(FIELD), Mapping):
+        raise InputError(
+            f"{FIELD} cannot be in the trainer's own file: accelerate gets a mapping in place of an object, and fails.",
+            hint=f"Write {PARALLELISM}{_SHARDS} and so on under {FIELD} in the file that accelerate_config names.",
+        )
+    given = document.get(FIELD) or {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
+    keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
+    refused: Mapping[str, str] = tables()["groups"]["refused"]
+    names = (*_PLANNED, *refused)
+    for name in given:
+        read = {*names, _CP_STRATEGY, *listed("groups")}
+        if not str(name).startswith(PARALLELISM) or str(name).removeprefix(PARALLELISM) not in read:
+            known = ", ".join(PARALLELISM + size for size in names)
+            raise InputError(
+                f"{name} under {FIELD} is a key that accelerate does not read.", hint=f"Sizes are {known}."
+            )
+    sizes = {name: keys[name] for name in names if keys.get(name) is not None}
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
+    sizes = {name: value for name, value in sizes.items() if value != 1}
+    for name, reason in refused.items():
+        if name in sizes:
+            raise UnreadError(f"{PARALLELISM}{name}: {sizes[name]} is not planned: {reason}.")
+    strategy = keys.get(_CP_STRATEGY) if _CONTEXT_PARALLEL in sizes else None
+    return {**sizes, _CP_STRATEGY: strategy} if strategy else sizes
+
+
+def started_by(
+    groups: Mapping[str, object], document: Mapping[str, object], engine: str, processes: int | None
+) -> Mapping[str, object]:
+    """Return the groups that are made of the processes of a training.
+
+    Args:
+        groups: as :func:`groups_of` returns them.
+        engine: the field of the engine that shards, ``fsdp`` or ``deepspeed``; empty without one.
+        processes: number of started processes; None where it is not known.
+
+    Raises:
+        InputError: accelerate refuses them (``ParallelismConfig._validate_accelerator``).
+        UnreadError: it is not known what is trained with them.
+    """
+    replicas, shards, shared = (int(str(groups.get(name, 1))) for name in _PLANNED)
+    made, named = (
+        prod((replicas, shards, shared)),
+        [name for name in _PLANNED if name in groups],
+    )
+    product = " x ".join(f"{name}={groups[name]}" for name in named)
+    if made > 1 and processes is not None and made != processes:
+        started = "1 process is" if processes == 1 else f"{processes} processes are"
+        raise InputError(
+            f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({product}), and {started} started, which"
+            " accelerate refuses.",
+            hint=f"The product of {', '.join(_PLANNED)} is num_processes; one that is absent is 1.",
+        )
+    if engine == "fsdp" and document.get(FIELD) and shards == shared == 1:
+        raise InputError(
+            f"{FIELD} leaves FSDP no processes to shard among, which accelerate refuses: {_SHARDS} is 1.",
+            hint=f"Write the number of processes of a group as {PARALLELISM}{_SHARDS}, or leave {FIELD} out.",
+        )
+    if shared > 1 and engine != "fsdp":
+        raise InputError(
+            f"{PARALLELISM}{_CONTEXT_PARALLEL}: {shared} needs FSDP2, which accelerate splits rows with.",
+            hint="Write distributed_type: FSDP, and fsdp_version: 2 under fsdp_config.",
+        )
+    if shared > 1 and replicas > 1 and shards == 1:
+        raise InputError(
+            f"{product} leaves each group one process for each part of a row, and none to shard among, which accelerate"
+            " refuses.",
+            hint=f"{PARALLELISM}{_SHARDS} has to be 2 or more.",
+        )
+    if shards > 1 and not engine:
+        raise UnreadError(f"{PARALLELISM}{_SHARDS}: {shards} is not planned without FSDP, which alone shards by it.")
+    if engine == "deepspeed" and groups:
+        raise UnreadError(f"{FIELD} is not planned with DeepSpeed, which shares out among all processes.")
+    # Without an engine, replicas of one process each are plain data parallelism.
+    return groups if engine else {}

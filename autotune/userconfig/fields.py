@@ -2,7 +2,7 @@
 
 Its fields are of four kinds: those passed to the traced trainer unchanged; sizes, which the shape of a micro-batch
 replaces; those without effect on memory and time of a step; and all others, which have to be at their defaults.
-A field that a new release adds is of the last kind.
+``fields.yaml`` lists the first and the third. A field that a new release adds is of the last kind.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from autotune.core.configuration import Configuration, configured
 from autotune.core.json_text import is_json
@@ -28,57 +32,25 @@ from autotune.trainers.base import EVALUATED
 from autotune.trainers.distillation import TEACHER_LOADING
 from autotune.trainers.prompts import Prompted
 
-# Fields of transformers.TrainingArguments that change a step and that no technique writes.
-_TRACED = frozenset({
-    "label_smoothing_factor", "max_grad_norm", "neftune_noise_alpha", "optim_args",
-    "optim_target_modules", "tf32", "use_cache",
-})  # fmt: skip
-# Optimizers' numbers, the source of rows, logging, saving, evaluation, the hub, and communication between processes.
-# activation_checkpointing is gradient_checkpointing's new name, which mirrors it.
-_WITHOUT_EFFECT = frozenset({
-    "accelerator_config", "activation_checkpointing", "activation_checkpointing_kwargs", "adam_beta1", "adam_beta2",
-    "adam_epsilon", "auto_find_batch_size", "average_tokens_across_devices", "data_seed",
-    "debug", "disable_tqdm", "do_eval", "do_predict",
-    "do_train", "enable_jit_checkpoint", "full_determinism", "greater_is_better", "ignore_data_skip",
-    "include_num_input_tokens_seen", "label_names", "learning_rate", "length_column_name", "load_best_model_at_end",
-    "local_rank", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir",
-    "project", "push_to_hub", "remove_unused_columns", "report_to",
-    "restore_callback_states_from_checkpoint", "resume_from_checkpoint", "run_name", "seed",
-    "skip_memory_metrics", "use_cpu", "weight_decay",
-})  # fmt: skip
-_WITHOUT_EFFECT_BEGINNINGS = (
-    "dataloader_", "ddp_", "eval_", "hub_", "log_", "logging_", "lr_scheduler_", "save_", "trackio_", "warmup_",
-)  # fmt: skip
-_WITHOUT_EFFECT_EVALUATION = frozenset({
-    "batch_eval_metrics", "bf16_full_eval", "fp16_full_eval", "include_for_metrics", "per_device_eval_batch_size",
-    "prediction_loss_only",
-})  # fmt: skip
-# Fields of peft.LoraConfig by what trl.ModelConfig calls them.
-_LORA_WORDS = {
-    "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout", "target_modules": "lora_target_modules",
-    "target_parameters": "lora_target_parameters", "modules_to_save": "lora_modules_to_save",
-    "use_rslora": "use_rslora", "use_dora": "use_dora",
-}  # fmt: skip
-# How adapters are initialised and scaled, and where the base model came from.
-_LORA_WITHOUT_EFFECT = frozenset({
-    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "fan_in_fan_out",
-    "init_lora_weights", "loftq_config", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
-    "qalora_group_size", "revision", "runtime_config", "task_type",
-})  # fmt: skip
-
-_LOADING_WITHOUT_EFFECT = frozenset({
-    "cache_dir", "device_map", "force_download", "local_files_only", "low_cpu_mem_usage", "revision", "token",
-    "trust_remote_code", "use_safetensors",
-})  # fmt: skip
-_LOADING = frozenset({"attn_implementation", "dtype", "quantization_config", "torch_dtype"})
 _ORDER, _IN_ORDER = "train_sampling_strategy", "sequential"
 _GENERATION = "generation_kwargs"
-# How a token is drawn; lengths and beams of a generation would change what a trace generates.
-_SAMPLING = frozenset({"do_sample", "min_p", "repetition_penalty", "temperature", "top_k", "top_p", "typical_p"})
 # What DistillationTrainer loads a teacher with where nothing is set: it passes None to `from_pretrained`, which then
 # takes PyTorch's default type (transformers 5.23, `_get_dtype`).
 _TEACHER_ALONE: Mapping[str, object] = {"dtype": "float32", "attn_implementation": None}
 _TEMPLATE_FILES = (".jinja", ".j2")
+
+
+@cache
+def tables() -> Mapping[str, Mapping[str, Any]]:
+    """Return the fields of other libraries by class and kind; the head of ``fields.yaml`` describes the kinds."""
+    found: Mapping[str, Mapping[str, Any]]
+    found = yaml.safe_load(files(__package__).joinpath("fields.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+def listed(of: str, kind: str = "without_effect") -> frozenset[str]:
+    """Return the fields of a class that are of a kind, as :func:`tables` names both."""
+    return frozenset(tables()[of][kind])
 
 
 @dataclass(frozen=True)
@@ -109,10 +81,10 @@ def user_plan(
     """
     trainer = trainer_of(config)
     own, traced = trainer.config_fields, traced_fields(trainer)
-    without_effect = _WITHOUT_EFFECT | _WITHOUT_EFFECT_EVALUATION | own.without_effect | own.assumed.keys()
-    _check(config, traced | without_effect | {_ORDER}, _WITHOUT_EFFECT_BEGINNINGS)
+    without_effect = listed("training") | listed("evaluation") | own.without_effect | own.assumed.keys()
+    _check(config, traced | without_effect | {_ORDER}, tuple(listed("training", "beginnings")))
     _check_template(config.values.get(CHAT_TEMPLATE))
-    _check_each(config, _GENERATION, _SAMPLING)
+    _check_each(config, _GENERATION, listed("generation"))
     _check_sizes(config)
     if isinstance(trainer, Prompted) and config.values.get(trainer.most_field, 1) is None:
         # Both defaults are of other libraries (transformers' GenerationConfig, vLLM's max_model_len).
@@ -152,9 +124,9 @@ def keeps_order(config: Configuration) -> bool:
 
 def traced_fields(trainer: Trainer) -> frozenset[str]:
     """Return the fields of a trainer's configuration that a step depends on, including sizes."""
-    sizes = _fields(trainer, only_sizes=True) - _WITHOUT_EFFECT_EVALUATION
+    sizes = _fields(trainer, only_sizes=True) - listed("evaluation")
     written = _fields(trainer, only_sizes=False) - set(ENGINE_FIELDS)
-    return _TRACED | trainer.config_fields.traced | written | sizes
+    return listed("training", "traced") | trainer.config_fields.traced | written | sizes
 
 
 def trainer_of(config: Configuration) -> Trainer:
@@ -267,7 +239,7 @@ def _check_template(path: object) -> None:
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
     hint = "Write what changes the model into its config.json, or let autotune probe measure it."
-    return _check_each(config, field, _LOADING | _LOADING_WITHOUT_EFFECT, hint)
+    return _check_each(config, field, listed("loading", "traced") | listed("loading"), hint)
 
 
 def _check_each(
@@ -346,8 +318,8 @@ def peft_words(peft_config: object | None) -> dict[str, object]:
     if type(peft_config).__name__ != "LoraConfig":
         raise InputError(f"A {type(peft_config).__name__} is not understood.", hint="peft.LoraConfig is.")
     config = configuration_of(peft_config)
-    _check(config, _LORA_WITHOUT_EFFECT | _LORA_WORDS.keys())
-    given = {word: config.values[name] for name, word in _LORA_WORDS.items()}
+    _check(config, listed("lora") | listed("lora", "traced"))
+    given = {word: config.values[name] for name, word in tables()["lora"]["traced"].items()}
     plain = {word: sorted(value) if isinstance(value, set | tuple) else value for word, value in given.items()}
     # Without a task PEFT wraps any model as it is, and trl.ModelConfig's default is that of a language model.
     words = {word: value for word, value in plain.items() if value is not None}

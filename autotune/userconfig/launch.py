@@ -16,6 +16,7 @@ from autotune.inspection.command_line import ACCELERATE, DEEPSPEED, TORCHRUN, TR
 from autotune.inspection.paths import is_file
 from autotune.inspection.yaml_file import read_yaml
 from autotune.units import counted
+from autotune.userconfig.fields import listed
 from autotune.userconfig.launchers import VISIBLE, named_gpus, number, processes_of
 from autotune.userconfig.written import Written
 
@@ -38,11 +39,6 @@ _ON_EACH_GPU = (TRL, ACCELERATE, DEEPSPEED)
 _ALONE = ("", TRL, ACCELERATE)
 # GPUs by number, alone or on a host, as in ``4,5`` and ``worker-0:4,5``.
 _NUMBERED = re.compile(r"(?:^|[,:\s])(\d+)(?=[,@\s]|$)")
-# Options of ``accelerate launch`` that choose or set an engine (accelerate 1.15, ``commands/launch.py``).
-_FLAGS = (
-    "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "deepspeed_", "fsdp_", "megatron_lm_",
-    "parallelism_config_", "zero_", "zero3_", "offload_",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,12 @@ ALONE = Launching()
 """A single process, of which nothing else is known."""
 
 
-def launching(written: Written, read: ReadCommand, gpus: int | None = None, default: Path | None = None) -> Launching:
+def launching(written: Written, read: ReadCommand, gpus: int | None = None) -> Launching:
     """Return how the processes of a command are started.
 
     Args:
         read: the command as read by TRL's parser and accelerate's launcher.
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
-        default: the file that accelerate reads if none is named; None: no file.
 
     Raises:
         InputError: a launcher refuses its options or its file, a number of processes is none, or fewer GPUs are
@@ -86,6 +81,7 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
     document = without_secrets(read_yaml(Path(found.file)).values) if found.file else {}
     _check(found)
     given = options_of(written.command.launch) if launcher == ACCELERATE else read.launch
+    engines = tuple(listed("launch", "beginnings"))
     on_cpu = "cpu" in given or any(item.values.get("use_cpu") for item in read.configurations.values())
     if not on_cpu:
         _check_gpus(written, found, gpus)
@@ -93,8 +89,8 @@ def launching(written: Written, read: ReadCommand, gpus: int | None = None, defa
         **vars(found),
         document={**document, "distributed_type": found.engine} if document or found.engine != NO_ENGINE else {},
         is_observed=launcher != TRL or read.launched is not None,
-        flags=tuple(sorted(name for name in given if name.startswith(_FLAGS))) if read.launched is not None else (),
-        default=default if found.file == str(default) else None,
+        flags=tuple(sorted(name for name in given if name.startswith(engines))) if read.launched is not None else (),
+        default=written.default if found.file == str(written.default) else None,
         is_guessed=seen is None and not found.counted and launcher in _ON_EACH_GPU and not on_cpu,
     )
 
@@ -164,7 +160,7 @@ def of_ranks(command: Command, gpus: int | None = None) -> int:
     return started.processes if started is not None else 1
 
 
-def likely_processes(written: Written, default: Path | None = None) -> int:
+def likely_processes(written: Written) -> int:
     """Return the number of processes that the options and files of a command name; 1 if they name none.
 
     It is known before anything is imported; what accelerate makes of them is :func:`launching`'s.
@@ -176,27 +172,27 @@ def likely_processes(written: Written, default: Path | None = None) -> int:
     started = processes_of(command, seen)
     if started is not None or command.launcher not in (TRL, ACCELERATE):
         return started.processes if started is not None else 1
-    stated = _launch_options(written, default)
+    stated = _launch_options(written)
     return number(next((each[name] for each in stated for name in COUNTS if each.get(name)), seen or 1))
 
 
-def likely_gpus(written: Written, default: Path | None = None) -> int:
+def likely_gpus(written: Written) -> int:
     """Return how many GPUs a machine has on which a command runs: one for each process, and each that it numbers.
 
     Raises:
         InputError: as in :func:`likely_processes`.
     """
-    numbers = map(int, _NUMBERED.findall(likely_visible(written, default) or ""))
-    return max(likely_processes(written, default), *(1 + found for found in numbers), 1)
+    numbers = map(int, _NUMBERED.findall(likely_visible(written) or ""))
+    return max(likely_processes(written), *(1 + found for found in numbers), 1)
 
 
-def likely_visible(written: Written, default: Path | None = None) -> str | None:
+def likely_visible(written: Written) -> str | None:
     """Return the GPUs that a command names for its processes, as in ``CUDA_VISIBLE_DEVICES``; None if it names none.
 
     Raises:
         InputError: a file cannot be read.
     """
-    options, document = _launch_options(written, default)
+    options, document = _launch_options(written)
     ids = next((str(each["gpu_ids"]) for each in (options, document) if each.get("gpu_ids") is not None), "all")
     if VISIBLE not in written.env and ids != "all":
         return ids
@@ -205,7 +201,7 @@ def likely_visible(written: Written, default: Path | None = None) -> str | None:
     return {**written.command.env, **written.env}.get(VISIBLE)
 
 
-def _launch_options(written: Written, default: Path | None = None) -> tuple[Mapping[str, object], Mapping[str, object]]:
+def _launch_options(written: Written) -> tuple[Mapping[str, object], Mapping[str, object]]:
     """Return the options of a command's launcher, and its file for accelerate; ``trl`` has options in its own file.
 
     Raises:
@@ -214,7 +210,7 @@ def _launch_options(written: Written, default: Path | None = None) -> tuple[Mapp
     command, options = written.command, options_of(written.command.launch)
     if command.launcher == TRL:
         options = {**written.values, **options_of(command.words)}
-    named = next((options[name] for name in LAUNCH_FILES if options.get(name)), default)
+    named = next((options[name] for name in LAUNCH_FILES if options.get(name)), written.default)
     return options, shipped(str(named)) if named is not None and command.launcher in (TRL, ACCELERATE) else {}
 
 
@@ -230,13 +226,13 @@ def visible(written: Written, gpus: int | None) -> int | None:
     return named_gpus(env[VISIBLE]) if VISIBLE in env else gpus
 
 
-def default_file(written: Written) -> Path | None:
+def default_file(command: Command) -> Path | None:
     """Return the file that accelerate reads for a command that names none; None if it does not exist.
 
     accelerate finds its place when it is imported (accelerate 1.15, ``commands/config/config_args.py``), before ``trl``
     sets the variables of a file.
     """
-    variables = {**os.environ, **written.command.env}
+    variables = {**os.environ, **command.env}
     caches = Path(variables.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")
     # Path.expanduser raises where there is no such user, and accelerate then takes the text as it is.
     home = os.path.expanduser(Path(variables.get("HF_HOME", caches)))  # noqa: PTH111

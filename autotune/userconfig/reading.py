@@ -31,7 +31,6 @@ def read_command(
     server: JobServer,
     folder: Path,
     gpus: int | None = None,
-    default: Path | None = None,
 ) -> ReadCommand:
     """Return a command as read by TRL's parser, and by accelerate's launcher.
 
@@ -39,7 +38,6 @@ def read_command(
         hardware: the device that the configuration is for; None: any GPU.
         folder: the job's; it need not exist.
         gpus: number of this machine's GPUs, if the command is for them; None otherwise.
-        default: the file that accelerate reads if none is named; None: no file.
     """
     seen = visible(written, gpus)
     request = ReadCommandRequest(
@@ -52,7 +50,7 @@ def read_command(
         written.command.launcher,
         written.command.launch,
         seen or 1,
-        str(default or ""),
+        str(written.default or ""),
         tuple(filter(written.may_be_own, options_of(written.command.words))),
     )
     return run_job(server, request, folder)

@@ -1,4 +1,4 @@
-"""Finds the models and the rows that a configuration names, in the terms in which a workload is read."""
+"""Finds models, rows and reward functions that a configuration names, in the terms in which a workload is read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from autotune.inspection.dataset import BUILDERS, builder_of, dataset_source, ev
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
+from autotune.trainers.prompts import NO_REWARD
 from autotune.userconfig.fields import reading_of
 
 _HINT = "Name a dataset with --dataset."
@@ -24,6 +25,7 @@ _TRAIN, _TEST = "train", "test"
 # Fields of trl.scripts.utils.DatasetConfig that a plain dataset does not have.
 _FURTHER = ("data_dir", "columns", "fraction")
 _MOST_NAMED = 3
+_FUNCTIONS, _REWARD_MODEL, _WEIGHTS = "reward_funcs", "reward_model_name_or_path", "reward_weights"
 
 
 @dataclass(frozen=True)
@@ -274,3 +276,68 @@ def _name(item: Mapping[str, object]) -> str:
     places = DatasetSource("", "", mixture=(item,)).places
     config = f" ({item['name']})" if item.get("name") else ""
     return f"{places[0]}{config}" + (f" and {len(places) - 1} more" if len(places) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The reward functions of a training.
+
+    Attributes:
+        built: names of those that the trainer is built and run with; one of TRL's own in place of each that is left.
+        own: the dotted paths of the user's own.
+        imported: whether these are imported, by the processes that build and run the trainer.
+    """
+
+    built: tuple[str, ...]
+    own: tuple[str, ...] = ()
+    imported: bool = False
+
+    def sentence(self, *, probed: bool) -> str:
+        """Return how a check treats the user's own functions, in a sentence; empty if there are none."""
+        named = ", ".join(self.own)
+        if not self.own:
+            return ""
+        if not self.imported:
+            return f"Not imported (--import does): {named}. A reward function of TRL's own stands in for each of them."
+        if probed:
+            return f"Imported and run: {named}."
+        return f"Imported and not run: {named}. Their own device memory is not counted."
+
+
+def named_rewards(read: ReadCommand) -> tuple[str, ...]:
+    """Return the reward functions that TRL's script is given; none where it names none.
+
+    Raises:
+        UnreadError: it names a reward model.
+    """
+    if read.script.get(_REWARD_MODEL):
+        raise UnreadError(f"A reward model ({_REWARD_MODEL}) is not supported.")
+    named = read.script.get(_FUNCTIONS)
+    return tuple(map(str, named)) if isinstance(named, list) else ()
+
+
+def rewards_of(read: ReadCommand, config: Configuration, *, by_command: str = "", imports: bool) -> Rewards:
+    """Return the reward functions of a configuration of a trainer that generates completions.
+
+    A name without a dot is one of TRL's (trl/scripts/grpo.py). Where none is named, as with a script of the user's own
+    or a configuration object, there are as many as weights.
+
+    Args:
+        by_command: TRL's own command that trains by the configuration, such as ``trl grpo``; empty: something else.
+        imports: whether modules of the user's own may be imported.
+
+    Raises:
+        InputError: TRL's own command gets no reward function.
+        UnreadError: it names a reward model.
+    """
+    names = named_rewards(read)
+    if by_command and not names:
+        raise InputError(
+            f"reward_funcs names no reward function, and `{by_command}` has none of its own to score completions.",
+            hint="Name one, such as reward_funcs: [my_rewards.length].",
+        )
+    weights = config.values.get(_WEIGHTS)
+    if not names:
+        return Rewards((NO_REWARD,) * (len(weights) if isinstance(weights, list) and weights else 1))
+    own = tuple(name for name in names if "." in name)
+    return Rewards(tuple(NO_REWARD if name in own and not imports else name for name in names), own, imports)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from autotune.confidential import hidden_words
 from autotune.core.nested import mapping
@@ -31,11 +32,13 @@ class Written:
     Attributes:
         file: None where the command names none.
         trainer: the trainer's name.
+        default: the file that accelerate reads where the command names none; None: it reads no such file.
     """
 
     command: Command
     file: YamlFile | None
     trainer: str
+    default: Path | None = None
 
     @property
     def values(self) -> Mapping[str, object]:

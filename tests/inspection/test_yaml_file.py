@@ -11,9 +11,8 @@ import yaml
 
 from autotune.confidential import PLACEHOLDER as SHOWN
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import MAX_BYTES, YamlFile, parsed, read_yaml
+from autotune.inspection.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_NODES, Node, YamlFile, parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
-from autotune.inspection.yaml_tree import MAX_DEPTH, MAX_NODES, Node
 
 HOSTILE_SECONDS = 1.0
 """Of processor time. A file at a limit takes half of it on the slowest machine that was tried."""

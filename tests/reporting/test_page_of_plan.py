@@ -12,8 +12,7 @@ from autotune.core.estimate import Estimate, Origin, Plan
 from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.reporting.document import Candidates, Charts, Paragraph, Point, Snippet, Table, Tone, Verdict
 from autotune.reporting.page.charts import charts
-from autotune.reporting.plan import plan_report
-from autotune.reporting.plan_words import choices_text, headline
+from autotune.reporting.plan import choices_text, headline, plan_report
 from autotune.units import GIB
 from tests.reporting.examples import BASELINE, a_timeline
 from tests.reporting.pages import html, markdown

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.core.estimate import Change
 from autotune.core.length_report import LengthLimit
-from autotune.reporting.plan_words import (
+from autotune.reporting.plan import (
     candidate_counts_text,
     change_text,
     choices_text,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.repeated import equally_fast
+from autotune.app.outcome import equally_fast
 from autotune.core.candidate import Candidate
 from autotune.core.measurement import Measurement, OutOfMemory, Schedule
 from autotune.core.program import BACKWARD

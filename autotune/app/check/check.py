@@ -23,7 +23,7 @@ from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
-from autotune.userconfig.engine import check_compilation, check_documents, engine_args, with_precision, without_engine
+from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
 from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
@@ -56,15 +56,15 @@ def check_written(asked: CheckArguments, tracer: ServerTracer) -> Verdict:
     """
     started = time.monotonic()
     _check_options(asked)
+    text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
     try:
         text = written(asked.file, asked.trainer, asked.command)
     except UnreadError as error:
-        text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
         return Task(asked, text, _planned(asked, text)[0], 0, started).unknown(error)
     except InputError as error:
-        text = Written(Command(asked.trainer, ()), None, asked.trainer or "")
         found = Finding(Severity.ERROR, str(error), file=asked.file or "")
         return Task(asked, text, None, 0, started).verdict(Outcome.CANNOT_RUN, (found,), reason=error.message)
+    text = replace(text, default=default_file(text.command))
     planned, absent = _planned(asked, text)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware) if planned is not None else 0
     task, cache = Task(asked, text, planned, budget_bytes, started, absent), user_cache()
@@ -122,7 +122,7 @@ def _device_per_process(asked: CheckArguments, text: Written, planned: Machine, 
     if asked.gpu is not None:
         return planned
     try:
-        named = None if asked.probe else likely_visible(text, default_file(text))
+        named = None if asked.probe else likely_visible(text)
         return planned_machine(None, min(launch.per_machine, planned.hardware.processes), visible=named)
     except InputError as error:
         raise AutotuneError(error.message, hint=error.hint) from error
@@ -148,22 +148,21 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
 def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
     named = Path(task.written.place).name if task.written.place else "the command"
     task.asked.listener(StageStarted(f"Reading {named} with TRL's parser"))
-    default, hardware = default_file(task.written), task.target.hardware if task.target is not None else None
-    known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus, default)
+    hardware = task.target.hardware if task.target is not None else None
+    known = read_command(task.written, hardware, tracer.server, tracer.new_folder(), task.gpus)
     here = task.target is not None and task.asked.gpu is None
     found = (*_of_source(task), *problems(task.written, known, here=here))
     if known.refused and not fatal(found):
         return task.verdict(Outcome.UNKNOWN, found, reason=f"this machine cannot read it: {known.refused}")
     config = None if fatal(found) else known.configurations.get(task.trainer.config_class)
     try:
-        started = launching(task.written, known, task.gpus, default)
+        started = launching(task.written, known, task.gpus)
         task = replace(task, processes=started.processes if started.is_observed else None)
         if config is None:
             return task.wrong(found)
         found = (*found, *of_launch(task.written, known, started))
         check_documents(started, config)
-        check_compilation(config, started)
-        config = with_precision(config, started)
+        config = as_launched(config, started)
         found = (*found, *of_precision(task.written, known, config), *of_documents(task.written, started, config))
         if fatal(found):
             return task.wrong(found)

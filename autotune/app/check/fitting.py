@@ -46,8 +46,7 @@ from autotune.userconfig.keys import writable
 from autotune.userconfig.launch import Launching
 from autotune.userconfig.problems import finding, mentioned, of_building, of_error
 from autotune.userconfig.reading import plan_of
-from autotune.userconfig.rewards import Rewards, rewards_of
-from autotune.userconfig.sources import Sources, sources, teacher_of
+from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, teacher_of
 
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0

@@ -24,7 +24,6 @@ from autotune.inspection.yaml_file import MAX_BYTES, parsed
 from autotune.planning.tracing.cache import fingerprint, package_digest
 from autotune.trainers.distillation import TEACHER
 from autotune.userconfig.bundle import DOCUMENTS
-from autotune.userconfig.launch import default_file
 from autotune.userconfig.launchers import TORCHRUN_VARIABLES
 from autotune.userconfig.written import Written
 
@@ -91,7 +90,7 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
 def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
     command = written.command
     yield from (*asked.command, *command.launch, *command.words, command.script or "")
-    yield from (str(asked.model or ""), str(asked.dataset or ""), str(default_file(written) or ""))
+    yield from (str(asked.model or ""), str(asked.dataset or ""), str(written.default or ""))
     yield from (word.partition("=")[2] for word in (*asked.command, *command.words) if word.startswith("--"))
     yield from _strings({key: value for key, value in written.values.items() if key not in _OUTPUTS})
 

@@ -16,20 +16,19 @@ from autotune.userconfig.launch import Launching, launching
 from autotune.userconfig.written import Written
 
 
-def read_by_accelerate(
-    written: Written, keys: Mapping[str, object] | None = None, gpus: int = 1, default: Path | None = None
-) -> ReadCommand:
+def read_by_accelerate(written: Written, keys: Mapping[str, object] | None = None, gpus: int = 1) -> ReadCommand:
     """Return what is read of a launch, and nothing of the training.
 
     Args:
         keys: the keys of a file that ``trl`` hands on.
     """
-    command, handed = written.command, {name: str(value) for name, value in (keys or {}).items()}
+    command, default = written.command, str(written.default or "")
+    handed = {name: str(value) for name, value in (keys or {}).items()}
     words = [word for name, value in handed.items() for word in (f"--{name}", value)]
     if command.launcher == ACCELERATE:
-        return ReadCommand(launch=handed, launched=launched(command.launch, gpus, str(default or "")))
+        return ReadCommand(launch=handed, launched=launched(command.launch, gpus, default))
     if command.launcher == TRL:
-        return ReadCommand(launch=handed, launched=launched(_resolved(words), gpus, str(default or "")))
+        return ReadCommand(launch=handed, launched=launched(_resolved(words), gpus, default))
     return ReadCommand(launch=handed)
 
 

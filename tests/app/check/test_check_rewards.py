@@ -18,7 +18,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import Command
 from autotune.inspection.script import Script
 from autotune.trainers.prompts import NO_REWARD
-from autotune.userconfig.rewards import rewards_of
+from autotune.userconfig.sources import rewards_of
 from autotune.userconfig.written import Written
 from tests.app.check.conftest import Checked, Write, cache_of
 from tests.small import write_rows

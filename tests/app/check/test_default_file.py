@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from autotune.app.planned import planned_machine
 from autotune.core.configuration import ReadCommand
 from autotune.inspection.command_line import read_command_line
 from autotune.userconfig.launch import default_file, launching
-from autotune.userconfig.problems import of_launch
+from autotune.userconfig.problems import of_launch, refused
 from autotune.userconfig.written import Written
 from autotune.userconfig.written import written as written_by
 from tests.app.check.conftest import Write
@@ -63,16 +64,15 @@ def test_accelerate_s_default_file_is_read_where_no_other_is_named(
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     command = read_command_line([*f"accelerate launch {words} {SCRIPT}".split(), "--config", "c.yaml"])
-    written = Written(command, None, "sft")
-    assert default_file(written) is None
+    assert default_file(command) is None
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.parent.mkdir()
     file.write_text(yaml.safe_dump({"num_machines": 1, "use_cpu": False, **document}), encoding="utf-8")
     used, count = launched(words, tmp_path, monkeypatch)
     assert (1 if used == "simple_launcher" else count) == processes
 
-    read = read_by_accelerate(written, default=default_file(written))
-    found = launching(written, read, default=default_file(written))
+    written = Written(command, None, "sft", default_file(command))
+    found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document["distributed_type"], found.default) == (processes, kind, file)
     told = [item.message for item in of_launch(written, ReadCommand(), found)]
     assert f"distributed_type: {found.document['distributed_type']}" in told[0]
@@ -85,9 +85,17 @@ def test_accelerate_s_default_file_is_read_by_no_other_launcher_and_not_for_a_cp
     file = tmp_path / "default_config.yaml"
     file.write_text("distributed_type: FSDP\nnum_processes: 8\n", encoding="utf-8")
     command = read_command_line([*words.split(), SCRIPT, "--config", "c.yaml"])
-    written = Written(command, None, "sft")
-    found = launching(written, read_by_accelerate(written, default=file), default=file)
+    written = Written(command, None, "sft", file)
+    found = launching(written, read_by_accelerate(written))
     assert (found.processes, found.document, found.default) == (1, {}, None)
+
+
+def test_the_processes_of_accelerate_s_default_file_count_where_groups_of_one_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "default_config.yaml"
+    file.write_text("distributed_type: MULTI_GPU\nnum_processes: 8\n", encoding="utf-8")
+    written = Written(read_command_line(["trl", "grpo", "--config", "c.yaml"]), None, "grpo", file)
+    found = refused(written, "generation_batch_size (1) must be divisible by num_generations (8)")
+    assert "write generation_batch_size: 8, which counts all 8." in found.message
 
 
 @pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME"])
@@ -103,9 +111,9 @@ def test_accelerate_s_default_file_is_looked_for_where_accelerate_does(
     file.parent.mkdir(parents=True)
     file.write_text("{}", encoding="utf-8")
     start = ["accelerate", "launch", SCRIPT, "--config", "c.yaml"]
-    assert default_file(Written(read_command_line([f"{variable}={tmp_path}", *start]), None, "sft")) == file
+    assert default_file(read_command_line([f"{variable}={tmp_path}", *start])) == file
     monkeypatch.setenv(variable, str(tmp_path))
-    assert default_file(Written(read_command_line(start), None, "sft")) == file
+    assert default_file(read_command_line(start)) == file
 
 
 def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
@@ -115,17 +123,22 @@ def test_a_verdict_is_kept_for_what_accelerate_s_default_file_says(
     asked, planned = CheckArguments(str(write("sft", "")), trainer="sft"), planned_machine("H100-80GB")
     file = tmp_path / "accelerate" / "default_config.yaml"
     file.parent.mkdir()
-    keys = [key_of(asked, written_by(asked.config, asked.trainer), planned)]
+
+    def key() -> str | None:
+        found = written_by(asked.config, asked.trainer)
+        return key_of(asked, replace(found, default=default_file(found.command)), planned)
+
+    keys = [key()]
     for text in ("distributed_type: MULTI_GPU\nnum_processes: 8\n", "distributed_type: FSDP\nnum_processes: 8\n"):
         file.write_text(text, encoding="utf-8")
-        keys.append(key_of(asked, written_by(asked.config, asked.trainer), planned))
+        keys.append(key())
     assert len(set(keys)) == 3
 
 
 @pytest.mark.parametrize("home", ["x" * 300, "~no-one/x"])
 def test_a_home_that_cannot_be_looked_at_has_no_file(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", home)
-    assert default_file(Written(read_command_line(["trl", "sft"]), None, "sft")) is None
+    assert default_file(read_command_line(["trl", "sft"])) is None
 
 
 def test_no_launcher_of_accelerate_can_start_a_process_while_a_launch_is_read() -> None:

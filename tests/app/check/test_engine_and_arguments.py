@@ -18,7 +18,7 @@ from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import read_command_line
 from autotune.step.fields import plain
-from autotune.userconfig.engine import check_compilation, engine_args, with_precision
+from autotune.userconfig.engine import as_launched, engine_args
 from autotune.userconfig.launch import Launching, launching, shipped
 from autotune.userconfig.problems import of_precision
 from autotune.userconfig.written import Written
@@ -207,7 +207,7 @@ def test_a_precision_that_accelerate_hands_on_counts_where_both_arguments_are_fa
     with mock.patch.dict("os.environ", {"ACCELERATE_MIXED_PRECISION": precision}):
         for args in ({"bf16": False}, {"bf16": False, "fp16": True}, {}):
             config = configured(**args)
-            found = with_precision(config, started)
+            found = as_launched(config, started)
             trains = next((name for name in ("fp16", "bf16") if found.values[name]), "no")
             assert trains == config.values["mixed_precision"]
             told = list(of_precision(Written(read_command_line(["trl", "sft"]), None, "sft"), reads(config), found))
@@ -221,8 +221,8 @@ def reads(config: Configuration) -> ReadCommand:
 
 def test_a_precision_that_is_not_traced_leaves_the_answer_open(tmp_path: Path) -> None:
     with pytest.raises(UnreadError, match="mixed_precision: fp8"):
-        with_precision(configured(bf16=False), Launching(precision="fp8"))
-    assert with_precision(configured(), Launching(precision="fp8")).values["bf16"]
+        as_launched(configured(bf16=False), Launching(precision="fp8"))
+    assert as_launched(configured(), Launching(precision="fp8")).values["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def test_a_model_that_accelerate_alone_compiles_leaves_the_answer_open(kind: str
     own = {} if words else {"dynamo_config": {"dynamo_backend": "INDUCTOR"}}
     document = {"distributed_type": kind, "num_processes": 1 if kind == "NO" else 2, **own}
     started = by(f"accelerate launch --config_file FILE {words}", document, tmp_path)
-    check_compilation(Configuration("SFTConfig", {"torch_compile": True}, {}), started)
+    as_launched(Configuration("SFTConfig", {"torch_compile": True}, {}), started)
     # Its launcher of DeepSpeed passes no backend on.
     with nullcontext() if kind == "DEEPSPEED" else pytest.raises(UnreadError, match="dynamo_backend: inductor"):
-        check_compilation(configured(), started)
+        as_launched(configured(), started)
 
 
 def test_batches_that_processes_split_among_them_leave_the_answer_open(write: Write, checked: Checked) -> None:
@@ -253,9 +253,9 @@ def test_deepspeed_by_accelerate_s_own_document_ends_where_the_precisions_differ
     assert mismatches(document, tmp_path, bf16=False)
     started = by("accelerate launch --config_file FILE", document, tmp_path)
     with pytest.raises(InputError, match=r"mixed_precision: bf16 .* ends the run. Write bf16: true"):
-        with_precision(configured(bf16=False), started)
+        as_launched(configured(bf16=False), started)
     assert not mismatches(document, tmp_path)
     # The trainer's own document has a precision of its own.
     own = configured(bf16=False)
     own = Configuration(own.kind, {**own.values, "deepspeed": {"bf16": {"enabled": "auto"}}}, {})
-    assert with_precision(own, started) is own
+    assert as_launched(own, started) is own

@@ -21,8 +21,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.verdict import Outcome, Severity
 from autotune.errors import InputError, UnreadError
 from autotune.step.objects import config
-from autotune.userconfig.engine import engine_args
-from autotune.userconfig.groups import started_by
+from autotune.userconfig.engine import engine_args, started_by
 from tests.app.check.conftest import Checked, Write
 from tests.contract.building import config_class
 
