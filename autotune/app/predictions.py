@@ -32,7 +32,7 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
-from autotune.study import MOST_TRACED, search_by_traces
+from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
 
@@ -153,8 +153,7 @@ def trace_before_search(
     try:
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
-        ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
-        decided = ended.finished or ended.traced >= MOST_TRACED
+        decided = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:

@@ -11,9 +11,9 @@ from autotune.core.prediction import Predictor
 from autotune.core.result import Smallest
 from autotune.core.status import Ending
 from autotune.study.audit import audit, contradicted
-from autotune.study.clock import Clock
 from autotune.study.comparison import failed
 from autotune.study.contributions import contributions, measure_contributions
+from autotune.study.durations import Clock
 from autotune.study.explore import explore, may_explore
 from autotune.study.problem import Probe, Problem, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer

@@ -18,26 +18,34 @@ from autotune.core.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, running
 from autotune.study.problem import ComparisonTurn, Problem, Purpose, Record, ShortRun
 from autotune.study.roster import Roster
 from autotune.study.storage import OpenStudy
 from autotune.study.trial_documents import (
+    CLAIM,
     CONSTRAINT,
     LEGAL,
+    LOST,
     MEASUREMENT,
     OUTCOME,
+    PLAN,
     REASON,
+    WITHDRAWN,
+    WORKER,
+    Running,
+    Unfinished,
     attributes_after_probe,
     attributes_before_probe,
     candidate_of,
     comparison_key,
     confirmation_key,
+    cut_off,
     prediction_of,
     purpose_of,
     record_of,
+    running,
+    violation,
 )
-from autotune.study.violation import violation
 
 _SHOWN_WORKER = "worker"
 
@@ -81,9 +89,9 @@ class TrialLog:
         return [self._records[number] for number in sorted(self._records)]
 
     @property
-    def lapses(self) -> int:
-        """How often this worker's lease expired."""
-        return self._roster.lapses
+    def lapsed(self) -> bool:
+        """Whether this worker's lease expired since it queued to confirm a winner."""
+        return self._roster.lapsed
 
     def news(self) -> list[Record]:
         """Return the records that are new since the last call, of all workers, in the order of their numbers."""
