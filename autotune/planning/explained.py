@@ -43,8 +43,8 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         additions=_additions(traced, evaluator),
         times=tuple(
             PartTime(part, time.seconds, repeats)
-            for part, time in traced.typical.times.items()
-            if (repeats := traced.typical.repeats(part, traced.geometry.micro_batches))
+            for part, time in traced.mean.times.items()
+            if (repeats := traced.mean.repeats(part, traced.geometry.micro_batches))
         ),
     )
 
