@@ -46,7 +46,7 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
     if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
         return evaluator
     wide = with_last_resorts(problem)
-    if wide is None:
+    if wide is problem:
         return evaluator
     further = _last_resorts(ranked, problem, wide, evaluator.budget_bytes)
     if not further:
@@ -124,8 +124,6 @@ def as_searched(problem: TrainerProblem, outcome: SearchOutcome) -> TrainerProbl
     confirms them as its own, since their plans are the same, and does not propose further ones.
     """
     wide = with_last_resorts(problem)
-    if wide is None:
-        return problem
     added = {
         (knob, choice)
         for knob, choices in wide.choices.items()
@@ -149,7 +147,7 @@ def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterato
     if outcome.winner is not None or not failed or setting.last_resorts or setting.machine.hardware.kind == "cpu":
         return
     wide = with_last_resorts(problem)
-    if wide is None:
+    if wide is problem:
         return
     absent = [item.reason for item in wide.space.left_out if _USUAL.get(item.knob) == item.choice]
     if not absent and not all(choice in wide.choices.get(knob, ()) for knob, choice in _USUAL.items()):
