@@ -22,7 +22,7 @@ from autotune.errors import AutotuneError, InputError
 from autotune.inspection.model import model_source
 from autotune.planning.single import PlanTracer, Sized, UntraceableError, VllmError
 from autotune.planning.tracing.cache import user_cache
-from autotune.planning.vllm import assumed, engine_of
+from autotune.planning.vllm import engine_of
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from autotune.userconfig.fields import configuration_of, peft_words, user_plan
@@ -111,8 +111,8 @@ def estimate(
                 f"{model} cannot be trained with this configuration: {error}.",
                 hint="Raise vllm_gpu_memory_utilization.",
             ) from error
-    engine = engine_of(plan, workload.model)
-    of_vllm = assumed(engine, workload.model) if engine is not None else ()
+    engine = engine_of(plan, setting)
+    of_vllm = engine.assumed() if engine is not None else ()
     about_sizes = _size_assumptions(rows, tokens, plan.args, workload.model)
     assumptions = (*user.assumptions, *about_sizes, *memory.assumptions, *of_vllm)
     return replace(memory, assumptions=assumptions)

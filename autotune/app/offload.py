@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.app.problem import with_last_resorts
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, rank
+from autotune.core.estimate import Estimate, MemoryEstimate, rank
 from autotune.core.status import OUT_OF_MEMORY
 from autotune.planning.evaluator import Evaluator
 from autotune.study import SearchOutcome
@@ -46,46 +46,47 @@ def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = T
     if any(found.fits for found in ranked) or not any(found.memory is not None for found in ranked):
         return evaluator
     wide = with_last_resorts(problem)
-    if wide is None:
+    if wide is problem:
         return evaluator
-    further = _last_resorts(ranked, problem, wide)
+    further = _last_resorts(ranked, problem, wide, evaluator.budget_bytes)
     if not further:
         left = replace(problem, space=replace(problem.space, left_out=wide.space.left_out))
         return evaluator.for_problem(left)
     found = evaluator.for_problem(wide)
-    budget_bytes = evaluator.budget_bytes
-    fitting = sorted(_fitting(found, [_may_fit_when_offloaded(each, budget_bytes) for each in further]), key=rank)
+    fitting = sorted(_fitting(found, further), key=rank)
     space = replace(wide.space, recipes=(*(each.candidate for each in fitting[:_TRIED]), *wide.space.recipes))
     return found.for_problem(replace(wide, space=space))
 
 
-_Resorts = Mapping[Candidate, Estimate]
-"""Candidates with one combination of further choices, each with the estimate of the same without offloading."""
+def _last_resorts(
+    ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem, budget_bytes: int
+) -> list[list[Candidate]]:
+    """Return the candidates that need the least with each combination of the wider problem's further choices.
 
-
-def _last_resorts(ranked: Sequence[Estimate], narrow: TrainerProblem, wide: TrainerProblem) -> list[_Resorts]:
-    """Return the candidates that need the least with each combination of the wider problem's further choices."""
-    found: list[_Resorts] = []
+    Of these, only those are left for which what stays on the device in any case leaves room.
+    """
+    found: list[list[Candidate]] = []
     for further in _further(narrow, wide):
-        every = ((_with(each.candidate, further, wide), each) for each in ranked if each.memory is not None)
-        legal = ((candidate, estimate) for candidate, estimate in every if candidate is not None)
-        found.append(dict(itertools.islice(legal, _EACH)))
-    return [resorts for resorts in found if resorts]
+        every = ((_with(each.candidate, further, wide), each.memory) for each in ranked)
+        legal = ((candidate, memory) for candidate, memory in every if candidate is not None and memory is not None)
+        lightest = list(itertools.islice(legal, _EACH))
+        if lightest:
+            found.append([each for each, memory in lightest if _least_bytes(each, memory) <= budget_bytes])
+    return found
 
 
-def _may_fit_when_offloaded(resorts: _Resorts, budget_bytes: int) -> list[Candidate]:
-    """Return the candidates for which what stays on the device in any case leaves room.
+def _least_bytes(candidate: Candidate, memory: MemoryEstimate) -> int:
+    """Return what stays on the device at least.
 
     One process shares nothing out: weights and the optimizer's state stay whole on the device unless they are
     offloaded, in at least half of the bytes that were traced without DeepSpeed, which keeps in 16 bits what was in 32.
+
+    Args:
+        memory: of the same without offloading.
     """
-    return [each for each, estimate in resorts.items() if _least_bytes(each, estimate) <= budget_bytes]
-
-
-def _least_bytes(candidate: Candidate, estimate: Estimate) -> int:
-    parts: Mapping[str, int] = estimate.memory.breakdown if estimate.memory is not None else {}
     offloading = {"parameter": (PARAMETERS, BOTH), "optimizer state": (OPTIMIZER, BOTH)}
-    return sum(parts.get(part, 0) for part, by in offloading.items() if candidate["offload"] not in by) // 2
+    kept = (part for part, by in offloading.items() if candidate["offload"] not in by)
+    return sum(memory.breakdown.get(part, 0) for part in kept) // 2
 
 
 def _fitting(evaluator: Evaluator, resorts: Sequence[Sequence[Candidate]]) -> list[Estimate]:
@@ -123,8 +124,6 @@ def as_searched(problem: TrainerProblem, outcome: SearchOutcome) -> TrainerProbl
     confirms them as its own, since their plans are the same, and does not propose further ones.
     """
     wide = with_last_resorts(problem)
-    if wide is None:
-        return problem
     added = {
         (knob, choice)
         for knob, choices in wide.choices.items()
@@ -148,7 +147,7 @@ def notes_on_untried(problem: TrainerProblem, outcome: SearchOutcome) -> Iterato
     if outcome.winner is not None or not failed or setting.last_resorts or setting.machine.hardware.kind == "cpu":
         return
     wide = with_last_resorts(problem)
-    if wide is None:
+    if wide is problem:
         return
     absent = [item.reason for item in wide.space.left_out if _USUAL.get(item.knob) == item.choice]
     if not absent and not all(choice in wide.choices.get(knob, ()) for knob, choice in _USUAL.items()):

@@ -41,8 +41,7 @@ from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
-from autotune.planning.evaluator import Evaluator
-from autotune.planning.explained import explained
+from autotune.planning.evaluator import Evaluator, explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM

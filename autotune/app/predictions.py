@@ -15,7 +15,7 @@ from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothi
 from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
-from autotune.core.estimate import Estimate, need
+from autotune.core.estimate import need
 from autotune.core.events import Listener, Noted, StageStarted
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.machine import DeviceKind, Hardware, Machine
@@ -32,7 +32,7 @@ from autotune.planning.tracing.operators import OperatorTimes
 from autotune.planning.tracing.store import Tracer
 from autotune.probing import JobServer, measure_operators, measure_speeds
 from autotune.probing.tracing import ServerTracer
-from autotune.study import MOST_TRACED, search_by_traces
+from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
 
@@ -153,10 +153,9 @@ def trace_before_search(
     try:
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
-        ended = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
-        decided = ended.finished or ended.traced >= MOST_TRACED
+        decided = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
-        predictor = PlannedPredictor(evaluator, _Least(evaluator), limit_bytes, machine.hardware.kind)
+        predictor = PlannedPredictor(evaluator, partial(_trace_least, evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
         listener(Noted(f"Nothing is predicted: {error.message}"))
         return Predictions(failure=error.message)
@@ -178,24 +177,12 @@ def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
     return f"Traced {count:,} candidates in {spent}: {over:,} of them {verb} predicted not to fit."
 
 
-class _Least:
-    """Searches for the candidate that needs the least memory, as if the device had none."""
-
-    def __init__(self, evaluator: Evaluator) -> None:
-        self._evaluator = evaluator
-        self._searched = False
-
-    def __call__(self) -> Estimate | None:
-        """Return that candidate; at the first call, a few more are traced to find it."""
-        evaluator = self._evaluator
-        found = min(evaluator.ranked(), key=need, default=None)
-        if found is not None and found.memory is not None and not self._searched:
-            self._searched = True
-            without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
-            search_by_traces(evaluator.problem, without_memory, starts=[found.candidate], limit=_LEAST)
-            evaluator.run([min(without_memory.ranked(), key=need).candidate])
-            found = min(evaluator.ranked(), key=need)
-        return found if found is not None and found.memory is not None else None
+def _trace_least(evaluator: Evaluator) -> None:
+    """Trace a few more candidates to find the one that needs the least memory, as if the device had none."""
+    least = min(evaluator.ranked(), key=need).candidate
+    without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
+    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST)
+    evaluator.run([min(without_memory.ranked(), key=need).candidate])
 
 
 Speeds = Callable[[GpuSpeeds | None], GpuSpeeds]

@@ -89,10 +89,10 @@ def problem_of(
     return problem
 
 
-def with_last_resorts(problem: TrainerProblem) -> TrainerProblem | None:
-    """Return a problem with the choices that are for where nothing else fits; None where none is added."""
+def with_last_resorts(problem: TrainerProblem) -> TrainerProblem:
+    """Return a problem with the choices that are for where nothing else fits; itself where none is added."""
     setting = replace(problem.setting, last_resorts=True)
     space = resolve(problem.space.file, problem.trainer.techniques, setting)
     if space.choices == problem.choices and space.left_out == problem.space.left_out:
-        return None
+        return problem
     return TrainerProblem(problem.trainer, space, setting)

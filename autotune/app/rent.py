@@ -9,7 +9,6 @@ from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.epoch import epoch_of
-from autotune.app.gpu_counts import NUMBERS, divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
@@ -53,6 +52,10 @@ SEARCHED = (
 """Note on a table for which not all of a space was traced."""
 _MOST_TRACED = 40
 """Most candidates for a number of GPUs of one kind; each search starts from the best of those before."""
+NUMBERS = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
+_WORTH = 0.05
+"""Share by which more GPUs have to train more tokens each: then they cost less, whatever the price of one."""
 
 
 @taking(RentArguments)
@@ -87,11 +90,8 @@ def rent(asked: RentArguments) -> Rent:
         workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.device for each in planned]
         traces = traces_of(workload, planned[0], tracer, cache, targets)
-        survey = _Survey(asked, options, workload, batch, traces, prices, numbers)
-        offers: list[Offer] = []
-        for number, word in enumerate(words, 1):
-            survey.progress = f" ({number} of {len(words)})" if len(words) > 1 else ""
-            offers += _offers_of(survey, word, alone=len(words) == 1)
+        survey = _Survey(asked, options, workload, batch, traces, prices, numbers, len(words))
+        offers = [offer for place, word in enumerate(words, 1) for offer in survey.offers(word, place)]
     if survey.refused and all(offer.estimate is None for offer in offers):
         raise survey.refused[0]
     return Rent(
@@ -105,32 +105,13 @@ def rent(asked: RentArguments) -> Rent:
         num_machines=max(machines_of(offer.processes, asked.num_machines) for offer in offers),
         priced=prices is not None,
         offers=tuple(sorted(offers, key=_order)) if asked.gpu == ALL else tuple(offers),
-        notes=(*_notes(survey, offers), *_notes_on_offloading(survey.offloads)),
+        notes=tuple(_notes(survey, offers)),
         trace_count=traces.count,
         new_trace_count=traces.new_count,
         wall_seconds=time.monotonic() - started,
         settings=asked.settings,
         environment=environment(planned[0]),
     )
-
-
-def _offers_of(survey: _Survey, word: str | int | None, *, alone: bool) -> Sequence[Offer]:
-    """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
-
-    Args:
-        alone: whether it is the only kind.
-    """
-    tried: list[Offer] = []
-    single: Evaluator | None = None
-    for number in survey.numbers:
-        offer, evaluator = survey.offer(word, number)
-        tried.append(offer)
-        single = evaluator if number == 1 else single
-        if not should_try_more_gpus(tried, alone=alone):
-            break
-    if single is not None and not any(offer.fits for offer in tried):
-        tried = [survey.offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
-    return offers_to_show(tried, alone=alone)
 
 
 @dataclass
@@ -141,11 +122,11 @@ class _Survey:
         prices: of an hour of one GPU, by the catalogue's name; None without prices.
         batch: documents of an optimizer step.
         numbers: of GPUs that are tried.
+        kinds: number of kinds of GPU that are planned for.
         refused: why GPUs could not be planned for at all.
         offloads: one GPU of each kind on which something fits with last resorts alone.
         searched: whether a space was not traced whole.
         vllm: the choices of vLLM that were planned for.
-        progress: which of how many kinds of GPU is planned for, in words; empty for a single one.
     """
 
     asked: RentArguments
@@ -155,19 +136,38 @@ class _Survey:
     traces: Traces
     prices: Mapping[str, float] | None
     numbers: Sequence[int]
+    kinds: int
     refused: list[InputError] = field(default_factory=list)
     offloads: list[Offer] = field(default_factory=list)
     searched: bool = False
     vllm: set[Choice] = field(default_factory=set)
-    progress: str = ""
     _bests: dict[Candidate, None] = field(default_factory=dict)
 
-    def offer(self, word: str | int | None, processes: int) -> tuple[Offer, Evaluator | None]:
+    def offers(self, word: str | int | None, place: int) -> Sequence[Offer]:
+        """Return the offers of a kind of GPU that the table shows; where no number fits, one GPU that offloads by ZeRO.
+
+        Args:
+            place: of the kind among all, from 1.
+        """
+        alone, tried = self.kinds == 1, list[Offer]()
+        progress = "" if alone else f" ({place} of {self.kinds})"
+        single: Evaluator | None = None
+        for number in self.numbers:
+            offer, evaluator = self._offer(word, number, progress)
+            tried.append(offer)
+            single = evaluator if number == 1 else single
+            if not should_try_more_gpus(tried, alone=alone):
+                break
+        if single is not None and not any(offer.fits for offer in tried):
+            tried = [self._offloading(offer, single) if offer.processes == 1 else offer for offer in tried]
+        return offers_to_show(tried, alone=alone)
+
+    def _offer(self, word: str | int | None, processes: int, progress: str) -> tuple[Offer, Evaluator | None]:
         """Return the offer for a number of GPUs, and the traces behind it; None if they cannot be planned for."""
         planned = _machine(word, processes, self.asked.num_machines, self.asked.network)
         hardware, blank = planned.hardware, Offer(planned.device, processes)
         several = f"{processes} x " if processes > 1 else ""
-        self.asked.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{self.progress}"))
+        self.asked.listener(StageStarted(f"Planning for {several}{blank.gpu.name}{progress}"))
         try:
             problem = problem_of(self.options, self.workload, planned, self.batch)
             budget_bytes = checked_budget(_within(self.asked.memory_budget, hardware.memory_bytes), hardware)
@@ -182,7 +182,7 @@ class _Survey:
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         return self._best(blank, evaluator), evaluator
 
-    def offloading(self, single: Offer, own: Evaluator) -> Offer:
+    def _offloading(self, single: Offer, own: Evaluator) -> Offer:
         """Return the offer for one GPU with last resorts, or the given one, made by its own traces, without any."""
         evaluator = with_last_resorts_if_nothing_fits(own)
         if evaluator is own:
@@ -210,6 +210,58 @@ class _Survey:
             seconds = BILLION / rate if rate else None
         cost = seconds / 3600 * price * offer.processes if seconds is not None and price is not None else None
         return replace(offer, tokens_per_second=rate, seconds=seconds, price=price, cost=cost)
+
+
+def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequence[int]:
+    """Return the numbers of GPUs among which a global batch can be shared out, on a number of machines if it is given.
+
+    Raises:
+        InputError: there is none.
+    """
+    shared = options.ranks_per_row
+    found = [number for number in NUMBERS if number % shared == 0 and batch % (number // shared) == 0]
+    found = [number for number in found if machines is None or (machines > 0 and number % machines == 0)]
+    if found:
+        return found
+    among = "" if machines is None else f" in {machines} machines"
+    raise InputError(
+        f"A global batch of {batch} documents cannot be shared out among any number of GPUs that is tried{among}.",
+        hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
+    )
+
+
+def should_try_more_gpus(tried: Sequence[Offer], *, alone: bool) -> bool:
+    """Return whether a larger number of GPUs of a kind is worth a plan.
+
+    It is until something fits, and further as long as each GPU trains more tokens per second than with fewer GPUs:
+    with the fewest, only what is slow may fit.
+
+    Args:
+        alone: whether it is the only kind: where no speed is known, one number more is then planned.
+    """
+    fitting = [offer for offer in tried if offer.fits]
+    if not fitting:
+        return True
+    if fitting[-1].gpu.speeds is None:
+        return alone and len(fitting) == 1
+    last = fitting[-1].rate_of_each
+    if len(fitting) == 1 or last is None:
+        return True
+    return last > (1 + _WORTH) * max(offer.rate_of_each or 0.0 for offer in fitting[:-1])
+
+
+def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
+    """Return the offers that a table shows of the planned numbers of GPUs: all of a single kind.
+
+    Of one of several kinds, these are the fewest GPUs that fit, and the number with which each trains the most tokens
+    per second; what is nearest to fitting where nothing fits.
+    """
+    fitting = [offer for offer in tried if offer.fits]
+    if alone or not fitting:
+        return tried if alone else tried[-1:]
+    fewest, best = fitting[0], max(fitting, key=lambda offer: offer.rate_of_each or 0.0)
+    least = (1 + _WORTH) * (fewest.rate_of_each or 0.0)
+    return [fewest, best] if (best.rate_of_each or 0.0) > least else [fewest]
 
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
@@ -261,10 +313,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."
-
-
-def _notes_on_offloading(offers: Sequence[Offer]) -> Iterator[str]:
-    memories = {offer.gpu.name: offer.estimate.memory for offer in offers if offer.estimate is not None}
+    memories = {offer.gpu.name: offer.estimate.memory for offer in survey.offloads if offer.estimate is not None}
     needs = [f"{name} ({format_bytes(need.host_need_bytes)})" for name, need in memories.items() if need is not None]
     if needs:
         yield f"{OFFLOADED} So it is on these, with their need of the host's memory: {', '.join(needs)}."

@@ -109,7 +109,7 @@ def storage_of(run: Run) -> StudyStorage:
     """Return the study of a search, and where it lies."""
     # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
     # from run to run: the choices that are compared include them in any case.
-    compared = with_last_resorts(run.problem) or run.problem
+    compared = with_last_resorts(run.problem)
     url, name = study_of(run.asked, run.output)
     return StudyStorage(
         url=url,

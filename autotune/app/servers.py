@@ -10,10 +10,10 @@ from autotune.core.bundle import ServerSplit
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
-from autotune.core.workload import ModelProfile
+from autotune.core.setting import Setting
 from autotune.emit.serving import serve_command
 from autotune.errors import InputError
-from autotune.planning.vllm import Engine, Reservation, engine_of, reservation, why_not
+from autotune.planning.vllm import Engine, Reservation, engine_of
 from autotune.techniques.vllm import NAME, SERVER, beyond_model
 from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers.problem import TrainerProblem
@@ -70,10 +70,9 @@ def split_of(problem: TrainerProblem, candidate: Candidate, server_gpus: int) ->
         problem: of the training, without the server's GPUs.
     """
     setting = problem.setting
-    model, source, hardware = setting.workload.model, setting.workload.model_source, setting.machine.hardware
+    source, hardware = setting.workload.model_source, setting.machine.hardware
     tokens = longest_sequence(candidate, problem)
-    server = server_of(problem.trainer.plan(candidate, setting), model, server_gpus, tokens)
-    held = held_by_server(server, model, hardware.memory_bytes)
+    held = held_by_server(server_of(problem.trainer.plan(candidate, setting), setting, server_gpus, tokens))
     if isinstance(held, str):
         return held
     return ServerSplit(
@@ -118,22 +117,18 @@ def generating_gpus(gpus: int) -> Iterator[int]:
         number *= 2
 
 
-def server_of(plan: TrainingPlan, model: ModelProfile, gpus: int, tokens: int | None) -> Engine:
+def server_of(plan: TrainingPlan, setting: Setting, gpus: int, tokens: int | None) -> Engine:
     """Return the server of a plan, whose weights and cache so many GPUs share.
 
     Args:
         tokens: of the longest prompt with its completion.
     """
-    engine = engine_of(plan, model)
+    engine = engine_of(plan, setting)
     assert engine is not None
     return replace(engine, on_server=False, sleeps=False, utilization=UTILIZATION, parallel=gpus, tokens=tokens)
 
 
-def held_by_server(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation | str:
+def held_by_server(server: Engine) -> Reservation | str:
     """Return a server's memory on each of its GPUs, or why it does not start there."""
-    return (
-        undivided(model, engine.parallel)
-        or beyond_model(model, engine.tokens or 0)
-        or why_not(engine, model, total_bytes)
-        or reservation(engine, model, total_bytes)
-    )
+    refused = undivided(server.model, server.parallel) or beyond_model(server.model, server.tokens or 0)
+    return refused or server.why_not or server.reservation

@@ -1,4 +1,4 @@
-"""Traces candidates at the sizes of their own micro-batches: their estimates, and their memory through one step."""
+"""Traces candidates at the sizes of their own micro-batches: their estimates, and the stages of an estimate."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import replace
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank
+from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
-from autotune.core.plan import AllocatorUse
+from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.forecast import Stretch
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.tracing.store import Traces
-from autotune.planning.vllm import engine_of, held, with_vllm
+from autotune.planning.vllm import engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
@@ -63,12 +64,14 @@ class Evaluator:
         plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
-        sized = [Sized(plans[candidate], self._geometry(candidate)) for candidate in asked.values()]
-        self._plans.update(zip(asked, self._tracer.traced(sized, timed=False), strict=True))
+        sized = {name: Sized(plans[each], self._geometry(each, plans[each])) for name, each in asked.items()}
+        self._trace(sized, timed=False)
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
-        worth = {name: each for name, each in zip(asked, sized, strict=True) if self._is_worth_timing(asked[name])}
-        self._plans.update(zip(worth, self._tracer.traced([*worth.values()], timed=True), strict=True))
+        self._trace({name: each for name, each in sized.items() if self._is_worth_timing(asked[name])}, timed=True)
         return [self.estimate(candidate) for candidate in candidates]
+
+    def _trace(self, sized: Mapping[str, Sized], *, timed: bool) -> None:
+        self._plans.update(zip(sized, self._tracer.traced([*sized.values()], timed=timed), strict=True))
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
         traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
@@ -194,23 +197,22 @@ class Evaluator:
         traced, found = self.traced_plan(candidate), self.estimate(candidate)
         if traced is None or found.memory is None:
             return None
-        model, machine = self.problem.setting.workload.model, self.problem.setting.machine
-        engine = engine_of(traced.plan, model)
+        engine = engine_of(traced.plan, self.problem.setting)
         return memory_timeline(
             traced.courses(),
             traced.memory,
             found.memory,
             micro_batches=traced.geometry.micro_batches,
             followed=traced.aligned,
-            vllm=(0, 0) if engine is None else held(engine, model, machine.hardware.memory_bytes),
+            vllm=(0, 0) if engine is None else engine.held_bytes,
         )
 
-    def _geometry(self, candidate: Candidate) -> BatchGeometry:
+    def _geometry(self, candidate: Candidate, plan: TrainingPlan) -> BatchGeometry:
         """Return the micro-batches of a candidate, computed once for all choices of the other knobs."""
         sizes = tuple([choice for knob, choice in candidate.items() if knob in geometry_knobs()])
         if sizes not in self._geometries:
-            trainer, setting = self.problem.trainer, self.problem.setting
-            self._geometries[sizes] = whole_geometry(trainer, trainer.plan(candidate, setting), setting.workload)
+            workload = self.problem.setting.workload
+            self._geometries[sizes] = whole_geometry(self.problem.trainer, plan, workload)
         return self._geometries[sizes]
 
 
@@ -275,3 +277,69 @@ def _at_most(levels: Levels, most: int) -> Levels:
         return levels
     largest = max(levels, key=levels.__getitem__)
     return {**levels, largest: levels[largest] - excess}
+
+
+def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> Explanation:
+    """Return the stages of the estimate of a candidate that was evaluated."""
+    problem, traced = evaluator.problem, evaluator.traced_plan(candidate)
+    setting = problem.setting
+    plan = problem.trainer.plan(candidate, setting)
+    documents = setting.workload.dataset.documents
+    known = Explanation(
+        subject=subject,
+        candidate=candidate,
+        training_plan=plan,
+        documents=documents.rows,
+        document_tokens=documents.tokens,
+        longest_tokens=documents.longest,
+        geometry=whole_geometry(problem.trainer, plan, setting.workload) if traced is None else traced.geometry,
+        layers=len(setting.workload.model.layer_kinds),
+    )
+    if traced is None:
+        return known
+    return replace(
+        known,
+        traces=_points(traced, plan.allocator, evaluator.traces),
+        aligned=traced.fit.aligned,
+        peaks=tuple(
+            PartPeak(*stretch, levels, traced.highest_moment(stretch))
+            for stretch, levels in traced.worst.stretches.items()
+            if levels
+        ),
+        additions=_additions(traced, evaluator),
+        times=tuple(
+            PartTime(part, time.seconds, repeats)
+            for part, time in traced.mean.times.items()
+            if (repeats := traced.mean.repeats(part, traced.geometry.micro_batches))
+        ),
+    )
+
+
+def _points(traced: TracedPlan, allocator: AllocatorUse, traces: Traces) -> tuple[TracedPoint, ...]:
+    shape = traced.geometry.worst
+    return tuple(
+        TracedPoint(
+            layers=layers,
+            shape=shape,
+            weight=weight,
+            new=traces.is_new(traced.requests[layers, shape]),
+            tensor_bytes=reply.device.bytes,
+            allocated_bytes=reply.replayed(allocator).allocated_bytes,
+            reserved_bytes=reply.replayed(allocator).reserved_bytes,
+            assumptions=reply.assumptions,
+        )
+        for layers, reply, weight in traced.fit.weighted()
+    )
+
+
+def _additions(traced: TracedPlan, evaluator: Evaluator) -> Additions:
+    if evaluator.device is None:
+        return Additions()
+    worst = traced.worst
+    returned_bytes = traced.memory.returned_bytes - traced.memory.within(evaluator.budget_bytes).returned_bytes
+    return Additions(
+        rounding_bytes=worst.overhead_bytes - worst.workspace_bytes,
+        workspace_bytes=worst.workspace_bytes,
+        fragmentation_bytes=worst.unused_bytes - returned_bytes,
+        context_bytes=evaluator.device.context_bytes,
+    )

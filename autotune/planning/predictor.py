@@ -6,18 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import Estimate, MemoryEstimate, Origin, Runner
+from autotune.core.estimate import Estimate, MemoryEstimate, Origin, Runner, need
 from autotune.core.machine import DeviceKind
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
 from autotune.units import counted, format_bytes
-
-T = TypeVar("T")
 
 # Error of traced tensor bytes, as a share, where only tensors count. Traces are within 1 % of PyTorch's CPU allocator
 # (tests/virtual/test_against_cpu.py), and extrapolations from small traces are within 1 % of full-size ones.
@@ -34,12 +32,8 @@ SMALLEST_ERROR = 0.05
 """The smallest error that is stated, as a share, however well the probes agree."""
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A predicted figure and its measured value, in the same unit; both are above 0."""
-
-    predicted: float
-    measured: float
+Pair = tuple[float, float]
+"""A predicted figure and its measured value, in the same unit; both are above 0."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +78,8 @@ def correction(pairs: Sequence[Pair], stated_error: float) -> Correction:
     if len(pairs) < FEWEST:
         return Correction(error=stated_error)
     found = (
-        Correction(offset=median(pair.measured - pair.predicted for pair in pairs)),
-        Correction(factor=median(pair.measured / pair.predicted for pair in pairs)),
+        Correction(offset=median(measured - predicted for predicted, measured in pairs)),
+        Correction(factor=median(measured / predicted for predicted, measured in pairs)),
     )
     best = min(found, key=lambda item: (median(_misses(item, pairs)), max(_misses(item, pairs))))
     floor = SMALLEST_ERROR if len(pairs) >= ENOUGH else max(SMALLEST_ERROR, stated_error)
@@ -106,7 +100,7 @@ def raised(found: Correction, ran_out: Sequence[float], fitted: Sequence[float],
 
 def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:
     """Return each probe's relative difference from its corrected prediction."""
-    return [abs(pair.measured / max(1.0, found(pair.predicted)) - 1) for pair in pairs]
+    return [abs(measured / max(1.0, found(predicted)) - 1) for predicted, measured in pairs]
 
 
 class Estimates(Runner, Protocol):
@@ -134,7 +128,7 @@ class PlannedPredictor(Predictor):
     tensors if some were zeroed and never written, and more if libraries keep memory of their own.
 
     Args:
-        least: returns the candidate that needs the least memory, traced at its own sizes, or None without estimates.
+        trace_least: traces further candidates that may need the least memory; called once, when that is asked for.
 
     Attributes:
         memory: its current correction.
@@ -143,10 +137,11 @@ class PlannedPredictor(Predictor):
     traces = True
 
     def __init__(
-        self, estimates: Estimates, least: Callable[[], Estimate | None], limit_bytes: int, device: DeviceKind
+        self, estimates: Estimates, trace_least: Callable[[], object], limit_bytes: int, device: DeviceKind
     ) -> None:
         self._estimates = estimates
-        self._least = least
+        self._trace_least = trace_least
+        self._traced_least = False
         self._limit_bytes = limit_bytes
         self._device = device
         self._problem = ""
@@ -169,9 +164,17 @@ class PlannedPredictor(Predictor):
 
     def least(self) -> Candidate | None:
         """Return the candidate with the smallest predicted need, traced at its own sizes; None without predictions."""
+        found = self._lightest()
+        if found is not None and not self._traced_least:
+            self._traced_least = True
+            self._tracing(self._trace_least)
+            found = self._lightest()
+        return found
+
+    def _lightest(self) -> Candidate | None:
         # Corrections keep the order of needs.
-        found = self._tracing(self._least)
-        return found.candidate if found is not None else None
+        found = min(map(self._estimates.estimate, self._estimates.candidates), key=need, default=None)
+        return found.candidate if found is not None and found.memory is not None else None
 
     def traced(self) -> Sequence[Candidate]:
         """Return the legal candidates that were traced so far."""
@@ -198,13 +201,12 @@ class PlannedPredictor(Predictor):
         corrected = (f"Memory predictions were {' and '.join(words)}{since} ({probes}).",) if words else ()
         return (*corrected, f"Some predictions are not traced: {self._problem}") if self._problem else corrected
 
-    def _tracing(self, trace: Callable[[], T]) -> T | None:
-        """Return what runs traces, and correct what follows from them; None where they fail, which ends no search."""
+    def _tracing(self, trace: Callable[[], object]) -> None:
+        """Run traces, and correct what follows from them; a failure ends no search."""
         try:
-            return trace()
+            trace()
         except AutotuneError as error:
             self._problem = error.message
-            return None
         finally:
             self._correct()
 
@@ -242,7 +244,7 @@ class PlannedPredictor(Predictor):
             fitted = [(memory, shown) for memory, shown in traced if shown.ok]
             stated = max((memory.error for memory, _ in fitted), default=0.0)
             needs = [(memory.device_bytes, _need_bytes(memory, shown)) for memory, shown in fitted]
-            found = correction([Pair(predicted, need) for predicted, need in needs if need], stated)
+            found = correction([(predicted, held) for predicted, held in needs if held], stated)
         ran_out = [memory.device_bytes for memory, shown in traced if not shown.ok]
         within = [memory.device_bytes for memory, shown in traced if shown.ok]
         self.memory = raised(found, ran_out, within, self._limit_bytes + 1)

@@ -23,6 +23,9 @@ from autotune.techniques.traits import untimed
 
 Size = tuple[Layout, Shape]
 """A micro-batch that a plan runs."""
+_NEARLY = 0.02
+"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens.
+That is off by 2 % at most, where the host bounds the time of both."""
 
 
 class UntraceableError(Exception):
@@ -47,7 +50,57 @@ class Sized:
     @property
     def is_timed_by_largest(self) -> bool:
         """Whether traces of the largest micro-batches alone give the mean time of a step."""
-        return _sizes(self, timed=True).keys() == _sizes(self, timed=False).keys()
+        return self.sizes(timed=True).keys() == self.sizes(timed=False).keys()
+
+    def sizes(self, *, timed: bool) -> Mapping[Size, None]:
+        """Return each size once that the plan is traced at, for memory alone or for the time of a step too."""
+        geometry = self.geometry
+        every = [_full(geometry, shape) for shape in geometry.shapes]
+        if timed:
+            typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
+            every += [self._timed(each)[0] for each in typical]
+        return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
+
+    def at_worst(self, shape: Shape, fits: Mapping[Size, Fit]) -> Forecast:
+        """Return the forecast where the largest micro-batches are of a shape, given the traces at each size."""
+        geometry, plan = self.geometry, self.plan
+        found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
+        for phase in phases_at_own_size(geometry, shape):
+            at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
+            found = found.taking(phase.phase, at_its_own, phase.per_step)
+        return found.spread(plan.pass_share)
+
+    def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
+        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
+        geometry, plan = self.geometry, self.plan
+
+        def mean(sizes: Sequence[Typical]) -> Forecast:
+            timed = [self._timed(each) for each in sizes]
+            return mean_times(
+                [(fits[size].forecast(geometry.micro_batches, plan.allocator), weight) for size, weight in timed]
+            )
+
+        found = mean(geometry.sizes)
+        for apart in geometry.apart:
+            found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
+        return found.spread(plan.pass_share)
+
+    def _timed(self, typical: Typical) -> tuple[Size, float]:
+        """Return the size that a typical one is timed at, and the weight of the time there.
+
+        One of nearly the size of the largest, which is traced for its memory, is timed by that; others with tokens that
+        the ranks that share a row can share.
+        """
+        geometry, plan = self.geometry, self.plan
+        worst, shape = geometry.worst, typical.shape
+        sized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
+        figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
+        if sized == shape and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
+            return _full(geometry), typical.share * shape.tokens / worst.tokens
+        split = plan.launch.processes // plan.data_ranks
+        multiple = 2 * split if split > 1 else 1
+        tokens = max(1, round(shape.tokens / multiple)) * multiple
+        return (geometry.layout, replace(shape, tokens=tokens, filled=round(shape.filled, 3))), typical.share
 
 
 @dataclass(frozen=True)
@@ -57,16 +110,15 @@ class TracedPlan(Sized):
     Attributes:
         geometry: of the shapes that may need the most memory, the one that does is its worst.
         worst: forecast of that micro-batch, for the whole model.
-        typical: forecast of the same with the mean times over all micro-batches.
-        memory: of the training alone, without what vLLM holds. Its time is that of ``typical`` if it was timed, else of
-            ``worst``.
+        mean: the same with the mean times over all micro-batches if it was timed; else ``worst``.
+        memory: of the training alone, without what vLLM holds. Its time is that of ``mean``.
         timed: whether all sizes were traced that stand for its micro-batches.
         fits: of the traces, by size.
         requests: of the traces of the worst micro-batch.
     """
 
     worst: Forecast
-    typical: Forecast
+    mean: Forecast
     memory: MemoryEstimate
     timed: bool
     fits: Mapping[Size, Fit]
@@ -152,7 +204,7 @@ class PlanTracer:
             timed: whether the sizes that stand for all micro-batches are traced for the time of a step; else it is that
                 of the largest.
         """
-        wanted = [{size: self._requests(sized, size) for size in _sizes(sized, timed=timed)} for sized in every]
+        wanted = [{size: self._requests(sized, size) for size in sized.sizes(timed=timed)} for sized in every]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
         replies = iter(self._traces.get(requests))
         return [
@@ -189,10 +241,10 @@ class PlanTracer:
         return replace(request, varied=varies)
 
     def _whole(self, traced: TracedPlan, request: TraceRequest, reply: TraceReply) -> TracedPlan:
-        plan, geometry, layers = traced.plan, traced.geometry, len(self._layer_kinds)
+        geometry, layers = traced.geometry, len(self._layer_kinds)
         fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
-        worst = self._at_worst(plan, geometry, geometry.worst, fits)
-        memory = self._memory(plan, geometry, worst, traced.typical)
+        worst = traced.at_worst(geometry.worst, fits)
+        memory = self._memory(traced, worst, traced.mean)
         varied_bytes = 0 if geometry.typical == geometry.worst else reply.varied_bytes
         return replace(
             traced,
@@ -226,61 +278,25 @@ class PlanTracer:
             if failed is not None:
                 return failed
             fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
-        at_worst = {shape: self._at_worst(plan, geometry, shape, fits) for shape in geometry.shapes}
-        needs = {shape: each.peak_bytes + each.overhead_bytes + each.unused_bytes for shape, each in at_worst.items()}
-        decisive = max(needs, key=needs.__getitem__)
-        timed = fits.keys() >= _sizes(sized, timed=True).keys()
-        typical = self._typical(plan, geometry, fits) if timed else at_worst[decisive]
+        at_worst = {shape: sized.at_worst(shape, fits) for shape in geometry.shapes}
+        decisive = max(at_worst, key=lambda shape: at_worst[shape].reserved_bytes)
+        worst, timed = at_worst[decisive], fits.keys() >= sized.sizes(timed=True).keys()
+        mean = sized.typical(fits) if timed else worst
         return TracedPlan(
             plan=plan,
             geometry=replace(geometry, worst=decisive, rivals=()),
-            worst=at_worst[decisive],
-            typical=typical,
-            memory=self._memory(plan, geometry, at_worst[decisive], typical),
+            worst=worst,
+            mean=mean,
+            memory=self._memory(sized, worst, mean),
             timed=timed,
             fits=fits,
             requests=requests[_full(geometry, decisive)],
         )
 
-    def _memory(
-        self, plan: TrainingPlan, geometry: BatchGeometry, worst: Forecast, typical: Forecast
-    ) -> MemoryEstimate:
+    def _memory(self, sized: Sized, worst: Forecast, mean: Forecast) -> MemoryEstimate:
         hardware = self._setting.machine.hardware
-        memory = memory_estimate(worst, typical, geometry.micro_batches, self._device, hardware.kind)
-        return replace(memory, step_seconds=None) if untimed(plan, hardware) else memory
-
-    def _at_worst(
-        self, plan: TrainingPlan, geometry: BatchGeometry, shape: Shape, fits: Mapping[Size, Fit]
-    ) -> Forecast:
-        found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
-        for phase in phases_at_own_size(geometry, shape):
-            at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
-            found = found.taking(phase.phase, at_its_own, phase.per_step)
-        return found.spread(plan.pass_share)
-
-    def _typical(self, plan: TrainingPlan, geometry: BatchGeometry, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
-
-        def mean(sizes: Sequence[Typical]) -> Forecast:
-            timed = [_timed(plan, geometry, each) for each in sizes]
-            return mean_times(
-                [(fits[size].forecast(geometry.micro_batches, plan.allocator), weight) for size, weight in timed]
-            )
-
-        found = mean(geometry.sizes)
-        for apart in geometry.apart:
-            found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
-        return found.spread(plan.pass_share)
-
-
-def _sizes(sized: Sized, *, timed: bool) -> Mapping[Size, None]:
-    """Return each size once that a plan is traced at."""
-    plan, geometry = sized.plan, sized.geometry
-    every = [_full(geometry, shape) for shape in geometry.shapes]
-    if timed:
-        typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
-        every += [_timed(plan, geometry, each)[0] for each in typical]
-    return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
+        memory = memory_estimate(worst, mean, sized.geometry.micro_batches, self._device, hardware.kind)
+        return replace(memory, step_seconds=None) if untimed(sized.plan, hardware) else memory
 
 
 @dataclass(frozen=True)
@@ -305,25 +321,3 @@ def phases_at_own_size(geometry: BatchGeometry, shape: Shape) -> Iterator[PhaseA
 def _full(geometry: BatchGeometry, shape: Shape | None = None) -> Size:
     """Return the size of a micro-batch of a shape; None: of the worst."""
     return geometry.layout, shape or geometry.worst
-
-
-_NEARLY = 0.02
-"""Share of the largest micro-batch's tokens that a smaller one may lack to be timed by it, in proportion to the tokens.
-That is off by 2 % at most, where the host bounds the time of both."""
-
-
-def _timed(plan: TrainingPlan, geometry: BatchGeometry, typical: Typical) -> tuple[Size, float]:
-    """Return the size that a typical one is timed at, and the weight of the time there.
-
-    One of nearly the size of the largest, which is traced for its memory, is timed by that; others with tokens that the
-    ranks that share a row can share.
-    """
-    worst, shape = geometry.worst, typical.shape
-    sized = replace(worst, tokens=shape.tokens, filled=shape.filled, beside=shape.beside, trained=shape.trained)
-    figures = (shape.tokens, worst.tokens), (shape.beside, worst.beside)
-    if sized == shape and all((1 - _NEARLY) * most <= own <= most for own, most in figures):
-        return _full(geometry), typical.share * shape.tokens / worst.tokens
-    split = plan.launch.processes // plan.data_ranks
-    multiple = 2 * split if split > 1 else 1
-    tokens = max(1, round(shape.tokens / multiple)) * multiple
-    return (geometry.layout, replace(shape, tokens=tokens, filled=round(shape.filled, 3))), typical.share

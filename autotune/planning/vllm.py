@@ -71,29 +71,6 @@ ASSUMPTIONS = (
 
 
 @dataclass(frozen=True)
-class Engine:
-    """vLLM, as TRL starts it.
-
-    Attributes:
-        on_server: whether it runs on other GPUs.
-        sleeps: whether it sleeps unless it generates.
-        utilization: share of the GPU's memory that it takes.
-        parallel: GPUs that share its weights and its cache.
-        tokens: of the longest sequence, or None if the model has no limit.
-        in_4_bits: whether it quantises the weights of linear modules.
-        trained_bytes: bytes of a weight as it is trained, and as a server is sent it.
-    """
-
-    on_server: bool
-    sleeps: bool
-    utilization: float
-    parallel: int
-    tokens: int | None
-    in_4_bits: bool = False
-    trained_bytes: int = 4
-
-
-@dataclass(frozen=True)
 class Reservation:
     """The memory that an engine takes on one GPU.
 
@@ -113,11 +90,105 @@ class Reservation:
         return self.cache_bytes > 0 and (self.sequences is None or self.sequences >= 1)
 
 
-def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
+@dataclass(frozen=True)
+class Engine:
+    """vLLM, as TRL starts it.
+
+    Attributes:
+        on_server: whether it runs on other GPUs.
+        sleeps: whether it sleeps unless it generates.
+        utilization: share of the GPU's memory that it takes.
+        parallel: GPUs that share its weights and its cache.
+        tokens: of the longest sequence, or None if the model has no limit.
+        model: whose weights it loads.
+        total_bytes: memory of each GPU.
+        in_4_bits: whether it quantises the weights of linear modules.
+        trained_bytes: bytes of a weight as it is trained, and as a server is sent it.
+    """
+
+    on_server: bool
+    sleeps: bool
+    utilization: float
+    parallel: int
+    tokens: int | None
+    model: ModelProfile
+    total_bytes: int
+    in_4_bits: bool = False
+    trained_bytes: int = 4
+
+    @property
+    def block_bytes(self) -> int | None:
+        """Size of a block of the cache, in all layers, on one of the GPUs; None if it is not known."""
+        cache = self.model.cache
+        if cache is None:
+            return None
+        return cache.layers * max(1, cache.heads // self.parallel) * cache.elements * TYPE_BYTES * BLOCK_TOKENS
+
+    @property
+    def reservation(self) -> Reservation:
+        """What the engine takes of each GPU."""
+        requested = math.ceil(self.total_bytes * self.utilization)
+        quantised = self.model.quantizable if self.in_4_bits else 0
+        weights = (self.model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
+        cache, block = cache_bytes(requested, weights // self.parallel, BESIDE_WEIGHTS_BYTES), self.block_bytes
+        held = None if block is None or self.tokens is None else sequences_held(cache, block, self.tokens)
+        return Reservation(requested, cache, held)
+
+    @property
+    def held_bytes(self) -> tuple[int, int]:
+        """What the engine holds of a GPU of the training while completions are generated, and all the other time."""
+        awake = self._sync_bytes if self.on_server else self.reservation.requested_bytes
+        return awake, 0 if self.on_server else ASLEEP_BYTES if self.sleeps else awake
+
+    @property
+    def _sync_bytes(self) -> int:
+        chunk = SENT_BYTES + self.model.largest_weight * self.trained_bytes
+        return min(2 * chunk, self.model.parameters * self.trained_bytes)
+
+    @property
+    def why_not(self) -> str:
+        """Why vLLM does not start, whatever training needs; empty if it does."""
+        found = self.reservation
+        if self.on_server or found.starts:
+            return ""
+        share = f"vLLM does not start with {self.utilization:g} of the GPU, {format_bytes(found.requested_bytes)}"
+        if found.cache_bytes <= 0:
+            return f"{share}: that is less than its weights and what else it holds"
+        return (
+            f"{share}: a key-value cache of {format_bytes(found.cache_bytes)} does not hold one sequence of "
+            f"{self.tokens:,} tokens"
+        )
+
+    def together(self, training: MemoryEstimate) -> MemoryEstimate:
+        """Return the memory of a training with its engine; the time of generation is not known, nor that of a step.
+
+        Args:
+            training: what was traced without an engine.
+        """
+        training = replace(training, step_seconds=None)
+        awake, asleep = self.held_bytes
+        resting, generating = training.device_bytes + asleep, (training.generation_bytes or 0) + awake
+        if resting >= generating:
+            parts = {**training.breakdown, **({VLLM: asleep} if asleep else {})}
+            return replace(training, beside_bytes=asleep, breakdown=parts)
+        at_rest = (training.generation_bytes or 0) - training.context_bytes
+        parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
+        return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
+
+    def assumed(self) -> Iterator[str]:
+        """Yield what is assumed of the engine, in sentences."""
+        if self.on_server:
+            buffers = format_bytes(self._sync_bytes)
+            yield f"the server holds nothing on this GPU, which sends it the weights from buffers of up to {buffers}"
+            return
+        yield from assumed_beside(self.model)
+
+
+def engine_of(plan: TrainingPlan, setting: Setting) -> Engine | None:
     """Return the engine that a plan starts, or None if transformers generates."""
     if not plan.args.get("use_vllm"):
         return None
-    trainer = find_trainer(plan.trainer)
+    trainer, model = find_trainer(plan.trainer), setting.workload.model
     assert isinstance(trainer, Prompted)
     on_server = plan.args.get("vllm_mode") == SERVER
     dtype = str(plan.model.get("dtype") or "float32").replace("auto", model.dtype)
@@ -127,6 +198,8 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
         utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
         parallel=plan.number("vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
+        model=model,
+        total_bytes=setting.machine.hardware.memory_bytes,
         in_4_bits=bool(plan.model.get("load_in_4bit")) and not on_server,
         trained_bytes=2 if dtype in ("bfloat16", "float16") else 4,
     )
@@ -134,11 +207,8 @@ def engine_of(plan: TrainingPlan, model: ModelProfile) -> Engine | None:
 
 def with_vllm(training: MemoryEstimate, plan: TrainingPlan, setting: Setting) -> MemoryEstimate | str:
     """Return the memory of a training together with the engine that its plan starts, or why that does not start."""
-    model, total_bytes = setting.workload.model, setting.machine.hardware.memory_bytes
-    engine = engine_of(plan, model)
-    if engine is None:
-        return training
-    return why_not(engine, model, total_bytes) or together(training, engine, model, total_bytes)
+    engine = engine_of(plan, setting)
+    return training if engine is None else engine.why_not or engine.together(training)
 
 
 def cache_bytes(requested: int, weights_bytes: int, beside_bytes: int) -> int:
@@ -150,14 +220,6 @@ def cache_bytes(requested: int, weights_bytes: int, beside_bytes: int) -> int:
     return requested - weights_bytes - beside_bytes
 
 
-def block_bytes(model: ModelProfile, parallel: int = 1) -> int | None:
-    """Return the size of a block of the cache, in all layers, on one of the GPUs; None if it is not known."""
-    cache = model.cache
-    if cache is None:
-        return None
-    return cache.layers * max(1, cache.heads // parallel) * cache.elements * TYPE_BYTES * BLOCK_TOKENS
-
-
 def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
     """Return how many sequences a cache holds. One block stays empty, which vLLM's "Maximum concurrency" counts too.
 
@@ -167,74 +229,8 @@ def sequences_held(available_bytes: int, block: int, tokens: int) -> float:
     return max(0, available_bytes // block - 1) / -(-tokens // BLOCK_TOKENS)
 
 
-def reservation(engine: Engine, model: ModelProfile, total_bytes: int) -> Reservation:
-    """Return what an engine takes of each GPU that has so much memory."""
-    requested = math.ceil(total_bytes * engine.utilization)
-    quantised = model.quantizable if engine.in_4_bits else 0
-    weights = (model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
-    weights = weights // engine.parallel
-    cache, block = cache_bytes(requested, weights, BESIDE_WEIGHTS_BYTES), block_bytes(model, engine.parallel)
-    held = None if block is None or engine.tokens is None else sequences_held(cache, block, engine.tokens)
-    return Reservation(requested, cache, held)
-
-
-def together(training: MemoryEstimate, engine: Engine, model: ModelProfile, total_bytes: int) -> MemoryEstimate:
-    """Return the memory of a training with its engine; the time of generation is not known, nor that of a step.
-
-    Args:
-        training: what was traced without an engine.
-        total_bytes: memory of the GPU.
-    """
-    training = replace(training, step_seconds=None)
-    awake, asleep = held(engine, model, total_bytes)
-    resting, generating = training.device_bytes + asleep, (training.generation_bytes or 0) + awake
-    if resting >= generating:
-        return replace(
-            training,
-            beside_bytes=asleep,
-            breakdown={**training.breakdown, **({VLLM: asleep} if asleep else {})},
-        )
-    at_rest = (training.generation_bytes or 0) - training.context_bytes
-    parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
-    return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
-
-
-def held(engine: Engine, model: ModelProfile, total_bytes: int) -> tuple[int, int]:
-    """Return the bytes that an engine holds of a GPU while completions are generated, and all the other time."""
-    awake = _sync_bytes(engine, model) if engine.on_server else reservation(engine, model, total_bytes).requested_bytes
-    return awake, 0 if engine.on_server else ASLEEP_BYTES if engine.sleeps else awake
-
-
-def why_not(engine: Engine, model: ModelProfile, total_bytes: int) -> str:
-    """Return why vLLM does not start, whatever training needs; an empty text if it does."""
-    found = reservation(engine, model, total_bytes)
-    if engine.on_server or found.starts:
-        return ""
-    share = f"vLLM does not start with {engine.utilization:g} of the GPU, {format_bytes(found.requested_bytes)}"
-    if found.cache_bytes <= 0:
-        return f"{share}: that is less than its weights and what else it holds"
-    return (
-        f"{share}: a key-value cache of {format_bytes(found.cache_bytes)} does not hold one sequence of "
-        f"{engine.tokens:,} tokens"
-    )
-
-
-def assumed(engine: Engine, model: ModelProfile) -> Iterator[str]:
-    """Yield what is assumed of an engine, in sentences."""
-    if engine.on_server:
-        buffers = format_bytes(_sync_bytes(engine, model))
-        yield f"the server holds nothing on this GPU, which sends it the weights from buffers of up to {buffers}"
-        return
-    yield from assumed_beside(model)
-
-
 def assumed_beside(model: ModelProfile) -> Iterator[str]:
     """Yield what is assumed of vLLM on the GPU of a training, in sentences."""
     yield from ASSUMPTIONS
     if model.cache is None:
         yield "the cache of a token is not known for this model, so whether it holds a sequence is not either"
-
-
-def _sync_bytes(engine: Engine, model: ModelProfile) -> int:
-    chunk = SENT_BYTES + model.largest_weight * engine.trained_bytes
-    return min(2 * chunk, model.parameters * engine.trained_bytes)

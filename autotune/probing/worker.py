@@ -16,7 +16,7 @@ from autotune.probing.server import JobExit, JobServer, send_request
 _INTERVAL_SECONDS = 0.25
 
 
-class Worker:
+class Worker(Channel):
     """A process forked from a job server, for jobs in parallel to the server's own. It ends with the server.
 
     A job that fails may leave it in a bad state, and it is up to the caller to close it then. After a time-out, or if
@@ -24,7 +24,8 @@ class Worker:
 
     Args:
         server: the server, which may still be starting.
-        folder: a new folder, for the named pipes by which it gets commands and sends events.
+        folder: a new folder, for the named pipes by which it gets commands and sends events. They are opened before the
+            process that uses their other ends exists.
 
     Attributes:
         jobs: the number of jobs that it has run.
@@ -37,9 +38,11 @@ class Worker:
         folder.mkdir(parents=True)
         for name in (COMMANDS_FIFO, EVENTS_FIFO):
             os.mkfifo(folder / name, 0o600)
+        # For reading too: a pipe without a reader cannot be opened for writing without waiting.
+        commands = os.open(folder / COMMANDS_FIFO, os.O_RDWR | os.O_CLOEXEC)
+        super().__init__(commands, os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         self._server = server
         self._folder = folder
-        self._channel = _Pipes(folder)
         self._interrupted = False
         self.jobs = 0
         self._forked_by = server.fork(folder)
@@ -56,13 +59,13 @@ class Worker:
         """
         sent_seconds = send_request(job, request, folder)
         try:
-            while not self._channel.ready:
-                if self._channel.receive(_INTERVAL_SECONDS) is None:
+            while not self.ready:
+                if self.receive(_INTERVAL_SECONDS) is None:
                     self._require_server()
-            self._channel.send(start=str(folder.resolve()))
-            ended = self._channel.receive(timeout_seconds)
+            self.send(start=str(folder.resolve()))
+            ended = self.receive(timeout_seconds)
         except ChannelClosed:
-            self._channel.close()
+            self._close_pipes()
             return JobExit(time.monotonic() - sent_seconds, server_died=True)
         self.jobs += 1
         self._server.job_completed()
@@ -85,26 +88,16 @@ class Worker:
     def interrupt(self) -> None:
         """Kill the process; for another thread than the one that waits for a job."""
         self._interrupted = True
-        if self._channel.pid is not None:
+        if self.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._channel.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End the process, with every process that it started."""
         self.interrupt()
-        self._channel.close()
+        self._close_pipes()
 
-
-class _Pipes(Channel):
-    """The named pipes in a folder, opened before the process that uses their other ends exists."""
-
-    def __init__(self, folder: Path) -> None:
-        # For reading too: a pipe without a reader cannot be opened for writing without waiting.
-        commands = os.open(folder / COMMANDS_FIFO, os.O_RDWR | os.O_CLOEXEC)
-        events = os.open(folder / EVENTS_FIFO, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        super().__init__(commands, events)
-
-    def close(self) -> None:
+    def _close_pipes(self) -> None:
         """Close the pipes, at whose end the process ends if it is not ready yet."""
         if self._events >= 0:
             for pipe in (self._commands, self._events):

@@ -1,6 +1,6 @@
 """The Optuna study of probes, which finds, attributes and confirms a winner, and the search by traces."""
 
-from autotune.study.planned import MOST_TRACED, TracedSearch, search_by_traces
+from autotune.study.improvement import MOST_TRACED, search_by_traces
 from autotune.study.problem import Probe, ProbeRun, Problem, Purpose, Record, SearchOutcome, StudyStorage
 from autotune.study.searching import search
 from autotune.study.storage import begin, check_storage
@@ -14,7 +14,6 @@ __all__ = [
     "Record",
     "SearchOutcome",
     "StudyStorage",
-    "TracedSearch",
     "begin",
     "check_storage",
     "search",

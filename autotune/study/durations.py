@@ -1,13 +1,13 @@
-"""Estimates how long the runs of a search take, by those so far."""
+"""The time limit of a search, and how long its runs take, by those so far."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from statistics import fmean
 
 from autotune.core.effort import Effort
 from autotune.core.measurement import Measurement, Schedule
-from autotune.study.clock import Clock
 from autotune.study.problem import Purpose, Record
 from autotune.study.trial_log import TrialLog
 
@@ -28,6 +28,24 @@ _SHARE_OF_PROBES = 0.5
 """It may take this share of the time of the probes that fitted, if that is longer."""
 
 _EXPLORING = frozenset({Purpose.BASELINE, Purpose.RECIPE, Purpose.SEARCH})
+
+
+class Clock:
+    """Counts down from the time limit, starting at its creation; without a limit there is always time left."""
+
+    def __init__(self, limit_seconds: float | None) -> None:
+        self.limit_seconds = limit_seconds
+        self._started = time.monotonic()
+
+    def left(self, reserve_seconds: float = 0.0) -> float | None:
+        """Return the seconds that are left after a reserve, at least 0, or None without a limit."""
+        if self.limit_seconds is None:
+            return None
+        return max(0.0, self.limit_seconds - reserve_seconds - (time.monotonic() - self._started))
+
+    def over(self, reserve_seconds: float = 0.0) -> bool:
+        """Whether no time is left after a reserve."""
+        return self.left(reserve_seconds) == 0.0
 
 
 class Durations:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate
 from autotune.core.status import Ending
-from autotune.study.begun import DEATHS, Unfinished
 from autotune.study.contributions import unmeasured
 from autotune.study.judge import Priority, Veto
 from autotune.study.problem import Purpose
 from autotune.study.proposals import Proposer
 from autotune.study.session import Session
+from autotune.study.trial_documents import DEATHS, Unfinished
 
 _LARGEST_RESERVE = 1 / 2
 """Share of the time and of the trials that is reserved for contributions, confirmation and comparison."""

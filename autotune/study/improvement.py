@@ -1,16 +1,16 @@
-"""Proposes the candidates to trace next: those that may be faster than the best so far, by a Gaussian process."""
+"""The search by traces: traces next the candidates that may be faster than the best so far, by a Gaussian process."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.estimate import Estimate, rank
+from autotune.core.estimate import Estimate, Runner, rank
 from autotune.study.conflicts import Changes, smaller_choices
 from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
@@ -18,6 +18,11 @@ from autotune.study.problem import Problem
 Batch = Sequence[Candidate]
 """Candidates that are run at once: none of them waits for the result of another."""
 
+MOST_TRACED = 100
+"""Most candidates that a plan traces. A trace of an 8B shape takes 0.4 to 0.7 s of one core, and a candidate two to six
+of them."""
+_FIRST = 4
+"""Candidates that are run at first, so that there is a ranking after a few seconds."""
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
@@ -36,6 +41,44 @@ memory with one other choice alone."""
 _STEPS = 3
 """Further changes of the most promising candidates that are considered. With one, and four candidates at once, a plan
 of an 8B shape on an H100 ended 18 % below; the recorded parts of its space do not show that."""
+
+
+def search_by_traces(
+    problem: Problem,
+    runner: Runner,
+    *,
+    starts: Sequence[Candidate] | None = None,
+    limit: int = MOST_TRACED,
+    at_once: int = MOST_TRACED,
+    goes_on: Callable[[], bool] = lambda: True,
+) -> bool:
+    """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
+
+    Args:
+        starts: candidates that are run first, after the baseline; None: the recipes.
+        limit: most candidates that are run.
+        at_once: most of them between two calls of ``goes_on``.
+        goes_on: returns whether to continue.
+
+    Returns:
+        Whether it came to its end, instead of being ended by ``goes_on``.
+
+    Raises:
+        AutotuneError: the runner cannot run anything.
+    """
+    known: dict[Candidate, Estimate] = {}
+    proposals = Improvements(problem, known, starts).proposals()
+    left: list[Candidate] = []
+    while goes_on():
+        most = min(limit - len(known), at_once, _FIRST - len(known) if len(known) < _FIRST else at_once)
+        if most <= 0:
+            break
+        left = left or list(next(proposals, ()))
+        if not left:
+            return True
+        batch, left = left[:most], left[most:]
+        known.update({estimate.candidate: estimate for estimate in runner.run(batch)})
+    return len(known) >= limit
 
 
 class Improvements:

@@ -79,7 +79,7 @@ class Queue:
             # What a worker stored before it left is read after it is seen to have left.
             ahead = [worker for worker in roster.others() if self._is_ahead(worker)]
             session.refresh()
-            if session.lapsed:
+            if roster.lapsed:
                 self._take_ticket()
                 continue
             # Whoever is first of those that wait may be settling: nothing is to change under it.
@@ -132,12 +132,10 @@ class Queue:
         known = len(self._session.log.records)
         searching = any(worker.doing is not Doing.WAITING for worker in self._roster.others())
         self._session.refresh()
-        return searching or len(self._session.log.records) > known or self._session.lapsed
+        return searching or len(self._session.log.records) > known or self._roster.lapsed
 
     def _take_ticket(self) -> None:
         self._roster.set_activity(Doing.ARRIVING)
-        # Whoever takes this worker for dead from now on does not wait until it has drawn.
-        self._session.queue()
         drawn = max((worker.ticket for worker in self._roster.others()), default=0)
         self._roster.set_activity(Doing.WAITING, drawn + 1)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,6 @@ from pathlib import Path
 
 from autotune.core.codec import DecodeError, decode, encode
 from autotune.errors import AutotuneError
-from autotune.study.clock import elapsed_seconds
 from autotune.study.problem import Sharing
 from autotune.study.storage import OpenStudy
 
@@ -96,6 +96,7 @@ class Roster:
         )
         # When the last renewal of this process's lease began, and how often the lease had lapsed by then.
         self._lease = (elapsed_seconds(), 0)
+        self._lapses_before = 0
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
 
     @property
@@ -104,6 +105,11 @@ class Roster:
         # The lock is held while the storage is written to, which may take minutes; a lease is replaced at once.
         renewed_at_seconds, lapses = self._lease
         return lapses + (elapsed_seconds() - renewed_at_seconds > self.sharing.lease_seconds)
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease expired since this process queued, so that another may be first now."""
+        return self.lapses != self._lapses_before
 
     def __enter__(self) -> Roster:
         """Sign in, and begin to renew the lease."""
@@ -125,6 +131,9 @@ class Roster:
         with self._lock:
             self.me = replace(self.me, doing=doing, ticket=ticket)
         self._renew()
+        if doing is Doing.ARRIVING:
+            # Whoever takes this worker for dead from now on does not wait until it has drawn.
+            self._lapses_before = self.lapses
 
     def others(self) -> list[Worker]:
         """Return the other workers that are alive, as the study says it now."""
@@ -222,3 +231,13 @@ def _machine() -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def elapsed_seconds() -> float:
+    """Return the seconds since a moment in the past, those during which the machine was suspended included.
+
+    Where the system has no such clock, suspension is not counted.
+    """
+    # Linux: CLOCK_MONOTONIC, which Python's monotonic clock is, stands still while the machine is suspended.
+    counting = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if counting is None else time.clock_gettime(counting)

@@ -13,9 +13,8 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError
-from autotune.study.clock import Clock
 from autotune.study.comparison import next_turn
-from autotune.study.durations import WHOLE_STEPS, Durations
+from autotune.study.durations import WHOLE_STEPS, Clock, Durations
 from autotune.study.judge import Judge, Veto
 from autotune.study.problem import ComparisonTurn, Probe, ProbeRun, Problem, Purpose, Record
 from autotune.study.selection import leader
@@ -71,7 +70,6 @@ class Session:
         self._passed = 0
         # What earlier runs of the study found is learnt, and reported by `report_resumed`.
         self._own = {record.number for record in log.records}
-        self._lapses = 0
         self.baseline_candidate = problem.normal(problem.baseline)
         self._follow()
 
@@ -194,7 +192,7 @@ class Session:
         # As long as the probe, and whole steps.
         expected_seconds = probed.wall_seconds + WHOLE_STEPS * (probed.step_seconds or 0.0)
         measurement = self._run(ProbeRun(number, record.candidate, purpose, schedule, turn, expected_seconds))
-        if self.lapsed:
+        if self.log.lapsed:
             self._note("This worker's lease expired while it confirmed a winner: it queues again.")
             raise TurnLost
         if not self._was_cut_off(number, measurement):
@@ -209,15 +207,6 @@ class Session:
     def next_turn(self, winner: Record) -> ComparisonTurn | None:
         """Return the next short run of a winner's comparison with the baseline, or None when it is complete."""
         return next_turn(winner, self.baseline, self.durations.comparisons(winner, self.baseline))
-
-    def queue(self) -> None:
-        """Take note that this worker queues, to confirm when it is its turn."""
-        self._lapses = self.log.lapses
-
-    @property
-    def lapsed(self) -> bool:
-        """Whether this worker's lease expired since it queued, so that another may be first now."""
-        return self.log.lapses != self._lapses
 
     def _run(self, run: ProbeRun, reserve_seconds: float = 0.0) -> Measurement:
         self._own.add(run.number)

@@ -12,7 +12,7 @@ from autotune.core.prediction import Prediction, Predictor
 from autotune.core.status import ProbeStatus
 from autotune.study.gaussian import Array, Codes, Expected, Figure
 from autotune.study.problem import Record
-from autotune.study.violation import violation
+from autotune.study.trial_documents import violation
 
 _LEAST = -0.99
 """Smallest violation of the limit that counts: a step that needs almost nothing has no logarithm."""

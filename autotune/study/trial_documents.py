@@ -1,17 +1,20 @@
-"""Attributes of a trial: documents that are read back, and figures for those who look at the study."""
+"""Reads trials of a study and writes their attributes: documents, and figures for those who look at the study."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.candidate import Candidate
 from autotune.core.codec import decode, encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
+from autotune.core.status import ProbeStatus
 from autotune.study.problem import Purpose, Record, ShortRun
 from autotune.units import GIB
 
@@ -30,6 +33,51 @@ OUTCOME, REASON = "outcome", "reason"
 HELD, RESERVED, PREDICTED = "memory held (GiB)", "reserved memory (GiB)", "predicted memory (GiB)"
 PREDICTED_RATE = "predicted tokens per second"
 """Attributes of a trial for those who look at the study; nothing reads them. The documents above are what is read."""
+
+WORKER, PLAN, CLAIM = "autotune:worker", "autotune:plan", "autotune:claim"
+"""System attributes of a trial: who runs it, what is equal for candidates with the same plan, and the attempt."""
+
+WITHDRAWN, LOST = "autotune:withdrawn", "autotune:lost"
+"""System attributes of a failed trial: it was another worker's to run; its worker is gone."""
+
+DEATHS = 3
+"""Workers that may be lost while they probe one candidate; after that it is not tried again."""
+
+_UNKNOWN = 1.0
+"""Violation of the memory constraint if the distance from fitting is not known: that of twice the limit."""
+
+_SMALLEST = 0.01
+"""Smallest violation of the memory constraint by a candidate that ran out of memory."""
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """A candidate whose probe was cut off by the end of the process that ran it.
+
+    Attributes:
+        deaths: how many workers were lost while they probed it: killed, or without a sign of life.
+    """
+
+    candidate: Candidate
+    purpose: Purpose
+    deaths: int
+
+
+@dataclass(frozen=True)
+class Running:
+    """A trial that a worker probes at this moment.
+
+    Attributes:
+        plan: equal for candidates with the same plan.
+        claim: names the attempt to create the trial.
+    """
+
+    number: int
+    candidate: Candidate
+    purpose: Purpose
+    worker: str
+    plan: str
+    claim: str
 
 
 def attributes_before_probe(candidate: Candidate, purpose: Purpose, prediction: Prediction | None) -> dict[str, Any]:
@@ -98,3 +146,47 @@ def confirmation_key(number: int) -> str:
 def comparison_key(winner: int, place: int) -> str:
     """Return the name of the study's attribute for a short run in a winner's comparison."""
     return f"autotune:comparison:{winner}:{place}"
+
+
+def running(trial: FrozenTrial) -> list[Running]:
+    """Return an open trial as what it probes; nothing for one that somebody else has added."""
+    candidate = candidate_of(trial)
+    if candidate is None:
+        return []
+    found = trial.system_attrs
+    return [Running(trial.number, candidate, purpose_of(trial), found[WORKER], found[PLAN], found[CLAIM])]
+
+
+def cut_off(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list[Unfinished]:
+    """Return what was begun and not finished.
+
+    Args:
+        known: candidates that have a record, or run.
+    """
+    found: dict[Candidate, Purpose] = {}
+    deaths: Counter[Candidate] = Counter()
+    for trial in trials:
+        candidate = candidate_of(trial) if trial.state is TrialState.FAIL else None
+        if candidate is not None and candidate not in known and WITHDRAWN not in trial.system_attrs:
+            found[candidate] = purpose_of(trial)
+            deaths[candidate] += LOST in trial.system_attrs
+    return [Unfinished(candidate, purpose, deaths[candidate]) for candidate, purpose in found.items()]
+
+
+def violation(measurement: Measurement, memory_limit_bytes: int, prediction: Prediction | None = None) -> float:
+    """Return by what share of the limit a candidate missed it: at most 0 for one that fits, more for one that does not.
+
+    Optuna's samplers treat any value above 0 as infeasible and rank infeasible candidates by it.
+
+    Args:
+        prediction: for a candidate that was vetoed because of its predicted need, that prediction.
+    """
+    if measurement.ok:
+        used = measurement.need_bytes
+        return min(0.0, used / memory_limit_bytes - 1.0) if used is not None else 0.0
+    if measurement.status is ProbeStatus.VETOED and prediction is not None:
+        return max(_SMALLEST, prediction.need_bytes / memory_limit_bytes - 1.0)
+    oom = measurement.out_of_memory
+    if oom is None or oom.wanted_bytes is None or oom.requested_bytes is None:
+        return _UNKNOWN
+    return max(_SMALLEST, oom.wanted_bytes / memory_limit_bytes - 1.0)

@@ -18,26 +18,11 @@ from autotune.core.codec import encode
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study.begun import CLAIM, LOST, PLAN, WITHDRAWN, WORKER, Running, Unfinished, cut_off, running
+from autotune.study import trial_documents as documents
 from autotune.study.problem import ComparisonTurn, Problem, Purpose, Record, ShortRun
 from autotune.study.roster import Roster
 from autotune.study.storage import OpenStudy
-from autotune.study.trial_documents import (
-    CONSTRAINT,
-    LEGAL,
-    MEASUREMENT,
-    OUTCOME,
-    REASON,
-    attributes_after_probe,
-    attributes_before_probe,
-    candidate_of,
-    comparison_key,
-    confirmation_key,
-    prediction_of,
-    purpose_of,
-    record_of,
-)
-from autotune.study.violation import violation
+from autotune.study.trial_documents import Running, Unfinished
 
 _SHOWN_WORKER = "worker"
 
@@ -81,9 +66,9 @@ class TrialLog:
         return [self._records[number] for number in sorted(self._records)]
 
     @property
-    def lapses(self) -> int:
-        """How often this worker's lease expired."""
-        return self._roster.lapses
+    def lapsed(self) -> bool:
+        """Whether this worker's lease expired since it queued to confirm a winner."""
+        return self._roster.lapsed
 
     def news(self) -> list[Record]:
         """Return the records that are new since the last call, of all workers, in the order of their numbers."""
@@ -98,19 +83,19 @@ class TrialLog:
         # Read after the trials: whoever has claimed one of them signed in before.
         alive = {self._roster.me.key, *(worker.key for worker in self._roster.others())}
         begun = [trial for trial in trials if not trial.state.is_finished()]
-        gone = [trial.number for trial in begun if trial.system_attrs.get(WORKER) not in alive]
+        gone = [trial.number for trial in begun if trial.system_attrs.get(documents.WORKER) not in alive]
         if gone:
             for number in gone:
                 self._close_lost(number, kept)
             trials = self._opened.study.get_trials(deepcopy=False)
         for trial in trials:
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and MEASUREMENT in trial.user_attrs:
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and documents.MEASUREMENT in trial.user_attrs:
                 self._keep(trial, kept)
         begun = [trial for trial in trials if not trial.state.is_finished()]
-        self.running = [found for trial in begun for found in running(trial)]
+        self.running = [found for trial in begun for found in documents.running(trial)]
         self.others_running = [trial for trial in self.running if trial.worker != self._roster.me.key]
         probed = {record.candidate for record in self._records.values()}
-        self.unfinished = cut_off(trials, probed | {trial.candidate for trial in self.running})
+        self.unfinished = documents.cut_off(trials, probed | {trial.candidate for trial in self.running})
 
     def claim(
         self, candidate: Candidate, plan: str, purpose: Purpose, prediction: Prediction | None, most: int
@@ -129,7 +114,7 @@ class TrialLog:
         # A call that failed and was repeated may have created several.
         mine = sorted(trial.number for trial in self.running if trial.claim == claim)
         for number in mine[1:]:
-            self.abandon(number, "it was stored twice", WITHDRAWN)
+            self.abandon(number, "it was stored twice", documents.WITHDRAWN)
         if not mine:
             return None
         before = [trial for trial in self.running if trial.number < mine[0]]
@@ -142,7 +127,7 @@ class TrialLog:
             lost = "other workers probe the last candidates"
         else:
             return mine[0]
-        self.abandon(mine[0], lost, WITHDRAWN)
+        self.abandon(mine[0], lost, documents.WITHDRAWN)
         return None
 
     @property
@@ -157,11 +142,11 @@ class TrialLog:
         """
         trial = self._trial(number)
         try:
-            for name, figure in attributes_after_probe(measurement).items():
+            for name, figure in documents.attributes_after_probe(measurement).items():
                 trial.set_user_attr(name, figure)
         except UpdateFinishedTrialError:
             return self._store_again(self._frozen(number), measurement)
-        self._end(trial, record_of(self._frozen(number), {}))
+        self._end(trial, documents.record_of(self._frozen(number), {}))
         self.refresh()
         return self._records.get(number)
 
@@ -169,10 +154,10 @@ class TrialLog:
         self.refresh()
         if lost.number in self._records:
             return self._records[lost.number]
-        plan, candidate = lost.system_attrs[PLAN], candidate_of(lost)
+        plan, candidate = lost.system_attrs[documents.PLAN], documents.candidate_of(lost)
         if candidate is None or plan in self._probed_plans or any(trial.plan == plan for trial in self.running):
             return None
-        self._create(candidate, purpose_of(lost), prediction_of(lost), plan, measurement)
+        self._create(candidate, documents.purpose_of(lost), documents.prediction_of(lost), plan, measurement)
         self.refresh()
         return self._records[max(number for number, known in self._plans.items() if known == plan)]
 
@@ -186,8 +171,8 @@ class TrialLog:
         with suppress(UpdateFinishedTrialError):
             if mark is not None:
                 storage.set_trial_system_attr(trial, mark, reason)
-            storage.set_trial_user_attr(trial, OUTCOME, "not finished")
-            storage.set_trial_user_attr(trial, REASON, reason)
+            storage.set_trial_user_attr(trial, documents.OUTCOME, "not finished")
+            storage.set_trial_user_attr(trial, documents.REASON, reason)
             storage.set_trial_state_values(trial, TrialState.FAIL)
 
     def veto(self, candidate: Candidate, purpose: Purpose, reason: str, prediction: Prediction | None = None) -> None:
@@ -202,22 +187,22 @@ class TrialLog:
     def confirm(self, number: int, measurement: Measurement) -> None:
         """Store the measurement of the longer run of a trial's candidate."""
         # Optuna accepts no attributes for a finished trial, so the study stores them.
-        self._opened.study.set_user_attr(confirmation_key(number), encode(measurement))
+        self._opened.study.set_user_attr(documents.confirmation_key(number), encode(measurement))
         self._records[number] = replace(self._records[number], confirmation=measurement)
 
     def compare(self, turn: ComparisonTurn, measurement: Measurement) -> None:
         """Store the measurement of a short run, after those of the same winner that are stored already."""
         winner, run = self._records[turn.winner], ShortRun(turn.number, measurement)
-        self._opened.study.set_user_attr(comparison_key(turn.winner, len(winner.comparison)), encode(run))
+        self._opened.study.set_user_attr(documents.comparison_key(turn.winner, len(winner.comparison)), encode(run))
         self._records[turn.winner] = replace(winner, comparison=(*winner.comparison, run))
 
     def _keep(self, trial: FrozenTrial, kept: Mapping[str, Any]) -> None:
         known = self._records.get(trial.number)
         if known is None:
-            self._news[trial.number] = self._records[trial.number] = record_of(trial, kept)
-            self._plans[trial.number] = str(trial.system_attrs.get(PLAN, ""))
-        elif confirmation_key(trial.number) in kept or comparison_key(trial.number, 0) in kept:
-            self._records[trial.number] = record_of(trial, kept)
+            self._news[trial.number] = self._records[trial.number] = documents.record_of(trial, kept)
+            self._plans[trial.number] = str(trial.system_attrs.get(documents.PLAN, ""))
+        elif documents.confirmation_key(trial.number) in kept or documents.comparison_key(trial.number, 0) in kept:
+            self._records[trial.number] = documents.record_of(trial, kept)
 
     def _create(
         self,
@@ -234,7 +219,7 @@ class TrialLog:
         state, value, shown, constraints = TrialState.RUNNING, None, {}, None
         if measurement is not None:
             state, value = _end_of(measurement)
-            shown = attributes_after_probe(measurement)
+            shown = documents.attributes_after_probe(measurement)
             constraints = self._constraints(candidate, measurement, prediction)
         worker, claim = self._roster.me, uuid.uuid4().hex
         trial = optuna.trial.create_trial(
@@ -242,8 +227,12 @@ class TrialLog:
             value=value,
             params={knob: candidate[knob] for knob in self.space} if inside else {},
             distributions=self.space if inside else {},
-            user_attrs={**attributes_before_probe(candidate, purpose, prediction), _SHOWN_WORKER: worker.name, **shown},
-            system_attrs={WORKER: worker.key, PLAN: plan, CLAIM: claim},
+            user_attrs={
+                **documents.attributes_before_probe(candidate, purpose, prediction),
+                _SHOWN_WORKER: worker.name,
+                **shown,
+            },
+            system_attrs={documents.WORKER: worker.key, documents.PLAN: plan, documents.CLAIM: claim},
             constraints=constraints,
         )
         self._opened.study.add_trial(trial)
@@ -253,9 +242,9 @@ class TrialLog:
         self, candidate: Candidate, measurement: Measurement, prediction: Prediction | None
     ) -> dict[str, float]:
         """Return by how much a trial missed what the samplers and Optuna's best trial have to keep to."""
-        found = {CONSTRAINT: violation(measurement, self.memory_limit_bytes, prediction)}
+        found = {documents.CONSTRAINT: documents.violation(measurement, self.memory_limit_bytes, prediction)}
         if measurement.ok and self._problem.illegal(candidate) is not None:
-            found[LEGAL] = 1.0
+            found[documents.LEGAL] = 1.0
         return found
 
     def _end(self, trial: optuna.Trial, record: Record) -> None:
@@ -272,10 +261,10 @@ class TrialLog:
         """Close the trial of a worker that is gone: by its measurement, if that was stored, else as failed."""
         # The worker may have stored a measurement, or ended the trial, after it was read as open.
         trial = self._frozen(number)
-        if MEASUREMENT not in trial.user_attrs:
-            self.abandon(number, "the worker that probed it is gone", LOST)
+        if documents.MEASUREMENT not in trial.user_attrs:
+            self.abandon(number, "the worker that probed it is gone", documents.LOST)
         elif not trial.state.is_finished():
-            self._end(self._trial(number), record_of(trial, kept))
+            self._end(self._trial(number), documents.record_of(trial, kept))
 
     def _id(self, number: int) -> int:
         return self._opened.storage.get_trial_id_from_study_id_trial_number(self._opened.study_id, number)

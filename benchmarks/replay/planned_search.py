@@ -22,7 +22,7 @@ from statistics import median
 
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS, Effort
-from autotune.core.estimate import Estimate, Origin, need
+from autotune.core.estimate import Estimate, Origin
 from autotune.core.events import ignore
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
@@ -76,11 +76,6 @@ class RecordedEstimates:
         """Trace candidates."""
         self._traced.update(dict.fromkeys(candidates))
         return [self.estimate(candidate) for candidate in candidates]
-
-    def least(self) -> Estimate | None:
-        """Return what needs the least memory."""
-        known = (found for found in map(self.estimate, self._traced) if found.memory is not None)
-        return min(known, key=need, default=None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +143,7 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
         return measurement
 
     estimates = RecordedEstimates(table)
-    predictor = PlannedPredictor(estimates, estimates.least, table.limit_bytes, "cpu")
+    predictor = PlannedPredictor(estimates, lambda: None, table.limit_bytes, "cpu")
     return search(
         problem,
         probe,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from autotune.app.arguments import SearchArguments
-from autotune.app.gpu_counts import divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.app.options import checked_options
+from autotune.app.rent import divisible_counts, offers_to_show, should_try_more_gpus
 from autotune.core.candidate import Choice
 from autotune.core.gpu import Gpu
 from autotune.core.rent import Offer

@@ -222,7 +222,7 @@ def test_a_search_without_predictions_says_that_it_did_not_offload() -> None:
 def test_it_says_so_only_where_memory_is_what_failed_and_there_is_another_to_offload_to() -> None:
     narrow, cpu = here(), here(replace(CPU, packages=WITH_DEEPSPEED.packages))
     wide = with_last_resorts(narrow)
-    assert wide is not None
+    assert wide is not narrow
     chosen = problem(narrow.setting, Wishes({"sharding": "ddp"}))
     for searched, outcome in (
         (narrow, ran_out(narrow, ProbeStatus.TIMEOUT)),

@@ -44,9 +44,7 @@ class SlowTracer(PagingTracer):
 
 def widened() -> TrainerProblem:
     """Return the same space with last resorts."""
-    wide = with_last_resorts(here())
-    assert wide is not None
-    return wide
+    return with_last_resorts(here())
 
 
 def searched(of: TrainerProblem) -> Run:

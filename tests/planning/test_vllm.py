@@ -9,19 +9,16 @@ import pytest
 from autotune.app.servers import generating_gpus, held_by_server, server_of
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache, ModelProfile
 from autotune.planning.vllm import (
     ASLEEP_BYTES,
     TYPE_BYTES,
     Engine,
     Reservation,
-    block_bytes,
     cache_bytes,
     engine_of,
-    reservation,
     sequences_held,
-    together,
-    why_not,
 )
 from autotune.units import GIB
 from tests.settings import setting, workload
@@ -30,6 +27,26 @@ ROUNDED = 0.011 * GIB
 """Logs have two digits after the point, and sums of several of them are off by as much."""
 QWEN2_5_1_5B = KeyValueCache(layers=28, heads=2, elements=2 * 128)
 QWEN3_8B = KeyValueCache(layers=36, heads=8, elements=2 * 128)
+
+
+def on(item: Engine, of: ModelProfile, total_bytes: int) -> Engine:
+    return replace(item, model=of, total_bytes=total_bytes)
+
+
+def reservation(item: Engine, of: ModelProfile, total_bytes: int) -> Reservation:
+    return on(item, of, total_bytes).reservation
+
+
+def why_not(item: Engine, of: ModelProfile, total_bytes: int) -> str:
+    return on(item, of, total_bytes).why_not
+
+
+def together(training: MemoryEstimate, item: Engine, of: ModelProfile, total_bytes: int) -> MemoryEstimate:
+    return on(item, of, total_bytes).together(training)
+
+
+def block_bytes(of: ModelProfile, parallel: int = 1) -> int | None:
+    return engine(model=of, parallel=parallel).block_bytes
 
 
 def model(cache: KeyValueCache | None, parameters: int = 8_000_000_000) -> ModelProfile:
@@ -99,7 +116,7 @@ def test_weights_and_heads_are_divided_among_gpus() -> None:
 
 
 def engine(**changes: object) -> Engine:
-    known = Engine(on_server=False, sleeps=False, utilization=0.5, parallel=1, tokens=1536)
+    known = Engine(False, False, 0.5, 1, 1536, model(None), 80 * GIB)
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
@@ -179,22 +196,29 @@ def test_a_model_whose_cache_is_not_known_is_not_refused_for_it() -> None:
     assert why_not(engine(), model(None), 80 * GIB) == ""
 
 
+def of_model(profile: ModelProfile) -> Setting:
+    return setting(of=replace(workload(), model=profile))
+
+
 def test_the_engine_is_the_one_that_trl_starts() -> None:
+    known = model(None)
+    here = of_model(known)
+    total = here.machine.hardware.memory_bytes
     args = {
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 8, "use_vllm": True, "vllm_mode": "colocate",
         "vllm_gpu_memory_utilization": 0.4, "vllm_tensor_parallel_size": 2, "vllm_max_model_length": 3072,
         "vllm_enable_sleep_mode": True,
     }  # fmt: skip
-    assert engine_of(TrainingPlan("grpo", args), model(None)) == Engine(False, True, 0.4, 2, 3072)
+    assert engine_of(TrainingPlan("grpo", args), here) == Engine(False, True, 0.4, 2, 3072, known, total)
     untold = {name: args[name] for name in list(args)[:3]}
-    assert engine_of(TrainingPlan("grpo", untold), model(None)) == Engine(False, False, 0.3, 1, 131_072)
+    assert engine_of(TrainingPlan("grpo", untold), here) == Engine(False, False, 0.3, 1, 131_072, known, total)
     # A server loads the model by itself.
     for mode, in_4_bits in (("colocate", True), ("server", False)):
         plan = TrainingPlan("grpo", {**args, "vllm_mode": mode}, {"load_in_4bit": True})
-        found = engine_of(plan, model(None))
+        found = engine_of(plan, here)
         assert found is not None
         assert found.in_4_bits is in_4_bits
-    assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), model(None)) is None
+    assert engine_of(TrainingPlan("grpo", {**args, "use_vllm": False}), here) is None
 
 
 # Llama-3.1-8B (its config.json): 32 layers, 32 heads of 128 numbers, 8 of keys and values.
@@ -210,7 +234,7 @@ PLAN = TrainingPlan("grpo", {"use_vllm": True, "vllm_mode": "server", "per_devic
 
 
 def held(gpus: int, total_bytes: int, tokens: int = 4096) -> Reservation | str:
-    return held_by_server(server_of(PLAN, LLAMA, gpus, tokens), LLAMA, total_bytes)
+    return held_by_server(on(server_of(PLAN, of_model(LLAMA), gpus, tokens), LLAMA, total_bytes))
 
 
 def test_several_gpus_share_weights_and_cache() -> None:

@@ -53,7 +53,7 @@ class Timed(ReplayedTable):
 def now(monkeypatch: pytest.MonkeyPatch) -> Now:
     """The clock of a search."""
     made = Now()
-    monkeypatch.setattr("autotune.study.clock.time.monotonic", made)
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", made)
     return made
 
 

@@ -197,7 +197,7 @@ def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(
 ) -> None:
     durable.problem.recipes = (GOOD,)
     now = Now()
-    monkeypatch.setattr("autotune.study.clock.time.monotonic", now)
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         if run.turn is None or run.turn.pair == 0:
@@ -217,7 +217,7 @@ def test_the_time_limit_ends_a_comparison_and_what_there_is_of_it_counts(
 def test_the_search_leaves_the_time_that_confirmation_and_comparison_need(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.study.clock.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", lambda: 0.0)
 
     def clocked(candidate: Candidate) -> Measurement:
         shown = replace(measurement(candidate), wall_seconds=8.0, step_seconds=2.0)

@@ -20,10 +20,10 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Predictor
 from autotune.errors import AutotuneError
 from autotune.study import ProbeRun, Purpose, StudyStorage
-from autotune.study.clock import Clock, elapsed_seconds
+from autotune.study.durations import Clock
 from autotune.study.problem import Sharing
 from autotune.study.queue import NextAction, Queue
-from autotune.study.roster import Doing, Roster, Worker
+from autotune.study.roster import Doing, Roster, Worker, elapsed_seconds
 from autotune.study.session import Session
 from autotune.study.storage import OpenStudy, opened
 from autotune.study.trial_log import TrialLog
@@ -124,7 +124,7 @@ def test_a_renewal_that_fails_does_not_end_those_after_it(
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="the system has no clock that counts suspension")
 def test_leases_are_measured_by_a_clock_that_counts_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.study.clock.time.clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
+    monkeypatch.setattr("autotune.study.roster.time.clock_gettime", {time.CLOCK_BOOTTIME: 7.0}.__getitem__)
     assert elapsed_seconds() == 7.0
 
 

@@ -15,7 +15,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
 from autotune.study import Purpose, Record
-from autotune.study.audit import contradicted
+from autotune.study.searching import contradicted
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed

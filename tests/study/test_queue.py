@@ -17,9 +17,9 @@ from autotune.core.events import Event, Noted, StageStarted
 from autotune.core.measurement import Measurement
 from autotune.core.status import ProbeStatus
 from autotune.study import ProbeRun, Purpose, SearchOutcome
-from autotune.study.begun import DEATHS
-from autotune.study.clock import Clock
+from autotune.study.durations import Clock
 from autotune.study.problem import Sharing
+from autotune.study.trial_documents import DEATHS
 from tests.probing.processes import wait_until
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import ReplayedTable, measurement

@@ -213,7 +213,7 @@ def test_the_time_limit_ends_the_search_and_the_probe_it_cuts_off_is_repeated(
 ) -> None:
     limits: list[float | None] = []
     now = Now()
-    monkeypatch.setattr("autotune.study.clock.time.monotonic", now)
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", now)
 
     def hanging(run: ProbeRun, seconds_left: float | None) -> Measurement:
         limits.append(seconds_left)

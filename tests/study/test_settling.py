@@ -122,7 +122,7 @@ def test_a_confirmed_one_is_recommended_where_no_time_is_left_to_confirm_another
     recipes: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("autotune.study.clock.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("autotune.study.durations.time.monotonic", lambda: now[0])
 
     class UntilTheEnd(ReplayedTable):
         def __call__(self, run: ProbeRun, seconds_left: float | None) -> Measurement:

@@ -79,6 +79,11 @@ class Forecast:
         """What the caching allocator counts beyond :attr:`peak_bytes`: rounding, and workspaces of libraries."""
         return self.workspace_bytes + round(self.rounding_share * self.peak_bytes)
 
+    @property
+    def reserved_bytes(self) -> int:
+        """What the caching allocator reserves."""
+        return self.peak_bytes + self.overhead_bytes + self.unused_bytes
+
     def step_seconds(self, micro_batches: int) -> float | None:
         """Return the seconds of an optimizer step of that many micro-batches, or None if times are not known."""
         if not self.times:
