@@ -105,7 +105,7 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
 
 
 def _updated(
-    chunk: int, skipped: Any, tensors: Any, lr: float, beta1: float, beta2: float, eps: float, *_: Any
+    _chunk: int, _skipped: Any, tensors: Any, lr: float, beta1: float, beta2: float, eps: float, *_: Any
 ) -> None:
     """Update in place by PyTorch's own fused kernel, which reads and writes the same tensors as DeepSpeed's."""
     gradients, weights, means, squares = tensors
