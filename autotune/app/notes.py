@@ -11,6 +11,7 @@ from autotune.core.gpu import Gpu
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.plan import ALLOCATOR_VARIABLES, Launch
+from autotune.core.result import Choosable
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
@@ -88,6 +89,25 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
     else:
         more = "a larger dataloader_num_workers in config.yaml has more processes do it meanwhile"
         yield f"{sentence}, and the GPU waits: {more}."
+
+
+def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
+    """Yield a note if the CUDA context of TRL's own command may not fit beside what a training held.
+
+    The process that then waits for the training reads its arguments, which makes the first GPU the current one
+    (transformers 5.23, ``TrainingArguments._setup_devices``), and with that a context (torch 2.11, ``set_device``).
+    """
+    trainer = find_trainer(chosen.plan.trainer)
+    if chosen.device_bytes is None or chosen.reserved_bytes is None or not trainer.has_command:
+        return
+    context_bytes = chosen.device_bytes - chosen.reserved_bytes
+    free_bytes = max(0, hardware.available_bytes - chosen.device_bytes)
+    if free_bytes < context_bytes:
+        yield (
+            f"`trl {trainer.name}` holds a CUDA context of its own on the first GPU while it trains, of up to "
+            f"{format_bytes(context_bytes)}, and beside the recommendation {format_bytes(free_bytes)} are free: start "
+            "train.py instead, or search with a --memory-budget that leaves room."
+        )
 
 
 _MUCH = 0.05

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.app.epoch import epoch_of
-from autotune.app.notes import notes_on_loading
+from autotune.app.notes import notes_on_launcher, notes_on_loading
 from autotune.core.candidate import Candidate
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
@@ -87,6 +87,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
             *notes_on_runs(outcome, own=facts.base is not None),
             *_contradicted(outcome),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
+            *(notes_on_launcher(recommended, setting.machine.hardware) if recommended else ()),
             *_notes_on_predictions(setting.machine.hardware, trials),
             *facts.notes,
         ),

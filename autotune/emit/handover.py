@@ -10,9 +10,10 @@ from autotune.core.machine import Hardware
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import BaseFile
 from autotune.core.workload import Workload
-from autotune.emit.arguments import PEFT_CONFIG, thread_variables
+from autotune.emit.arguments import PEFT_CONFIG, THREADS, thread_variables
 from autotune.emit.launch import ACCELERATE, DEEPSPEED
 from autotune.emit.rows import TrainingRows
+from autotune.techniques.offload import optimizer_on_host
 from autotune.trainers import find_trainer
 from autotune.trainers.base import EVALUATED
 from autotune.units import counted
@@ -108,6 +109,11 @@ def _of_launch(handover: Handover) -> Iterator[str]:
         processes = counted(plan.launch.processes, "process", "processes")
         moved = f" It has the path of {DEEPSPEED}; change that if you move it." if plan.args.get("deepspeed") else ""
         yield f"`accelerate launch` starts {processes} by {ACCELERATE}.{moved}"
+    if handover.threads is None and optimizer_on_host(plan):
+        yield (
+            f"The optimizer runs on the host, and without {THREADS} a launcher gives each process one thread: set it to"
+            " the cores of a machine divided by its processes."
+        )
     if handover.hardware.kind == "cpu" and plan.args.get("fsdp"):
         does = (
             "refuses the groups of processes there"

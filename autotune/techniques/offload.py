@@ -47,7 +47,7 @@ class Offload(Technique):
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD, *_WITH_GLOO})
     impact = TraceImpact(
         frees_weights=lambda choice: choice in (PARAMETERS, BOTH),
-        in_plan=lambda plan: PlanImpact(untimed=_optimizer_on_host(plan)),
+        in_plan=lambda plan: PlanImpact(untimed=optimizer_on_host(plan)),
         unplanned="the time of the optimizer on the host: candidates with optimizer or both have no predicted speed on "
         "a GPU",
     )
@@ -91,6 +91,6 @@ class Offload(Technique):
         return {path: "cpu" for path, choices in wanted.items() if choice in choices}
 
 
-def _optimizer_on_host(plan: TrainingPlan) -> bool:
+def optimizer_on_host(plan: TrainingPlan) -> bool:
     """Return whether the optimizer runs on the host, whose speed is not known."""
     return offloads(zero_of(plan)) or bool(plan.entry(_FSDP_OFFLOAD))

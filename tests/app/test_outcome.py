@@ -21,7 +21,7 @@ from autotune.reporting.comparison import headline
 from autotune.study.comparison import failed
 from autotune.study.problem import Purpose, Record, SearchOutcome, ShortRun
 from autotune.units import GIB, MIB
-from tests.settings import problem, setting
+from tests.settings import GPU, problem, setting
 
 HERE = setting()
 PROBLEM = problem(HERE)
@@ -230,6 +230,17 @@ def test_what_was_held_and_asked_for_is_the_smallest_need_when_all_ran_out() -> 
 def test_the_smallest_need_on_a_gpu_is_what_was_reserved_as_wherever_a_need_is_shown() -> None:
     needs = replace(ran(100, peak_bytes=500), reserved_bytes=800)
     assert result(record(1, needs, max_length=2000)).smallest_peak_bytes == 800
+
+
+@pytest.mark.parametrize(("free_bytes", "told"), [(199, True), (200, False)])
+def test_a_context_of_trls_own_command_that_may_not_fit_beside_the_winner_is_told_of(
+    free_bytes: int, told: bool
+) -> None:
+    shown = replace(ran(320), reserved_bytes=800, device_bytes=1000)
+    card = replace(GPU, hardware=replace(GPU.hardware, memory_bytes=1000 + free_bytes, used_by_others_bytes=0))
+    winner = record(1, shown, shown)
+    found = result_of(outcome_of(winner, winner=winner), problem(setting(machine=card)), FACTS)
+    assert any("`trl sft` holds a CUDA context of its own" in note for note in found.notes) == told
 
 
 def test_a_default_that_fits_and_keeps_too_few_tokens_is_no_peak_of_what_does_not_fit() -> None:

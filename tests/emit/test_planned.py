@@ -72,6 +72,16 @@ def test_no_file_claims_a_measurement(split: ServerSplit | None, tmp_path: Path)
         assert "# Planned by autotune" in script.read_text(encoding="utf-8")
 
 
+def test_threads_of_an_optimizer_on_the_host_are_asked_for_where_the_machine_is_not_known(tmp_path: Path) -> None:
+    offloaded = {"deepspeed": {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}}
+    document = a_bundle(None)
+    on_host = replace(document, plan=replace(document.plan, args={**ARGS, **offloaded}))
+    for name, bundle, threads, asked in (
+        ("unknown", on_host, None, True), ("known", on_host, 8, False), ("on the GPU", document, None, False),
+    ):  # fmt: skip
+        assert ("without OMP_NUM_THREADS" in text_of(write(bundle, tmp_path / name, threads) / "config.yaml")) == asked
+
+
 def test_the_doubts_of_the_plan_are_in_the_head(tmp_path: Path) -> None:
     doubt = "The margin is below the stated error: it may not fit."
     folder = write(a_bundle(doubts=(doubt,)), tmp_path)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 import torch
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
-from autotune.virtual import assume, holds_gradients, is_tracing
+from autotune.virtual import UnsupportedError, assume, holds_gradients, is_tracing
 from autotune.virtual.tracing import moving_gradients
 
 
@@ -31,12 +31,15 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     import deepspeed
     from deepspeed.accelerator import real_accelerator
     from deepspeed.comm import comm
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder.cpu.no_impl import NotImplementedBuilder
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Zero3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero2
     from deepspeed.utils import groups
 
     # The package has attributes of the same names as these modules.
-    backend, cpu_adam = (sys.modules[name] for name in ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam"))
+    named = ("deepspeed.comm.torch", "deepspeed.ops.adam.cpu_adam", "deepspeed.ops.adam.fused_adam")
+    backend, cpu_adam, fused_adam = (sys.modules[name] for name in named)
     with (
         accelerator(device) as virtual,
         mock.patch.object(real_accelerator, "ds_accelerator", virtual),
@@ -53,6 +56,10 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
         ),
         mock.patch.object(cpu_adam, "CPUAdamBuilder", _Builder),
+        mock.patch.object(fused_adam, "FusedAdamBuilder", _Builder),
+        # Others would be compiled on the spot, for this machine, and take no fake tensors.
+        mock.patch.object(OpBuilder, "jit_load", _refused),
+        mock.patch.object(NotImplementedBuilder, "load", _refused),
         mock.patch.object(comm, "cdb", None),
         # Keeps process groups for all engines of a process; those of this trace end with it.
         mock.patch.dict(vars(groups)),
@@ -90,12 +97,31 @@ def gradients_of_ranks(plan: TrainingPlan, accelerator: Any) -> tuple[int, ...]:
     return tuple(held)
 
 
+def _refused(*_: Any, **__: Any) -> NoReturn:
+    raise UnsupportedError(
+        "Of DeepSpeed's native operators only Adam's are traced, and none for offload to nvme, quantised communication "
+        "(zero_quantized_weights, zero_quantized_gradients) or another optimizer of its own."
+    )
+
+
+def _updated(
+    _chunk: int, _skipped: Any, tensors: Any, lr: float, beta1: float, beta2: float, eps: float, *_: Any
+) -> None:
+    """Update in place by PyTorch's own fused kernel, which reads and writes the same tensors as DeepSpeed's."""
+    gradients, weights, means, squares = tensors
+    steps = [means[0].new_ones((), dtype=torch.float32)] * len(weights)
+    numbers = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
+    torch._fused_adamw_(weights, gradients, means, squares, [], steps, **numbers, amsgrad=False, maximize=False)
+
+
 # The update of DeepSpeedCPUAdam is C++ on addresses, and allocates nothing; the state is allocated in Python.
-_ADAM = SimpleNamespace(**dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None))
+_ADAM = SimpleNamespace(
+    **dict.fromkeys(("create_adam", "adam_update", "destroy_adam"), lambda *_: None), multi_tensor_adam=_updated
+)
 
 
 class _Builder:
-    """Loads DeepSpeedCPUAdam's native functions, which do nothing here."""
+    """Loads the native functions of DeepSpeed's Adam: on the host they do nothing here."""
 
     def load(self) -> SimpleNamespace:
         return _ADAM

@@ -25,6 +25,7 @@ from autotune.step.run.traced_training import capability_of, world_of
 from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
 from autotune.step.trainers import adapter
 from autotune.step.trainers.prompts import reward_function
+from autotune.virtual import UnsupportedError
 from autotune.virtual import trace as run_virtually
 
 # Libraries whose warnings are about the user's arguments.
@@ -60,6 +61,9 @@ def build(request: TraceRequest, context: JobContext) -> Built:
         run_virtually(run, target=request.target, capability=capability_of(request.gpu), world=world_of(plan))
     except InputError:
         raise
+    except UnsupportedError:
+        # The trace that follows reports it.
+        return Built(warnings=tuple(messages))
     except Exception as error:  # noqa: BLE001 any error of a library is its refusal of the plan
         return Built(refused=f"{type(error).__name__}: {one_line(error)}", warnings=tuple(messages))
     return Built(overrides=tuple(overrides(plan.args, used)), warnings=tuple(dict.fromkeys(messages)))
