@@ -75,8 +75,10 @@ def interrupted_text(result: Result) -> str:
     if result.status is RunStatus.UNDECIDED:
         limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
         ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
-        longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
-        return f"{ended} before any probe decided whether a candidate fits.{longer}"
+        longer = ("Go on with --resume and a longer --timeout.",) if result.ended is Ending.TIME else ()
+        barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
+        decided = f"{ended} before any probe decided whether a candidate{barred} fits."
+        return " ".join((decided, *_smallest_text(result), *longer))
     allowed = " that may be recommended" if ran(result.trials) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
