@@ -73,8 +73,8 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
-        limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
-        ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
+        limit = result.ended if result.ended in (Ending.TIME, Ending.TRIALS) else None
+        ended = f"{limit.capitalize()} ended the search" if limit is not None else "The search ended"
         longer = ("Go on with --resume and a longer --timeout.",) if result.ended is Ending.TIME else ()
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
