@@ -69,7 +69,7 @@ class LengthsArguments(Arguments):
     Args:
         model: hub id, local directory, or ``config.json``; its tokenizer and chat template are used.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
-        split: split of ``dataset`` to read. None: train.
+        split: split of ``dataset`` to read, or a part of it, such as ``train[:1000]``. None: train.
         dataset_config (NAME): configuration of ``dataset``, where it has several. None: the only one.
         trainer: TRL's trainer.
     """
@@ -101,7 +101,8 @@ class SearchArguments(Arguments):
     Args:
         model: hub id, local directory, or ``config.json``; no weights are needed.
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet.
-        split: split of ``dataset`` to train on. None: train.
+        split: split of ``dataset`` to train on or, without evaluation, a part of it, such as ``train[:1000]``. None:
+            train.
         dataset_config (NAME): configuration of ``dataset`` and ``eval_dataset``, where they have several, such as
             ``main`` of ``openai/gsm8k``. None: the only one.
         trainer: TRL's trainer.

@@ -63,7 +63,7 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     ]
     return Result(
         schema=SCHEMA,
-        status=_status(outcome),
+        status=_status(outcome, trials),
         trainer=problem.trainer.name,
         workload=setting.workload,
         hardware=setting.machine.hardware,
@@ -118,12 +118,15 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     return f"{of} of {candidates:,} candidates{but}; {ended}"
 
 
-def _status(outcome: SearchOutcome) -> RunStatus:
+def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
     if outcome.interrupted:
         return RunStatus.INTERRUPTED
     if outcome.winner:
         return RunStatus.FOUND
-    decided = any(record.probed and record.measurement.status is not ProbeStatus.TIMEOUT for record in outcome.records)
+    undecided = (ProbeStatus.VETOED, ProbeStatus.TIMEOUT)
+    # TRL's default is probed even if it may not be recommended, and shows nothing of the others.
+    limited = outcome.ending in (Ending.TIME, Ending.TRIALS)
+    decided = any(trial.status not in undecided and not (limited and trial.illegal) for trial in trials)
     return RunStatus.NOTHING_FITS if decided else RunStatus.UNDECIDED
 
 

@@ -170,8 +170,9 @@ def _named(asked: ProbeArguments, options: Options, base: UserBase | None) -> So
     if asked.evaluates:
         evaluation = evaluation_source(rows.name, asked.eval_dataset, asked.eval_split, rows.split, rows.config)
         assert evaluation is not None
-        check_one_load(rows, evaluation)
         evaluation = replace(evaluation, reading=rows.reading)
+    if evaluation is not None and (asked.evaluates or asked.split is not None):
+        check_one_load(rows, evaluation)
     check_evaluation(options.trainer, evaluates=evaluation is not None)
     return Sources(replace(found.model, init=asked.init), rows, evaluation)
 

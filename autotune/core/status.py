@@ -25,7 +25,7 @@ class RunStatus(StrEnum):
     """How a whole run of ``autotune probe`` ended.
 
     Attributes:
-        UNDECIDED: a limit ended the search before any probe decided whether a candidate fits.
+        UNDECIDED: a limit ended the search before any probe decided whether a candidate fits that may be recommended.
         INTERRUPTED: the user, or a signal, ended it.
     """
 

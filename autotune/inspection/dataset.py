@@ -40,7 +40,7 @@ def dataset_source(text: str | Path, split: str | None = None, config: str | Non
     A hub id is taken as it is: whether it exists, and has the split, shows when it is loaded.
 
     Args:
-        split: the one to train on; None: ``train``.
+        split: the one to train on, or a part of it, such as ``train[:1000]``; None: ``train``.
         config: its configuration, where it has several; None: the only one.
 
     Raises:
@@ -48,7 +48,6 @@ def dataset_source(text: str | Path, split: str | None = None, config: str | Non
             that has no such split or configuration.
     """
     text, split = str(text), split or _TRAIN
-    check_split(split)
     path = local_path(text, "dataset", _SUFFIXES)
     if path is None:
         return DatasetSource(name=text, path=text, split=split, config=config)
@@ -63,12 +62,12 @@ def dataset_source(text: str | Path, split: str | None = None, config: str | Non
         raise InputError(f"{path} is in no format that autotune reads.", hint=f"It reads {_UNDERSTOOD}.")
     if glob.has_magic(str(path)):
         raise InputError(f"{path} has one of * ? [ in its name.", hint="Rename it: datasets takes it for a pattern.")
-    if split != _TRAIN:
+    if split.partition("[")[0] != _TRAIN:
         raise InputError(f"{path} is a file, and has no split but {_TRAIN}.", hint="Leave out --split.")
     if config is not None:
         raise InputError(f"{path} is a file, and has no configurations.", hint="Leave out --dataset-config.")
     check_file(path)
-    return DatasetSource(name=text, path=builder, data_files=str(path))
+    return DatasetSource(name=text, path=builder, data_files=str(path), split=split)
 
 
 def training_source(dataset: str | Path | None, split: str | None, config: str | None = None) -> DatasetSource | None:
@@ -131,7 +130,7 @@ def evaluation_source(
 
 
 def check_split(split: str) -> None:
-    """Check the name of a split, which ``trl`` looks up among those of a whole dataset.
+    """Check the name of a split that ``trl`` looks up in a dataset by its name, as it does to evaluate.
 
     Raises:
         InputError: it is none, such as ``train[:1000]``.
@@ -139,8 +138,8 @@ def check_split(split: str) -> None:
     if not _SPLIT.fullmatch(split):
         raise InputError(
             f"{split!r} is not the name of a split.",
-            hint="`trl` takes whole splits only, such as test or validation; an entry of datasets takes a part, such as"
-            " split: train[:1000].",
+            hint="With dataset_name or an evaluation, `trl` takes whole splits only, such as test or validation; an "
+            "entry of datasets takes a part, such as split: train[:1000].",
         )
 
 
@@ -148,8 +147,9 @@ def check_one_load(rows: DatasetSource, evaluation: DatasetSource) -> None:
     """Check that ``trl`` can load the training and evaluation rows, which it loads in a single call.
 
     Raises:
-        InputError: they are neither splits of one dataset, nor two files of one format.
+        InputError: they are neither whole splits of one dataset, nor two files of one format.
     """
+    check_split(rows.split)
     if rows.path != evaluation.path or (rows.data_files is None) != (evaluation.data_files is None):
         raise InputError(
             f"`trl` cannot load {rows.name} to train on and {evaluation.name} to evaluate on.",

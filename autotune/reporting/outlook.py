@@ -73,10 +73,12 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
-        limits = {Ending.TIME: "The time limit ended the search", Ending.TRIALS: "The trial limit ended the search"}
-        ended = limits.get(result.ended, "The search ended") if result.ended is not None else "The search ended"
-        longer = " Go on with --resume and a longer --timeout." if result.ended is Ending.TIME else ""
-        return f"{ended} before any probe decided whether a candidate fits.{longer}"
+        limit = result.ended if result.ended in (Ending.TIME, Ending.TRIALS) else None
+        ended = f"{limit.capitalize()} ended the search" if limit is not None else "The search ended"
+        longer = ("Go on with --resume and a longer --timeout.",) if result.ended is Ending.TIME else ()
+        barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
+        decided = f"{ended} before any probe decided whether a candidate{barred} fits."
+        return " ".join((decided, *_smallest_text(result), *longer))
     allowed = " that may be recommended" if ran(result.trials) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 

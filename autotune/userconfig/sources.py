@@ -13,7 +13,7 @@ from autotune.core.nested import mapping
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
-from autotune.inspection.dataset import BUILDERS, builder_of, dataset_source, evaluation_source
+from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
 from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists, is_file
 from autotune.trainers.distillation import TEACHER, TEACHER_REVISION
@@ -145,6 +145,7 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
             hint="Write datasets, with path (json, csv or parquet) and data_files.",
         )
     _check_unexpanded("dataset_name", name)
+    check_split(train)
     config = script.get("dataset_config")
     source = dataset_source(name, train, None if config is None else str(config))
     return Loaded(source, test, bool(script.get("dataset_streaming")))

@@ -260,6 +260,17 @@ def test_a_time_limit_before_anything_was_decided_is_no_proof_that_nothing_fits(
     assert result(cut_off).status is RunStatus.UNDECIDED
 
 
+@pytest.mark.parametrize("shown", [RAN_OUT, ran(100)])
+def test_a_default_that_may_not_be_recommended_decides_nothing_where_a_limit_ends_the_search(
+    shown: Measurement,
+) -> None:
+    found = outcome_of(record(0, shown))
+    assert result_of(replace(found, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.UNDECIDED
+    assert result_of(replace(found, ending=Ending.EXHAUSTED), PROBLEM, FACTS).status is RunStatus.NOTHING_FITS
+    other = outcome_of(record(0, shown), record(1, RAN_OUT, max_length=2000))
+    assert result_of(replace(other, ending=Ending.TIME), PROBLEM, FACTS).status is RunStatus.NOTHING_FITS
+
+
 def test_what_was_predicted_stands_beside_what_was_measured() -> None:
     trial = result(replace(record(0, ran(100)), prediction=Prediction(450, 0.1, 120.0))).trials[0]
     assert (trial.predicted_bytes, trial.predicted_tokens_per_second) == (450, 120.0)

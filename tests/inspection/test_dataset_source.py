@@ -108,7 +108,6 @@ def test_a_directory_and_a_hub_id_have_the_split_that_is_asked_for(tmp_path: Pat
     ("dataset", "split", "said"),
     [
         ("rows.jsonl", "test", "rows.jsonl is a file, and has no split but train"),
-        (".", "train[:10]", "is not the name of a split"),
         (None, "test", "There is no dataset to take --split of"),
     ],
 )
@@ -135,6 +134,20 @@ def test_a_configuration_that_cannot_be_taken_is_refused(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=re.escape(said)):
         training_source(dataset, None, "main")
+
+
+@pytest.mark.parametrize("dataset", ["rows.jsonl", "."])
+def test_a_part_of_a_split_is_trained_on_where_nothing_is_evaluated(
+    dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "rows.jsonl", GOOD)
+    monkeypatch.chdir(tmp_path)
+    source = training_source(dataset, "train[:50%]")
+    assert source is not None
+    assert list(load(source)["text"]) == ["one"]
+    # TRL's script looks both splits up in what it has loaded.
+    with pytest.raises(InputError, match=re.escape("'train[:50%]' is not the name of a split")):
+        check_one_load(source, source)
 
 
 def test_the_rows_to_train_on_are_not_those_to_evaluate_on_by_their_split(tmp_path: Path) -> None:

@@ -134,6 +134,8 @@ def test_an_interrupted_run_without_a_finished_probe_says_so() -> None:
     why = "ended the search before any probe decided whether a candidate fits."
     assert interrupted_text(in_time) == f"The time limit {why} Go on with --resume and a longer --timeout."
     assert interrupted_text(replace(in_time, ended=Ending.TRIALS)) == f"The trial limit {why}"
+    barred = interrupted_text(replace(in_time, trials=only_the_default_fits().trials))
+    assert "decided whether a candidate that may be recommended fits. Go on" in barred
 
 
 def test_what_may_not_be_recommended_is_not_the_best_of_an_interrupted_run() -> None:

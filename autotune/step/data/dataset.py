@@ -146,7 +146,8 @@ def _check_all_lines(source: DatasetSource) -> None:
     """Report the first broken line of the files; the earlier check read only the beginning of a single one."""
     files = [] if source.data_files is None else [source.data_files]
     if not source.mixture and Path(source.path).is_dir():
-        files = load_dataset_builder(source.path, source.config).config.data_files.get(source.split, [])
+        configured = load_dataset_builder(source.path, source.config).config
+        files = configured.data_files.get(source.split.partition("[")[0], [])
     for file in map(Path, files):
         check_file(file, sys.maxsize)
 
