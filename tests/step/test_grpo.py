@@ -216,7 +216,9 @@ def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:
 
 
 def test_what_stands_for_vllm_gives_completions_of_that_length() -> None:
-    given = GivenCompletions(accelerator=SimpleNamespace(device=torch.device("cpu")))
+    state = SimpleNamespace(deepspeed_plugin=None)
+    accelerator = SimpleNamespace(device=torch.device("cpu"), state=state)
+    given = GivenCompletions(model=None, accelerator=accelerator)
     make_long(given, 3)
     prompts, completions, probabilities, _ = given.generate([[1, 2], [1]], num_generations=2)
     assert prompts == [[1, 2], [1]]

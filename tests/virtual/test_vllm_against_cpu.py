@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.traced import TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer
+from autotune.probing import trace as trace_job
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
@@ -18,7 +25,8 @@ from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.records import Trace
 from autotune.virtual.sections import sections
-from tests.small import small_config, small_tokenizer
+from tests.small import VOCABULARY, small_config, small_tokenizer, write_small_model
+from tests.step.plans import needs_deepspeed, zero
 from tests.virtual.reference import RealPhase, run_on_cpu
 
 SHAPE = Shape(2, 32, 8)
@@ -30,17 +38,17 @@ SIZES: dict[str, dict[str, object]] = {
 TRAINERS = pytest.mark.parametrize("name", list(SIZES))
 
 
-def plan_of(name: str, **vllm: object) -> TrainingPlan:
+def plan_of(name: str, words: Mapping[str, object] | None = None, ranks: int = 1, **vllm: object) -> TrainingPlan:
     args = {
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": False, "optim": "adamw_torch",
         "gradient_checkpointing": False, **SIZES[name], **vllm,
     }  # fmt: skip
-    return TrainingPlan(name, args, rewards=(NO_REWARD,))
+    return TrainingPlan(name, args, words or {}, rewards=(NO_REWARD,), launch=Launch(ranks))
 
 
-def steps_of(name: str, **vllm: object) -> Any:
+def steps_of(name: str, words: Mapping[str, object] | None = None, **vllm: object) -> Any:
     trainer = find_trainer(name)
-    traced = trainer.traced_plan(plan_of(name, **vllm), Layout.PADDED, SHAPE)
+    traced = trainer.traced_plan(plan_of(name, words, **vllm), Layout.PADDED, SHAPE)
     rows = TracedRows(trainer.traced_rows(Layout.PADDED, SHAPE, 1.0))
     return traced_training(traced, small_config(), small_tokenizer(), rows)
 
@@ -86,18 +94,53 @@ def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -
 
 @TRAINERS
 def test_the_model_generates_nothing_in_the_trace(name: str) -> None:
-    ran = [
-        [phase.end_operator - phase.first_operator for phase in found.phases if phase.name == GENERATION]
-        for found in (with_vllm(name), trace(steps_of(name), target="cpu"))
-    ]
-    assert len(ran[0]) == len(ran[1])
-    assert max(ran[0]) <= 12 < min(ran[1])
+    def passes(found: Trace) -> int:
+        spans = [slice(phase.first_operator, phase.end_operator) for phase in found.phases if phase.name == GENERATION]
+        return sum("embedding" in operator.name for span in spans for operator in found.operators[span])
+
+    assert passes(with_vllm(name)) == 0 < passes(trace(steps_of(name), target="cpu"))
 
 
 def test_grpo_computes_old_log_probabilities_of_what_vllm_generated() -> None:
     uncorrected = trace(steps_of("grpo", **COLOCATED, vllm_importance_sampling_correction=False), target="cpu")
     assert OLD_PASS in {phase.name for phase in with_vllm("grpo").phases}
     assert OLD_PASS not in {phase.name for phase in uncorrected.phases}
+
+
+LORA: dict[str, object] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
+
+
+@TRAINERS
+def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> None:
+    steps = steps_of(name, LORA, **COLOCATED)
+    real = run_on_cpu(steps, phases=("optimizer step", GENERATION))
+    first = next(phase for phase in trace(steps, target="cpu").phases if phase.name == GENERATION)
+    assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@TRAINERS
+def test_zero_3_gathers_all_weights_at_once_to_merge_adapters_for_vllm(
+    name: str, job_server: JobServer, tmp_path: Path
+) -> None:
+    # TRL: `_iter_named_params`; of online DPO, `_move_model_to_vllm_inner`.
+    sizes = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 768}
+    model = write_small_model(tmp_path / "model", weights=False, **sizes)
+    whole = 2 * sum(2 * 256**2 + 256**2 + 3 * 256 * 768 for _ in range(2))
+    highest = {}
+    for words in (LORA, {}):
+        plan = plan_of(name, {**words, "dtype": "bfloat16"}, 8, **COLOCATED, **zero(3), bf16=True)
+        known = find_trainer(name)
+        traced = known.traced_plan(plan, Layout.PADDED, SHAPE)
+        rows = known.traced_rows(Layout.PADDED, SHAPE, 1.0)
+        request = TraceRequest(traced, ModelSource(str(model)), "cuda", rows, gpu=find_gpu("A100-80GB"))
+        reply = trace_job(job_server, request, tmp_path / str(len(words)))
+        parts = [found for found in reply.sections if found.part.phase == GENERATION]
+        highest[bool(words)] = max(max(found.totals) - min(found.totals) for found in parts)
+    assert highest[True] > 0.8 * whole
+    # Without adapters, one weight after another: the largest is the embedding.
+    assert 0.9 * 2 * VOCABULARY * 256 < highest[False] < 0.5 * whole
 
 
 def test_sleep_mode_is_the_same_training() -> None:
