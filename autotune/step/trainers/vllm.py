@@ -43,7 +43,7 @@ class GivenCompletions(VLLMGeneration):
 
 
 def is_merged(model: Any) -> bool:
-    """Whether a trace makes weights whole for vLLM: bitsandbytes merges none there, and no engine shards its weights."""
+    """Whether a trace makes weights whole for vLLM: not those in 4 bits, which bitsandbytes cannot merge in a trace."""
     return not getattr(model, "is_quantized", False)
 
 
