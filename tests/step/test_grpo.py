@@ -237,6 +237,19 @@ def test_vllm_starts_without_reading_weights() -> None:
         pass
 
 
+def test_on_a_virtual_device_no_vllm_starts_and_no_server_is_asked() -> None:
+    module: Any = ModuleType("trl.generation.vllm_generation")
+    module.LLM = module.VLLMClient = None
+
+    def run(device: torch.device) -> None:
+        with without_weights(module):
+            module.LLM(model="x").sleep(level=2)
+            info = module.VLLMClient(base_url="x").get_server_info()
+            assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
+
+    trace(run, target="cpu")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and there is none")
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vllm 0.22 to 0.31, which is not installed")

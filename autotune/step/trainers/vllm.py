@@ -14,6 +14,7 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from autotune.step.trainers.base import TOKEN
+from autotune.virtual import is_tracing
 
 
 class GivenCompletions(VLLMGeneration):
@@ -51,9 +52,14 @@ def without_weights(module: ModuleType) -> AbstractContextManager[object]:
     """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
 
     They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
+    On a virtual device, neither vLLM is started nor a server asked; what TRL itself demands of both is still checked.
     """
     if not hasattr(module, "LLM"):
         return nullcontext()
+    if is_tracing():
+        info = {"model_config": {"logprobs_mode": "processed_logprobs"}}
+        client = mock.Mock(**{"return_value.get_server_info.return_value": info})
+        return mock.patch.multiple(module, LLM=mock.Mock(), VLLMClient=client)
     return mock.patch.object(module, "LLM", partial(module.LLM, load_format="dummy"))
 
 
