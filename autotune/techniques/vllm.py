@@ -118,4 +118,4 @@ def beyond_model(model: ModelProfile, tokens: int) -> str | None:
     known = model.max_positions
     if known is None or tokens <= known:
         return None
-    return f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}"
+    return CrashReason(f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}")
