@@ -8,7 +8,8 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import OFF, Effect, Equipped, Option, Technique
+from autotune.techniques.base import OFF, CrashReason, Effect, Equipped, Option, Technique
+from autotune.techniques.quantization import NONE
 from autotune.techniques.trace_impact import SIZES, TraceImpact
 from autotune.techniques.versions import installed, missing
 
@@ -64,9 +65,16 @@ class Vllm(Equipped):
         return _NO_SERVER if choice == SERVER else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for weights in 8 bits, which TRL refuses (trl/generation/vllm_generation.py)."""
-        if choice in COLOCATED and candidate.get("quantization") == "8bit":
-            return "vLLM cannot load weights in 8 bits, so TRL refuses quantization=8bit with it"
+        """Return a reason for quantised weights that vLLM cannot take (trl/generation/vllm_generation.py)."""
+        quantised = candidate.get("quantization", NONE)
+        if choice in COLOCATED and quantised == "8bit":
+            return CrashReason("vLLM cannot load weights in 8 bits, so TRL refuses quantization=8bit with it")
+        if choice == SERVER and quantised != NONE:
+            # `_iter_named_params` yields them packed, without their scales, and the server's have 16 bits
+            # (https://github.com/huggingface/trl/issues/4973): other shapes in 4 bits, other values in 8.
+            return CrashReason(
+                f"TRL sends a server the packed weights of quantization={quantised}, without their scales"
+            )
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
@@ -110,4 +118,4 @@ def beyond_model(model: ModelProfile, tokens: int) -> str | None:
     known = model.max_positions
     if known is None or tokens <= known:
         return None
-    return f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}"
+    return CrashReason(f"vLLM refuses sequences of {tokens:,} tokens of a model that was made for {known:,}")

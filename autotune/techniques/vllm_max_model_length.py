@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import POSITIVE, Option
+from autotune.techniques.base import POSITIVE, CrashReason, Option
 from autotune.techniques.vllm import SizeOfVllm, beyond_model, is_colocated
 
 DATA = "data"
@@ -39,7 +39,9 @@ class VllmMaxModelLength(SizeOfVllm):
         if length is None:
             return None
         if int(length) < wanted:
-            return (
+            # vLLM ends completions at the length, and refuses prompts of it.
+            kind = CrashReason if int(length) <= setting.workload.longest else str
+            return kind(
                 f"the longest prompt and its completion have {wanted:,} tokens together, and vLLM takes only "
                 f"{int(length):,}"
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from autotune.core.candidate import Choice
+from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, Option, TrainerFacts
-from autotune.techniques.vllm import SizeOfVllm
+from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts
+from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
 class VllmTensorParallelSize(SizeOfVllm):
@@ -39,8 +39,13 @@ class VllmTensorParallelSize(SizeOfVllm):
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
         processes = setting.machine.hardware.processes
         if processes % int(choice):
-            return f"TRL demands that it divides the {processes} {'process' if processes == 1 else 'processes'}"
+            of = f"the {processes} {'process' if processes == 1 else 'processes'}"
+            return CrashReason(f"TRL demands that it divides {of}")
         return undivided(setting.workload.model, int(choice))
+
+    def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
+        """Return the same reason, for a configuration of the user's own."""
+        return self.unsuitable(choice, setting) if is_colocated(candidate) else None
 
 
 def undivided(model: ModelProfile, gpus: int) -> str | None:
@@ -51,7 +56,7 @@ def undivided(model: ModelProfile, gpus: int) -> str | None:
     """
     heads, cached = model.attention_heads, model.cache.heads if model.cache is not None else 1
     if heads and heads % gpus:
-        return f"vLLM cannot share {heads} attention heads out among {gpus} GPUs"
+        return CrashReason(f"vLLM cannot share {heads} attention heads out among {gpus} GPUs")
     if max(cached, gpus) % min(cached, gpus):
-        return f"vLLM cannot share {cached} heads of keys and values out among {gpus} GPUs"
+        return CrashReason(f"vLLM cannot share {cached} heads of keys and values out among {gpus} GPUs")
     return None

@@ -74,11 +74,13 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
     model = read.configurations[MODEL_CONFIG]
     words = {name: value for name, value in model.values.items() if name not in NOT_OF_A_STEP}
     adapters = bool(words.get("use_peft"))
+    # By its kind, weights in 4 bits are recognised as a choice.
+    kept_always = {"dtype", "use_peft", *(["bnb_4bit_quant_type"] if words.get("load_in_4bit") else [])}
     kept = {
         name: value
         for name, value in words.items()
         if value is not None
-        and (value != model.defaults.get(name) or name in ("dtype", "use_peft"))
+        and (value != model.defaults.get(name) or name in kept_always)
         and (adapters or not name.startswith("lora_"))
     }
     evaluates = find_trainer(written.trainer).evaluates and config.values.get("eval_strategy", "no") != "no"

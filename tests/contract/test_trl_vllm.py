@@ -33,7 +33,7 @@ def test_what_stands_for_trl_s_connection_has_its_methods() -> None:
     for method in ("sync_weights", "generate"):
         assert set(inspect.signature(getattr(generation.VLLMGeneration, method)).parameters) >= {"self"}
         assert callable(getattr(GivenCompletions, method))
-    assert "accelerator" in inspect.signature(generation.VLLMGeneration.__init__).parameters
+    assert {"model", "accelerator"} <= inspect.signature(generation.VLLMGeneration.__init__).parameters.keys()
     # Both are set on TRL's object where it generates for real.
     source = inspect.getsource(generation.VLLMGeneration)
     assert "self.max_completion_length" in source

@@ -216,7 +216,9 @@ def test_vllm_generates_as_many_tokens_as_a_probe_wants() -> None:
 
 
 def test_what_stands_for_vllm_gives_completions_of_that_length() -> None:
-    given = GivenCompletions(accelerator=SimpleNamespace(device=torch.device("cpu")))
+    state = SimpleNamespace(deepspeed_plugin=None)
+    accelerator = SimpleNamespace(device=torch.device("cpu"), state=state)
+    given = GivenCompletions(model=None, accelerator=accelerator)
     make_long(given, 3)
     prompts, completions, probabilities, _ = given.generate([[1, 2], [1]], num_generations=2)
     assert prompts == [[1, 2], [1]]
@@ -233,6 +235,19 @@ def test_vllm_starts_without_reading_weights() -> None:
     assert module.LLM(model="x") == {"model": "x"}
     with without_weights(ModuleType("without vllm")):
         pass
+
+
+def test_on_a_virtual_device_no_vllm_starts_and_no_server_is_asked() -> None:
+    module: Any = ModuleType("trl.generation.vllm_generation")
+    module.LLM = module.VLLMClient = None
+
+    def run(device: torch.device) -> None:
+        with without_weights(module):
+            module.LLM(model="x").sleep(level=2)
+            info = module.VLLMClient(base_url="x").get_server_info()
+            assert info["model_config"]["logprobs_mode"] == "processed_logprobs"
+
+    trace(run, target="cpu")
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
-from autotune.techniques.base import impossible
+from autotune.techniques.base import CrashReason, impossible
 from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
@@ -129,11 +129,16 @@ def test_vllm_refuses_sequences_beyond_the_model_s_positions() -> None:
     assert "2,512 tokens of a model that was made for 2,048" in str(GRPO.illegal(candidate(at, vllm="colocate"), at))
 
 
-def test_trl_refuses_weights_in_8_bits_with_vllm() -> None:
+def test_vllm_takes_quantised_weights_in_4_bits_in_the_training_s_process_alone() -> None:
     at = here()
-    quantised = {"vllm": "colocate", "lora": "r16", "precision": "bfloat16"}
-    assert "8bit" in str(GRPO.illegal(candidate(at, quantization="8bit", **quantised), at))
-    assert GRPO.illegal(candidate(at, quantization="4bit-nf4", **quantised), at) is None
+    for vllm, quantization, reason in (
+        ("colocate", "8bit", "TRL refuses"), ("colocate", "4bit-nf4", ""), ("server", "8bit", "packed weights"),
+        ("server", "4bit-nf4", "packed weights"), ("server", "none", ""),
+    ):  # fmt: skip
+        quantised = candidate(at, vllm=vllm, quantization=quantization, lora="r16", precision="bfloat16")
+        found = find("vllm", GRPO.techniques).conflict(vllm, quantised, at)
+        assert isinstance(found, CrashReason) is bool(reason)
+        assert reason in str(GRPO.illegal(quantised, at) or "")
 
 
 def test_tensor_parallelism_divides_the_processes() -> None:

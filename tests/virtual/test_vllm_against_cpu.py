@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
-from autotune.core.plan import TrainingPlan
+from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.traced import TraceRequest
+from autotune.core.workload import ModelSource
+from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer
+from autotune.probing import trace as trace_job
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.trainers import find_trainer
+from autotune.trainers.distillation import TEACHER
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, NO_REWARD
 from autotune.virtual import trace
 from autotune.virtual.phases import step_name
 from autotune.virtual.records import Trace
 from autotune.virtual.sections import sections
-from tests.small import small_config, small_tokenizer
+from tests.small import VOCABULARY, small_config, small_tokenizer, write_small_model
+from tests.step.plans import needs_deepspeed, zero
 from tests.virtual.reference import RealPhase, run_on_cpu
 
 SHAPE = Shape(2, 32, 8)
@@ -26,21 +36,32 @@ SIZES: dict[str, dict[str, object]] = {
     "grpo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 8},
     "rloo": {"beta": 0.0, "num_generations": 2, "max_completion_length": 8},
     "online_dpo": {"max_new_tokens": 8, "max_length": 32},
+    # Its trainer looks for vLLM itself, which is not installed here.
+    "distillation": {"max_completion_length": 8},
 }
 TRAINERS = pytest.mark.parametrize("name", list(SIZES))
 
 
-def plan_of(name: str, **vllm: object) -> TrainingPlan:
-    args = {
+@cache
+def teacher() -> Path:
+    folder = Path(mkdtemp(prefix="teacher"))
+    small_config().save_pretrained(folder)
+    return folder
+
+
+def plan_of(name: str, more: Mapping[str, object], words: Mapping[str, object], ranks: int = 1) -> TrainingPlan:
+    args: dict[str, object] = {
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": False, "optim": "adamw_torch",
-        "gradient_checkpointing": False, **SIZES[name], **vllm,
+        "gradient_checkpointing": False, **SIZES[name], **more,
     }  # fmt: skip
-    return TrainingPlan(name, args, rewards=(NO_REWARD,))
+    if find_trainer(name).has_teacher:
+        args[TEACHER] = str(teacher())
+    return TrainingPlan(name, args, words, rewards=(NO_REWARD,), launch=Launch(ranks))
 
 
-def steps_of(name: str, **vllm: object) -> Any:
+def steps_of(name: str, more: Mapping[str, object], words: Mapping[str, object] | None = None) -> Any:
     trainer = find_trainer(name)
-    traced = trainer.traced_plan(plan_of(name, **vllm), Layout.PADDED, SHAPE)
+    traced = trainer.traced_plan(plan_of(name, more, words or {}), Layout.PADDED, SHAPE)
     rows = TracedRows(trainer.traced_rows(Layout.PADDED, SHAPE, 1.0))
     return traced_training(traced, small_config(), small_tokenizer(), rows)
 
@@ -50,12 +71,12 @@ COLOCATED: dict[str, object] = {"use_vllm": True, "vllm_mode": "colocate", "vllm
 
 @cache
 def with_vllm(name: str) -> Trace:
-    return trace(steps_of(name, **COLOCATED), target="cpu")
+    return trace(steps_of(name, COLOCATED), target="cpu")
 
 
 @cache
 def on_cpu(name: str) -> dict[str, RealPhase]:
-    return run_on_cpu(steps_of(name, **COLOCATED), phases=("optimizer step", GENERATION))
+    return run_on_cpu(steps_of(name, COLOCATED), phases=("optimizer step", GENERATION))
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])
@@ -76,7 +97,7 @@ def test_what_training_holds_while_vllm_generates_is_what_the_cpu_holds(name: st
 @TRAINERS
 def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -> None:
     traced, real = with_vllm(name), on_cpu(name)
-    known = find_trainer(name).program(plan_of(name, **COLOCATED))
+    known = find_trainer(name).program(plan_of(name, COLOCATED, {}))
     # The real run is measured in its first generation.
     spans = sections(traced, traced.phase(step_name(0)), of_step=known.apart, leading=known.leading)
     parts = [section for section, _ in spans]
@@ -86,18 +107,53 @@ def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -
 
 @TRAINERS
 def test_the_model_generates_nothing_in_the_trace(name: str) -> None:
-    ran = [
-        [phase.end_operator - phase.first_operator for phase in found.phases if phase.name == GENERATION]
-        for found in (with_vllm(name), trace(steps_of(name), target="cpu"))
-    ]
-    assert len(ran[0]) == len(ran[1])
-    assert max(ran[0]) <= 12 < min(ran[1])
+    def passes(found: Trace) -> int:
+        spans = [slice(phase.first_operator, phase.end_operator) for phase in found.phases if phase.name == GENERATION]
+        return sum("embedding" in operator.name for span in spans for operator in found.operators[span])
+
+    assert passes(with_vllm(name)) == 0 < passes(trace(steps_of(name, {}), target="cpu"))
 
 
 def test_grpo_computes_old_log_probabilities_of_what_vllm_generated() -> None:
-    uncorrected = trace(steps_of("grpo", **COLOCATED, vllm_importance_sampling_correction=False), target="cpu")
+    uncorrected = trace(steps_of("grpo", {**COLOCATED, "vllm_importance_sampling_correction": False}), target="cpu")
     assert OLD_PASS in {phase.name for phase in with_vllm("grpo").phases}
     assert OLD_PASS not in {phase.name for phase in uncorrected.phases}
+
+
+LORA: dict[str, object] = {"use_peft": True, "lora_r": 8, "lora_target_modules": "all-linear"}
+
+
+@TRAINERS
+def test_merging_adapters_for_vllm_needs_what_it_needs_on_the_cpu(name: str) -> None:
+    steps = steps_of(name, COLOCATED, LORA)
+    real = run_on_cpu(steps, phases=("optimizer step", GENERATION))
+    first = next(phase for phase in trace(steps, target="cpu").phases if phase.name == GENERATION)
+    assert first.device_peak.bytes == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)
+
+
+@pytest.mark.slow
+@needs_deepspeed
+@TRAINERS
+def test_zero_3_gathers_all_weights_at_once_to_merge_adapters_for_vllm(
+    name: str, job_server: JobServer, tmp_path: Path
+) -> None:
+    # TRL: `_iter_named_params`; of online DPO, `_move_model_to_vllm_inner`.
+    folder = tmp_path / "model"
+    model = write_small_model(folder, weights=False, num_hidden_layers=2, hidden_size=256, intermediate_size=768)
+    whole = 2 * sum(2 * 256**2 + 256**2 + 3 * 256 * 768 for _ in range(2))
+    highest = {}
+    for words in (LORA, {}):
+        plan = plan_of(name, {**COLOCATED, **zero(3), "bf16": True}, {**words, "dtype": "bfloat16"}, 8)
+        known = find_trainer(name)
+        traced = known.traced_plan(plan, Layout.PADDED, SHAPE)
+        rows = known.traced_rows(Layout.PADDED, SHAPE, 1.0)
+        request = TraceRequest(traced, ModelSource(str(model)), "cuda", rows, gpu=find_gpu("A100-80GB"))
+        reply = trace_job(job_server, request, tmp_path / str(len(words)))
+        parts = [found for found in reply.sections if found.part.phase == GENERATION]
+        highest[bool(words)] = max(max(found.totals) - min(found.totals) for found in parts)
+    assert highest[True] > 0.8 * whole
+    # Without adapters, one weight after another: the largest is the embedding.
+    assert 0.9 * 2 * VOCABULARY * 256 < highest[False] < 0.5 * whole
 
 
 def test_sleep_mode_is_the_same_training() -> None:

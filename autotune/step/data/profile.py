@@ -51,7 +51,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         layers=text.num_hidden_layers,
         vocabulary=model.get_input_embeddings().weight.shape[0],
-        max_positions=getattr(text, "max_position_embeddings", None),
+        max_positions=positions(text),
         experts=next((count for count in experts if count), None),
         linear_modules=linear_modules(model),
         has_weights=any(any(directory.glob(name)) for name in _WEIGHT_FILES) if directory.is_dir() else None,
@@ -69,6 +69,17 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         largest_weight=max(parameter.numel() for parameter in model.parameters()),
         bidirectional_images=bidirectional_images(architecture, text),
     )
+
+
+def positions(text: Any) -> int | None:
+    """Return the positions that a model was made for, with those of YaRN, as vLLM counts them
+    (``_get_and_verify_max_len``).
+    """
+    known: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if known is None or rope.get("rope_type") != "yarn":
+        return known
+    return max(known, int(rope["factor"] * (rope.get("original_max_position_embeddings") or known)))
 
 
 def bidirectional_images(architecture: type[Any], text: Any) -> bool:

@@ -13,7 +13,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
-from autotune.trainers.prompts import GENERATION
+from autotune.trainers.prompts import GENERATION, STAND_IN
 
 _PARALLEL = "vllm_tensor_parallel_size"
 
@@ -32,7 +32,10 @@ class _WithTeacher(OnTokenizedPrompts):
         def limited(**given: Any) -> Any:
             return make(**{**given, "max_num_seqs": sequences})
 
-        with mock.patch.object(self.module, "VLLMGeneration", limited):
+        # The trainer looks for vLLM itself, too, which a trace does not need.
+        needed = self.plan.args.get("vllm_mode") != STAND_IN
+        is_available = self.module.is_vllm_available if needed else lambda: True
+        with mock.patch.multiple(self.module, VLLMGeneration=limited, is_vllm_available=is_available):
             super().__init__(*args, **kwargs)
 
     def get_train_dataloader(self) -> Any:

@@ -16,7 +16,7 @@ from trl.experimental.utils import truncate_right
 from autotune.core.plan import TrainingPlan
 from autotune.step.trainers.base import TOKEN, Collation, MakeModel
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
-from autotune.step.trainers.vllm import without_weights
+from autotune.step.trainers.vllm import is_merged, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
 from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
 from autotune.virtual import adopt
@@ -72,7 +72,12 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
         return *prompt, pad(ids, missing, value=self._tokenizer.pad_token_id), pad(mask, missing)
 
     def _as_vllm_returns(self, longest: int) -> tuple[Any, ...]:
-        """Return prompts and completions with their masks, as TRL makes tensors of what vLLM returns."""
+        """Return prompts and completions with their masks, as TRL makes tensors of what vLLM returns.
+
+        Before, adapters are merged and weights gathered as for vLLM; without ``use_vllm``, TRL sends none.
+        """
+        if is_merged(self.model):
+            self._move_model_to_vllm_inner()
         prompts = self._padded_prompts()
         twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
         mask = (np.arange(longest) < self._wanted[:, None]).astype(np.int64)

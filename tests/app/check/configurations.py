@@ -64,6 +64,8 @@ def _case(name: str, body: str, outcome: Outcome, says: Mapping[str, int | None]
 
 # Of the four completions of a prompt, a micro-batch has two.
 HALF_A_GROUP = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\n"
+ADAPTERS = "use_peft: true\nlora_target_modules: all-linear\ndtype: bfloat16\n"
+SERVED = "use_vllm: true\nvllm_mode: server\n"
 FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
 UNKNOWN = Outcome.UNKNOWN
 
@@ -208,6 +210,14 @@ CASES = (
     ),
     _case("grpo: a key that no release had", "vllm_sleep_enabled: true\n", RUNS_NOT, {"vllm_enable_sleep_mode": 0}),
     _case("grpo: legacy", "max_prompt_length: 512\nuse_liger_loss: true\n", RUNS_NOT, {"Prompts are never cut": 0}),
+    _case(
+        "grpo: 4 bits for a server", f"{ADAPTERS}load_in_4bit: true\n{SERVED}", RUNS_NOT, {"packed weights of": None}
+    ),
+    _case("grpo: 8 bits with vLLM", f"{ADAPTERS}load_in_8bit: true\nuse_vllm: true\n", RUNS_NOT, {"8 bits": None}),
+    _case("grpo: vLLM on more GPUs", "use_vllm: true\nvllm_tensor_parallel_size: 2\n", RUNS_NOT, {"divides the 1": 1}),
+    _case("grpo: a server on more GPUs", f"{SERVED}vllm_tensor_parallel_size: 3\n", FITS, nightly=True),
+    _case("grpo: vLLM beyond the model", "use_vllm: true\nvllm_max_model_length: 9999\n", RUNS_NOT, {"9,999": 1}),
+    _case("grpo: vLLM below prompts", "use_vllm: true\nvllm_max_model_length: 20\n", RUNS_NOT, {"takes only 20": 1}),
     _case("rloo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}, nightly=True),
     _case("rloo: of another algorithm", "rloo_k: 4\nkl_coef: 0.1\nnum_mini_batches: 2\n", RUNS_NOT, {"kl_coef": 1}),
     _case("rloo: a list as text", "reward_weights: one\n", RUNS_NOT, {'reward_weights is "one"': 0}),
@@ -223,6 +233,7 @@ CASES = (
     _case("online_dpo: misspelt", "max_new_token: 24\n", RUNS_NOT, {"Did you mean max_new_tokens?": 0}),
     _case("online_dpo: no room for prompts", "max_length: 16\n", FITS, {"without their prompts": -2}, nightly=True),
     _case("distillation: as TRL has it", "", FITS, {"An optimizer step trains on 8 prompts": None}),
+    _case("distillation: with vLLM", "use_vllm: true\n", FITS, {"cannot be built: ImportError": 0}),
     _case("distillation: of GRPO", "num_generations: 4\n", RUNS_NOT, {"is a key of grpo, rloo": 0}),
     _case(
         "distillation: misspelt", "max_completion_lenght: 24\n", RUNS_NOT, {"Did you mean max_completion_length?": 0}
