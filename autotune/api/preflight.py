@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from autotune.api.check import stopped
 from autotune.api.launched import launching_of
@@ -140,10 +140,9 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         with scratch_folder() as name:
             folder = Path(name)
             _check_whole(model, adapts=peft_config is not None)
-            if hasattr(args, "reward_weights"):
-                _check_scored_without_model(args.device)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
+            _check_no_other_model(_trainer_of(self), base, adapts=peft_config is not None)
             quantization = _saved(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
             if self._asked.dataset is None:
@@ -214,19 +213,39 @@ def _check_whole(model: Any, *, adapts: bool) -> None:
         raise InputError("Some of the model's weights are frozen, which is not traced.")
 
 
-def _check_scored_without_model(device: Any) -> None:
-    """Check that no reward model is on a device, where trl/trainer/grpo_trainer.py puts it when it is built.
+def _trainer_of(callback: TrainerCallback) -> Any:
+    """Return the trainer that calls a callback: transformers hands it everything of a trainer but the trainer."""
+    trainers = (found for found in gc.get_objects() if issubclass(type(found), Trainer))
+    # One whose construction failed has no handler.
+    handlers = ((found, getattr(found, "callback_handler", None)) for found in trainers)
+    return next((found for found, handler in handlers if callback in getattr(handler, "callbacks", ())), None)
+
+
+def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:
+    """Check that a trainer holds no model on its device that a trace lacks: one that scores, or a reference of its own.
+
+    A traced reference is a copy of the model, and there is none beside an adapter, or once it is precomputed; TRL keeps
+    one that it is given (trl 1.16, ``DPOTrainer.__init__``). The type of its weights is not compared with FSDP, for
+    which accelerate makes those that are trained float32 (``fsdp2_prepare_model``).
 
     Raises:
         InputError: there is one.
     """
-    # One that is garbage would be found too.
-    gc.collect()
-    for found in gc.get_objects():
-        kind = type(found)
-        scores = issubclass(kind, PreTrainedModel) and kind.__name__.endswith("ForSequenceClassification")
-        if scores and next(found.parameters()).device == device:
-            raise InputError(f"A reward model ({kind.__name__}) is on the device, which is not traced.")
+    for scoring in getattr(trainer, "reward_funcs", ()):
+        if isinstance(scoring, PreTrainedModel):
+            raise InputError(f"A reward model ({_architecture(scoring)}) is on the device, which is not traced.")
+    reference = getattr(trainer, "ref_model", None)
+    if reference is None:
+        return
+    (kind, *own), (name, *copied) = map(_described, (trainer.accelerator.unwrap_model(reference), model))
+    alike = kind == name and (own[:1] == copied[:1] if trainer.is_fsdp_enabled else own == copied)
+    if adapts or getattr(trainer, "precompute_ref_logps", False) or not alike:
+        raise InputError(f"The trainer has a reference model of its own ({kind}), which is not traced.")
+
+
+def _described(model: Any) -> tuple[str, int, Any]:
+    """Return a model's class, the number of its weights, and their type."""
+    return _architecture(model), sum(weight.numel() for weight in model.parameters()), getattr(model, "dtype", None)
 
 
 def _architecture(model: Any) -> str:

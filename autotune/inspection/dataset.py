@@ -27,6 +27,8 @@ _SMALLEST_PARQUET_BYTES = 12
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 # Written by Dataset.save_to_disk and DatasetDict.save_to_disk, whose directories load_dataset refuses.
 _SAVED_TO_DISK_FILES = ("state.json", "dataset_dict.json")
+# The card of a dataset (datasets.config.REPOCARD_FILENAME), whose YAML may name files that are elsewhere.
+_CARD, _NAMES_FILES = "README.md", re.compile(r"---\n(?:(?!---).*\n)*?\s*(?:- )?data_files:")
 
 
 def builder_of(name: str | PurePath) -> str | None:
@@ -170,8 +172,13 @@ def _check_directory(directory: Path) -> None:
 
 
 def _has_data(directory: Path) -> bool:
-    """Whether ``datasets`` may find a file: at any depth, hidden and ``__private`` names left out."""
-    hidden = (".", "__")
+    """Whether ``datasets`` may find a file: named by a card, as in a bundle, or at any depth.
+
+    Hidden and ``__private`` names are left out.
+    """
+    card, hidden = directory / _CARD, (".", "__")
+    if card.is_file() and _NAMES_FILES.match(card.read_text(encoding="utf-8", errors="replace")):
+        return True
     for _, folders, names in os.walk(directory):
         folders[:] = [name for name in folders if not name.startswith(hidden)]
         if any(builder_of(name) is not None and not name.startswith(hidden) for name in names):

@@ -150,7 +150,8 @@ def long_rows_text(report: LengthReport) -> str:
             f"{images.ends.longest:,}."
         )
     if not _drops(report):
-        return "Rows that are longer than max_length are cut."
+        cut = "Rows that are longer than max_length are cut."
+        return cut if _cuts(report) else "None of these lengths drops or cuts a row."
     if not _cuts(report):
         return "Rows that are longer than max_length are dropped whole; none is cut."
     return "Rows that are longer than max_length are cut, or dropped where nothing would be left to train on."

@@ -19,6 +19,11 @@ PRECOMPUTE = "precompute"
 """The pass over the dataset that computes the reference's log-probabilities before training."""
 REFERENCE_PASS = "reference pass"
 """The forward pass of the reference in each micro-batch."""
+PASS_SPREAD = (
+    "Speeds with reference=precomputed spread its pass over the dataset over num_train_epochs, TRL's 3 unless your "
+    "configuration sets others: with fewer, it gains less or nothing."
+)
+"""What a training for another number of epochs has to know (``TrainingPlan.pass_share``)."""
 
 _SORTED = "this loss sorts the rows of each micro-batch, and compares those of the same place"
 _ACROSS_ROWS = {
@@ -41,6 +46,7 @@ class PreferenceOptimization(FusedHead):
         DatasetFormat("chosen+rejected", ("chosen", "rejected")),
     )
     ignores_bias_buffers = True
+    peculiarities = (PASS_SPREAD,)
     takes_images = True
     parts = ("prompt", "chosen", "rejected")
     config_fields = ConfigFields(

@@ -20,7 +20,7 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile, Workload
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
+from autotune.trainers.dpo import PASS_SPREAD, PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.fused_head import FusedHead
 from autotune.trainers.geometry import share_of
 
@@ -63,6 +63,7 @@ class UnpairedPreference(FusedHead):
         DatasetFormat("chosen+rejected", ("chosen", "rejected"), documents=2),
         DatasetFormat("prompt+completion+label", ("prompt", "completion", "label"), flags=("label",), with_images=True),
     )
+    peculiarities = (PASS_SPREAD,)
     takes_images = True
     parts = ("prompt", "completion")
     config_fields = ConfigFields(

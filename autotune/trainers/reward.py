@@ -7,9 +7,14 @@ from typing import Any, ClassVar
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.documents import Document
-from autotune.core.workload import CHAT_TEMPLATE
+from autotune.core.nested import mapping
+from autotune.core.plan import TrainingPlan
+from autotune.core.workload import CHAT_TEMPLATE, Workload
 from autotune.trainers.base import Trainer
 from autotune.trainers.declared import ConfigFields, DatasetFormat
+
+# trl.ModelConfig's default of lora_task_type, and the key of Liger's loss that is on by default.
+_GENERATES, _FUSED = "CAUSAL_LM", "fused_linear_cross_entropy"
 
 
 class RewardModelling(Trainer):
@@ -44,7 +49,7 @@ class RewardModelling(Trainer):
         "model.use_peft": {"model.lora_task_type": "SEQ_CLS"},
         "peft": {"peft.task_type": "SEQ_CLS"},
         # Liger's fused loss replaces the model's forward by that of a language model. Other trainers turn it off.
-        "args.use_liger_kernel": {"args.liger_kernel_config": {"fused_linear_cross_entropy": False}},
+        "args.use_liger_kernel": {"args.liger_kernel_config": {_FUSED: False}},
     }
 
     def document(self, lengths: tuple[Any, ...]) -> Document:
@@ -58,6 +63,14 @@ class RewardModelling(Trainer):
         tokens = int(shape.tokens)
         shorter = tokens if layout is Layout.EQUAL else max(1, tokens - 1)
         return (*((tokens, tokens),) * (shape.rows - 1), (tokens, shorter))
+
+    def refused(self, plan: TrainingPlan, workload: Workload) -> str | None:
+        """Return a reason where a switch lacks an entry that it needs here (``also_set``), and so fails."""
+        if plan.model.get("use_peft") and plan.model.get("lora_task_type", _GENERATES) == _GENERATES:
+            return f"PEFT's {_GENERATES} adapters need a model that generates: write lora_task_type: SEQ_CLS"
+        if plan.args.get("use_liger_kernel") and mapping(plan.args.get("liger_kernel_config")).get(_FUSED, True):
+            return f"Liger's fused loss needs a model that generates: write liger_kernel_config: {{{_FUSED}: false}}"
+        return None
 
 
 TRAINER = RewardModelling()

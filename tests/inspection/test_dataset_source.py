@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from autotune.core.workload import DatasetSource
+from autotune.emit.rows import _card
 from autotune.errors import InputError, UnreadError
 from autotune.inspection import rows
 from autotune.inspection.dataset import check_one_load, dataset_source, evaluation_source, training_source
@@ -270,6 +271,17 @@ def test_a_parquet_file_that_is_not_whole_is_refused(tmp_path: Path, content: by
 def test_a_missing_file_is_told_apart_from_a_hub_id(text: str) -> None:
     with pytest.raises(InputError, match="does not exist"):
         dataset_source(text)
+
+
+def test_the_directory_of_a_bundle_is_read_by_its_card_of_files_elsewhere(tmp_path: Path) -> None:
+    rows = dataset_source(write(tmp_path / "rows.jsonl", GOOD))
+    card = tmp_path / "data" / "README.md"
+    card.parent.mkdir()
+    card.write_text(_card({"train": rows, "test": rows}))
+    assert dataset_source(card.parent).path == str(card.parent)
+    card.write_text("---\nlicense: mit\n---\nIt has no data_files: of its own.\n")
+    with pytest.raises(UnreadError, match="holds no dataset"):
+        dataset_source(card.parent)
 
 
 def test_a_name_that_datasets_would_take_for_a_pattern_is_refused(tmp_path: Path) -> None:

@@ -51,6 +51,11 @@ def test_rows_that_are_dropped_whole_are_shown_as_rows_and_as_tokens() -> None:
     assert line.split() == ["128", "50.7", "%", "10,500", "90.0", "%", "10"]
 
 
+def test_rows_of_one_length_are_neither_cut_nor_dropped() -> None:
+    text = shown(report_of(Documents.of_groups([(100, 120, 60, 60)])))
+    assert "None of these lengths drops or cuts a row." in text
+
+
 def test_a_trainer_that_does_both_says_so() -> None:
     text = shown(report_of(BOTH))
     assert "are cut, or dropped where nothing would be left to train on" in text

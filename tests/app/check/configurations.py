@@ -181,6 +181,26 @@ CASES = (
     ),
     _case("kto: legacy", "max_completion_length: 64\nmax_prompt_length: 64\n", RUNS_NOT, {"went in TRL 0.27.0": 0}),
     _case("reward: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case(
+        "reward: adapters of a model that generates",
+        "use_peft: true\n",
+        RUNS_NOT,
+        {"write lora_task_type: SEQ_CLS": None},
+    ),
+    _case("reward: adapters", "use_peft: true\nlora_task_type: SEQ_CLS\n", FITS, nightly=True),
+    _case(
+        "reward: fused loss of a language model",
+        "use_liger_kernel: true\n",
+        RUNS_NOT,
+        {"write liger_kernel_config: {fused_linear_cross_entropy: false}": None},
+        nightly=True,
+    ),
+    _case(
+        "reward: Liger without its loss",
+        "use_liger_kernel: true\nliger_kernel_config: {fused_linear_cross_entropy: false}\n",
+        FITS,
+        nightly=True,
+    ),
     _case("reward: rows dropped", "max_length: 40\n", FITS, {"max_length=40 drops": 0}),
     _case("reward: all rows dropped", "max_length: 2\n", RUNS_NOT, {"leaves none of the 48 rows": 0}),
     _case(

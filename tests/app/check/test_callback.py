@@ -128,6 +128,43 @@ def test_a_reward_model_on_the_device_is_not_taken_for_memory_of_the_training(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "adapter", "dtype"),
+    [
+        pytest.param({}, LoraConfig(r=4), "float32", id="beside an adapter"),
+        pytest.param({"precompute_ref_log_probs": True}, None, "float32", id="kept though precomputed"),
+        pytest.param({}, None, "bfloat16", id="of another type"),
+    ],
+)
+def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
+    small_model_directory: Path,
+    rows: Callable[[str], Path],
+    tmp_path: Path,
+    options: dict[str, object],
+    adapter: LoraConfig | None,
+    dtype: str,
+) -> None:
+    own = AutoModelForCausalLM.from_pretrained(small_model_directory, dtype=dtype)
+    more = {"options": options, "peft_config": adapter, "ref_model": own}
+    training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", **more)
+    (callback,) = (one for one in training.callback_handler.callbacks if type(one) is autotune.PreflightCallback)
+    assert preflight._trainer_of(callback) is training
+    with pytest.raises(InputError, match=r"a reference model of its own \(LlamaForCausalLM\), which is not traced"):
+        preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
+
+
+@pytest.mark.slow
+def test_a_reference_that_is_a_copy_of_the_model_is_traced(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path
+) -> None:
+    own = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    for more in ({}, {"ref_model": own}):
+        training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "4GiB", **more)
+        assert training.ref_model is not None
+        preflight._check_no_other_model(training, training.model, adapts=False)
+
+
+@pytest.mark.slow
 @pytest.mark.nightly
 def test_what_is_evaluated_is_checked_with_rows_like_those_trained_on(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path
