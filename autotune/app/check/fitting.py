@@ -57,8 +57,12 @@ _SHRINKS = "auto_find_batch_size"
 _CUSTOM_CODE = "contains custom code"
 """Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
-_UNKNOWN_LOSS = "Unknown loss type"
-"""The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
+_REFUSED_IN_A_STEP = {
+    "Unknown loss type": "TRL refuses loss_type in the first step.",
+    # torch/amp/grad_scaler.py
+    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+}
+"""Beginnings of errors that only a step has, each with what they are about."""
 
 
 @dataclass(frozen=True)
@@ -268,9 +272,10 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            _, unknown, listed = one_line(error).partition(_UNKNOWN_LOSS)
-            if unknown:
-                raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
+            for beginning, about in _REFUSED_IN_A_STEP.items():
+                _, refused, rest = one_line(error).partition(beginning)
+                if refused:
+                    raise InputError(f"{about} {refused}{rest}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
