@@ -11,7 +11,7 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, probed, stud
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
-from autotune.app.notes import host_notes
+from autotune.app.notes import host_notes, notes_on_assumptions
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
@@ -61,6 +61,11 @@ _REFUSED_IN_A_STEP = {
     "Unknown loss type": "TRL refuses loss_type in the first step.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+    # autotune/virtual/unsupported.py
+    "CUDA does not scale gradients in bfloat16": (
+        "fp16 ends the first step of trained weights in bfloat16, which TRL makes of adapters on a quantised model."
+        " Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
+    ),
 }
 """Beginnings of errors that only a step has, each with what they are about."""
 
@@ -141,8 +146,10 @@ class Fitting:
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), steps, workload)
-            memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
-            found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
+            memory = answer.need.memory if answer.need is not None else None
+            texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
+            texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
+            found += tuple(Finding(Severity.NOTE, text) for text in texts)
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
         verdict = task.wrong(found)
         if answer is not None:

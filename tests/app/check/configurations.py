@@ -146,10 +146,10 @@ CASES = (
         FITS,
         nightly=True,
     ),
-    _case("sft: the loss of answers in rows without any", "completion_only_loss: true\n", FITS, {"has no effect on": 0}),
     _case(
-        "sft: from a checkpoint", "resume_from_checkpoint: true\n", FITS, {"no checkpoint to resume from in out": 0}
+        "sft: the loss of answers in rows without any", "completion_only_loss: true\n", FITS, {"has no effect on": 0}
     ),
+    _case("sft: from a checkpoint", "resume_from_checkpoint: true\n", FITS, {"no checkpoint to resume from in out": 0}),
     # Text and YAML's own null alike are no tracker.
     _case("sft: a tracker that is none", "report_to: None\n", RUNS_NOT, {"Write report_to: none": 0}),
     _case(
@@ -160,6 +160,8 @@ CASES = (
     ),
     _case("sft: no rows in a micro-batch", "per_device_train_batch_size: 0\n", RUNS_NOT, {"positive integer": 0}),
     _case("sft: no micro-batch in a step", "gradient_accumulation_steps: 0\n", RUNS_NOT, {"divides by it": 0}),
+    _case("sft: loaded without a cache", "model_init_kwargs: {use_cache: false}\n", FITS),
+    _case("sft: compiled", "torch_compile: true\n", FITS, {"a compiled step needs what the same step": None}),
     _case(
         "sft: a mode of compilation that is none",
         "torch_compile_mode: max_autotune\n",
@@ -171,6 +173,13 @@ CASES = (
         "fp16: true\ndtype: float16\n",
         RUNS_NOT,
         {"Attempting to unscale FP16 gradients": 0},
+    ),
+    _case(
+        "sft: adapters in bfloat16, and fp16",
+        "fp16: true\nuse_peft: true\nload_in_4bit: true\n",
+        RUNS_NOT,
+        {"CUDA does not scale gradients in bfloat16": 0},
+        gpu="T4",
     ),
     _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
