@@ -37,6 +37,8 @@ from autotune.userconfig.launch import default_file, likely_gpus
 from autotune.userconfig.written import Written
 
 _MOST_GPUS = 16
+# What accelerate's launcher and torchrun end with after a process of the script has.
+_OF_LAUNCHERS = ("CalledProcessError", "ChildFailedError")
 _UNCOUNTED = "Not counted: NCCL's buffers and cuDNN's workspaces; CUDA's context is a figure from a table."
 
 
@@ -126,7 +128,8 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
     taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
     if ran.ending.timed_out:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
-    error = next((each.error for each in ran.processes if each.error is not None), None)
+    errors = [each.error for each in ran.processes if each.error is not None]
+    error = min(errors, key=lambda each: each.kind in _OF_LAUNCHERS, default=None)
     all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks
     if ran.ending.code != 0 and not all_stopped:
         what = f"{error.kind}: {error.message}" if error is not None else _ended(ran.ending)

@@ -257,6 +257,12 @@ def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
     return host_bytes is not None and memory.host_need_bytes > host_bytes
 
 
+def notes_on_assumptions(assumptions: Collection[str]) -> Iterator[str]:
+    """Yield the assumptions of traces, if they made any."""
+    if assumptions:
+        yield f"Traces have no data, and compile nothing. They assumed: {'; '.join(assumptions)}."
+
+
 def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | None) -> Iterator[str]:
     """Yield a sentence on the host's memory, unless a single process is on a machine that has enough.
 

@@ -12,6 +12,7 @@ from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
     host_notes,
+    notes_on_assumptions,
     notes_on_cache,
     notes_on_plans,
     notes_on_processes,
@@ -211,9 +212,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
             f"Candidates whose traces cannot be aligned moment by moment: {evaluator.misaligned}. Only their peaks were"
             " extrapolated from few layers to all."
         )
-    if evaluator.assumptions:
-        assumed = "; ".join(evaluator.assumptions)
-        yield f"Traces have no data. Where a step reads it, they assumed: {assumed}."
+    yield from notes_on_assumptions(evaluator.assumptions)
     if gpu is not None:
         for text in notes_on_speed(gpu):
             yield f"{text} Name a GPU, as with --gpu H100-80GB."

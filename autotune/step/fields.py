@@ -121,7 +121,8 @@ def same(asked: Any, used: Any) -> bool:
         except ValueError:
             return False
     if isinstance(asked, dict) and isinstance(used, dict):
-        return all(used.get(key) == value for key, value in asked.items())
+        # transformers takes both spellings of FSDP's keys (training_args.py, `_process_fsdp_args`).
+        return all(same(value, used.get(key, used.get(key.removeprefix("fsdp_")))) for key, value in asked.items())
     if isinstance(asked, list) and isinstance(used, list):
         return len(asked) == len(used) and all(map(same, asked, used))
     return [asked] == used or asked == [used] or str(asked) == str(used)

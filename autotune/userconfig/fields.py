@@ -239,7 +239,9 @@ def _check_template(path: object) -> None:
 
 def _values_of_loading(config: Configuration, field: str = "model_init_kwargs") -> Mapping[str, Any]:
     hint = "Write what changes the model into its config.json, or let autotune probe measure it."
-    return _check_each(config, field, listed("loading", "traced") | listed("loading"), hint)
+    # Trainer sets that of the trained model by its argument, and TRL turns it off in all passes but generation.
+    unused = frozenset() if isinstance(trainer_of(config), Prompted) else frozenset({"use_cache"})
+    return _check_each(config, field, listed("loading", "traced") | listed("loading") | unused, hint)
 
 
 def _check_each(

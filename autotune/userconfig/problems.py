@@ -15,7 +15,7 @@ from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
 from autotune.inspection.legacy import legacy_of
 from autotune.inspection.yaml_file import read_yaml
-from autotune.trainers import trainers
+from autotune.trainers import find_trainer, trainers
 from autotune.userconfig.deepspeed import AUTO, NAMED, contradictions, deepspeed_document
 from autotune.userconfig.launch import NAMED_BY, Launching, likely_processes
 from autotune.userconfig.written import Written
@@ -23,7 +23,9 @@ from autotune.userconfig.written import Written
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # The most informative keys of a file for accelerate.
 _WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
-_REMOTE_CODE = "trust_remote_code"
+_REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
+# Such as per_device_eval_batch_size and per_device_train_batch_size are to per_device_batch_size.
+_AS_NEAR = 0.05
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
@@ -239,8 +241,10 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
 
 
 def _similar(fault: Fault, read: ReadCommand) -> str:
-    near = difflib.get_close_matches(fault.key, read.names, n=1, cutoff=0.75)
-    return f" Did you mean {near[0]}?" if near else ""
+    near = difflib.get_close_matches(fault.key, read.names, n=2, cutoff=0.75)
+    likeness = [difflib.SequenceMatcher(None, name, fault.key).ratio() for name in near]
+    near = [name for name, ratio in zip(near, likeness, strict=True) if ratio > likeness[0] - _AS_NEAR]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _legacy(written: Written, read: ReadCommand) -> Iterator[Finding]:
@@ -262,6 +266,12 @@ def _silent(written: Written, read: ReadCommand) -> Iterator[Finding]:
     if written.values.get(_REMOTE_CODE):
         message = "trust_remote_code lets the model's own code run in the training. This check runs none of it."
         yield finding(written, Severity.NOTE, _REMOTE_CODE, message)
+    config = read.configurations.get(find_trainer(written.trainer).config_class)
+    resumed = config.values.get(_RESUMED) if config is not None and written.command.source is None else None
+    if config is not None and resumed:
+        place = config.values["output_dir"] if resumed is True else resumed
+        message = f"transformers ends a run that finds no checkpoint to resume from in {place}, such as a first one."
+        yield finding(written, Severity.NOTE, _RESUMED, message)
 
 
 def _overridden(written: Written, item: Override) -> Finding:

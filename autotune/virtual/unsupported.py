@@ -44,10 +44,13 @@ def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:
     """Refuse an operator that a trace cannot run or would count in the wrong place.
 
     Raises:
-        UnsupportedError: it makes a tensor on a CUDA device, or its gradient is sparse.
+        UnsupportedError: it makes a tensor on a CUDA device, its gradient is sparse, or CUDA has no kernel for it.
     """
     if getattr(kwargs.get("device"), "type", "") == "cuda":
         raise UnsupportedError(f"{func} makes a tensor on a CUDA device. {_USE_THE_DEVICE}")
+    # ATen's kernel (native/cuda/AmpKernels.cu) is for float32 and float16; tests/nullgpu/test_training.py
+    if func is _aten._amp_foreach_non_finite_check_and_unscale_.default and args[0][0].dtype is torch.bfloat16:
+        raise UnsupportedError("CUDA does not scale gradients in bfloat16, as fp16 would.")
     # PyTorch ends the process when a fake tensor is to be made sparse in a backward pass.
     if func in _SPARSE and torch.is_grad_enabled() and argument(func, args, kwargs, _SPARSE[func]):
         name = _SPARSE[func]

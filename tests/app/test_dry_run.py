@@ -102,6 +102,10 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
              ending=CommandExit(None, timed_out=True)), "does not fit", ""),
         (ran(process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
          "the script failed after 1 of 3 steps: FileNotFoundError: no such file"),
+        # The launcher's own process comes first.
+        (ran(replace(BEFORE_CUDA, pid=99, error=replace(NO_FILE, kind="CalledProcessError")),
+             process(steps=1, ended="error", error=NO_FILE), ending=FAILED), "not known",
+         "the script failed after 1 of 3 steps: FileNotFoundError"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, 9)), "not known", "killed by signal 9"),
         (ran(process(steps=0, spans=(span(0),), ended="finished")), "not known", "without a step of an optimizer"),
         (ran(), "not known", "used no GPU"),

@@ -30,6 +30,7 @@ VALUES: Mapping[str, Any] = {
     "split_batches": True,
     "gradient_checkpointing_use_reentrant": True,
     "adafactor": True,
+    "bnb_4bit_use_double_quant": True,
     "group_by_length": True,
     "include_inputs_for_metrics": True,
     "push_to_hub_model_id": "a/model",

@@ -94,6 +94,12 @@ def test_a_key_that_went_is_said_in_a_sentence(trainer: str, key: str, value: ob
             "No release of TRL has had vllm_sleep_enabled: write vllm_enable_sleep_mode: 1.",
         ),
         ("reward", "num_labels", 1, "No release of TRL has had num_labels: take it out."),
+        (
+            "sft",
+            "bnb_4bit_use_double_quant",
+            True,
+            "No release of TRL has had bnb_4bit_use_double_quant: write use_bnb_nested_quant: true.",
+        ),
     ],
 )
 def test_a_value_that_went_and_what_never_was_are_said_in_a_sentence(

@@ -110,6 +110,19 @@ NARROW = """
     print(json.dumps(found))
 """
 
+SCALED = """
+    import json, torch
+    found = {}
+    for kind in (torch.float32, torch.float16, torch.bfloat16):
+        gradients, number = [torch.ones(8, device="cuda", dtype=kind)], torch.ones(1, device="cuda")
+        try:
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, number, number)
+            found[str(kind)] = ""
+        except NotImplementedError as error:
+            found[str(kind)] = str(error)
+    print(json.dumps(found))
+"""
+
 GROUPED = """
     import json, torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -182,6 +195,13 @@ def test_kernels_that_triton_compiles_are_launched(machine: NullMachine) -> None
 @pytest.mark.nightly
 def test_bitsandbytes_quantises_and_optimises(machine: NullMachine) -> None:
     assert machine.run(BITSANDBYTES) == [512 * 512 // 2, [4, 512], "torch.uint8", [512, 512]]
+
+
+def test_gradients_in_bfloat16_are_not_scaled(machine: NullMachine) -> None:
+    found = machine.run(SCALED)
+    # Where this is empty, a release has a kernel for it: the refusal of `autotune.virtual.unsupported` can go.
+    assert "not implemented for 'BFloat16'" in found.pop("torch.bfloat16")
+    assert set(found.values()) == {""}
 
 
 def test_each_attention_kernel_can_be_asked_for(machine: NullMachine) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from autotune.core.configuration import ReadCommand
 from autotune.core.protocol import ReadCommandRequest
-from autotune.step.fields import mismatch
+from autotune.step.fields import mismatch, same
 from autotune.step.job import JobContext
 from autotune.step.jobs.prepare import absent_entries
 from autotune.step.jobs.read_command import read_command
@@ -64,3 +64,15 @@ def test_sizes_of_all_processes_are_shared_out_among_them(trainer: str, kind: st
 
 def test_a_size_that_trl_divides_by_is_refused_with_the_name_of_the_error(tmp_path: Path) -> None:
     assert read("grpo", 1, tmp_path, "--num_generations", "0").refused.startswith("ZeroDivisionError: ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "is_same"),
+    [
+        ({"fsdp_wrapped": "Layer"}, {"wrapped": ["Layer"], "min_num_params": 0}, True),
+        ({"fsdp_wrapped": "Layer"}, {"wrapped": ["Other"]}, False),
+        ({"wrapped": True}, {"min_num_params": 0}, False),
+    ],
+)
+def test_keys_of_fsdp_have_two_spellings(asked: object, used: object, is_same: bool) -> None:
+    assert same(asked, used) is is_same

@@ -11,7 +11,7 @@ from autotune.app.check.need import CPU_PROCESS_BYTES, CheckAnswer, probed, stud
 from autotune.app.check.remedy import Remedies
 from autotune.app.check.silent import of_rows, silent_findings, strategy_of
 from autotune.app.check.task import Task
-from autotune.app.notes import host_notes
+from autotune.app.notes import host_notes, notes_on_assumptions
 from autotune.app.options import Options, check_evaluation, checked_options
 from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
@@ -56,8 +56,17 @@ _SHRINKS = "auto_find_batch_size"
 _CUSTOM_CODE = "contains custom code"
 """Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
 
-_UNKNOWN_LOSS = "Unknown loss type"
-"""The beginning of TRL's error about a ``loss_type``, which its trainers read in the loss."""
+_REFUSED_IN_A_STEP = {
+    "Unknown loss type": "TRL refuses loss_type in the first step.",
+    # torch/amp/grad_scaler.py
+    "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
+    # autotune/virtual/unsupported.py
+    "CUDA does not scale gradients in bfloat16": (
+        "fp16 ends the first step of trained weights in bfloat16, which TRL makes of adapters on a quantised model."
+        " Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
+    ),
+}
+"""Beginnings of errors that only a step has, each with what they are about."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +145,10 @@ class Fitting:
         if not fatal(found):
             steps = PlanTracer(traces_of(workload, planned, self.tracer, self.cache), setting, planned.gpu)
             answer = self._answer(Sized(plan, geometry), steps, workload)
-            memory = answer.need.memory if answer.need is not None and planned.gpu is not None else None
-            found += tuple(Finding(Severity.NOTE, text) for text in host_notes(memory, plan.launch, planned.host_bytes))
+            memory = answer.need.memory if answer.need is not None else None
+            texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
+            texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
+            found += tuple(Finding(Severity.NOTE, text) for text in texts)
             remedy = self._remedy(answer, plan, known, setting, options.file, steps)
         verdict = task.wrong(found)
         if answer is not None:
@@ -267,9 +278,10 @@ class Fitting:
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
-            _, unknown, listed = one_line(error).partition(_UNKNOWN_LOSS)
-            if unknown:
-                raise InputError(f"TRL refuses loss_type in the first step. {unknown}{listed}") from error
+            for beginning, about in _REFUSED_IN_A_STEP.items():
+                _, refused, rest = one_line(error).partition(beginning)
+                if refused:
+                    raise InputError(f"{about} {refused}{rest}") from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))

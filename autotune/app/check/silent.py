@@ -21,6 +21,7 @@ from autotune.userconfig.candidate import NearestCandidate
 _HALF = ("bfloat16", "float16")
 # Keys of trl.ModelConfig, by their beginnings, that are read only if another one is true.
 _SWITCHED = {"use_peft": ("lora_", "use_rslora", "use_dora"), "load_in_4bit": ("bnb_4bit_", "use_bnb_nested_quant")}
+_ANSWERS = "completion_only_loss"
 _ENGINES, _MIXED = ("deepspeed", "fsdp"), ("bf16", "fp16")
 
 
@@ -46,6 +47,10 @@ def silent_findings(
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if not facts(max_length.MaxLength, trainer.name).changes:
             yield from _rows(plan, profile, whose)
+    rows = setting.workload.dataset
+    if given.get(_ANSWERS) is True and rows.trainable_tokens == rows.documents.tokens:
+        message = f"{_ANSWERS} has no effect on rows without a prompt of their own: the loss counts every token."
+        yield Finding(Severity.SILENT, message, _ANSWERS)
     yield from _mixing(plan, setting)
     yield from _served(plan)
     yield from _weights(plan, given, setting.workload.model.dtype)

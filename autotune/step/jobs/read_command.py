@@ -13,7 +13,9 @@ from typing import Any, get_type_hints
 from unittest import mock
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
@@ -110,7 +112,7 @@ def _read(request: ReadCommandRequest, *, starts: bool) -> ReadCommand:
             handed = _resolved([*of_file, *of_words]) if hands_on else of_words
             unknown = (fault for fault in _unknown_words(launcher, handed) if fault.key not in unreadable)
             faults += () if unreadable & switches.keys() else tuple(unknown)
-            _check_scheduler(objects)
+            _check_made_later(next(item for item in objects if isinstance(item, TrainingArguments)))
         except (*_MESSAGES, *_FAILURES) as error:
             refusal, kind = one_line(error), type(error).__name__
             refusal = refusal or kind if isinstance(error, _MESSAGES) else f"{kind}: {refusal}"
@@ -160,13 +162,38 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
         yield
 
 
-def _check_scheduler(objects: Sequence[Any]) -> None:
-    """Make the scheduler of a configuration, as ``Trainer.create_scheduler`` does once rows and model are loaded.
+def _check_made_later(args: TrainingArguments) -> None:
+    """Make what ``Trainer`` makes of its arguments alone, but only once rows and model are loaded.
 
     Raises:
-        RefusedError: transformers cannot make it.
+        RefusedError: transformers or PyTorch cannot make it.
     """
-    args = next(item for item in objects if isinstance(item, TrainingArguments))
+    loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
+    rows, workers = args.per_device_train_batch_size, {name: getattr(args, f"dataloader_{name}") for name in loading}
+    if args.gradient_accumulation_steps < 1:
+        refuse(f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, and transformers divides by it.")
+    with _refusing(args, "report_to", hint=" Write report_to: none for no tracker."):
+        get_reporting_integration_callbacks(args.report_to)
+    with _refusing(args, "per_device_train_batch_size", *(f"dataloader_{name}" for name in loading)):
+        DataLoader([0], rows, **workers)
+    if args.torch_compile:
+        with _refusing(args, "torch_compile_backend", "torch_compile_mode"):
+            # accelerate takes a backend in any case (TorchDynamoPlugin).
+            torch.compile(torch.nn.Identity(), backend=args.torch_compile_backend.lower(), mode=args.torch_compile_mode)
+    _check_scheduler(args)
+
+
+@contextmanager
+def _refusing(args: TrainingArguments, *names: str, hint: str = "") -> Iterator[None]:
+    """Turn an error into a refusal of arguments, which it names."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        values = ", ".join(f"{name}={getattr(args, name)}" for name in names if getattr(args, name) is not None)
+        refuse(f"{values}: {one_line(error).rstrip('.')}.{hint}")
+
+
+def _check_scheduler(args: TrainingArguments) -> None:
     kind, given, steps = args.lr_scheduler_type, args.lr_scheduler_kwargs, 100
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     try:

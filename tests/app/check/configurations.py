@@ -14,7 +14,7 @@ datasets:
   - path: json
     data_files: {rows}
 output_dir: out
-report_to: none
+seed: 7
 """
 # Completions as long as those of a real run would take minutes to trace at full length on a CPU.
 SHORT = {
@@ -104,13 +104,15 @@ CASES = (
     ),
     _case(
         "sft: misspelt",
-        "per_device_train_batch_sise: 4\nbeta: 0.1\nlearning_rate: fast\nnum_train_epochs: [3]\n",
+        "per_device_train_batch_sise: 4\nbeta: 0.1\nlearning_rate: fast\nnum_train_epochs: [3]\n"
+        "per_device_batch_size: 4\n",
         RUNS_NOT,
         {
             "Did you mean per_device_train_batch_size?": 0,
             "beta is a key of distillation, dpo, grpo, kto": 1,
             'learning_rate is "fast", and takes a number': 2,
             "num_train_epochs is [3], and takes a number": 3,
+            "Did you mean per_device_eval_batch_size or per_device_train_batch_size?": 4,
         },
     ),
     _case("sft: padding-free with a length", "padding_free: true\n", RUNS_NOT, {"is not enforced": 0}),
@@ -145,6 +147,41 @@ CASES = (
         "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr: 1.0e-6}\n",
         FITS,
         nightly=True,
+    ),
+    _case(
+        "sft: the loss of answers in rows without any", "completion_only_loss: true\n", FITS, {"has no effect on": 0}
+    ),
+    _case("sft: from a checkpoint", "resume_from_checkpoint: true\n", FITS, {"no checkpoint to resume from in out": 0}),
+    # Text and YAML's own null alike are no tracker.
+    _case("sft: a tracker that is none", "report_to: None\n", RUNS_NOT, {"Write report_to: none": 0}),
+    _case(
+        "sft: workers that are kept, and are none",
+        "dataloader_persistent_workers: true\n",
+        RUNS_NOT,
+        {"needs num_workers > 0": 0},
+    ),
+    _case("sft: no rows in a micro-batch", "per_device_train_batch_size: 0\n", RUNS_NOT, {"positive integer": 0}),
+    _case("sft: no micro-batch in a step", "gradient_accumulation_steps: 0\n", RUNS_NOT, {"divides by it": 0}),
+    _case("sft: loaded without a cache", "model_init_kwargs: {use_cache: false}\n", FITS),
+    _case("sft: compiled", "torch_compile: true\n", FITS, {"a compiled step needs what the same step": None}),
+    _case(
+        "sft: a mode of compilation that is none",
+        "torch_compile_mode: max_autotune\n",
+        RUNS_NOT,
+        {"should be one of: default": 0},
+    ),
+    _case(
+        "sft: gradients that no scaler takes",
+        "fp16: true\ndtype: float16\n",
+        RUNS_NOT,
+        {"Attempting to unscale FP16 gradients": 0},
+    ),
+    _case(
+        "sft: adapters in bfloat16, and fp16",
+        "fp16: true\nuse_peft: true\nload_in_4bit: true\n",
+        RUNS_NOT,
+        {"CUDA does not scale gradients in bfloat16": 0},
+        gpu="T4",
     ),
     _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
