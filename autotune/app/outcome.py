@@ -288,7 +288,7 @@ def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ..
     Args:
         own: whether the baseline is the user's own configuration.
     """
-    return (*_failed(outcome, own=own), *_unfinished(outcome), *_scattered(outcome), *_not_told_apart(outcome))
+    return (*_failed(outcome, own=own), *_unfinished(outcome, own=own), *_scattered(outcome), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -308,13 +308,16 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
         yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
 
 
-def _unfinished(outcome: SearchOutcome) -> tuple[str, ...]:
+def _unfinished(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
     winner, baseline = outcome.winner, outcome.baseline
     if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
         return ()
     speed = speed_up(winner, baseline)
     ours = sum(run.number == winner.number for run in winner.comparison)
-    sentence = f"The search ended after {ours} of {outcome.comparisons} short runs of the recommendation."
+    name, count = "the recommendation", ours
+    if ours >= outcome.comparisons:
+        name, count = baseline_name(own=own), len(winner.comparison) - ours
+    sentence = f"The search ended after {count} of {outcome.comparisons} short runs of {name}."
     if speed is not None and speed.pairs == 0:
         sentence += " The speed-up is the ratio of one probe of each."
     return (sentence,)

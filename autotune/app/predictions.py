@@ -177,12 +177,17 @@ def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
     return f"Traced {count:,} candidates in {spent}: {over:,} of them {verb} predicted not to fit."
 
 
-def _trace_least(evaluator: Evaluator) -> None:
-    """Trace a few more candidates to find the one that needs the least memory, as if the device had none."""
+def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
+    """Trace a few more candidates to find the one that needs the least memory, as if the device had none.
+
+    Args:
+        goes_on: returns whether there is time for further traces.
+    """
     least = min(evaluator.ranked(), key=need).candidate
     without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
-    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST)
-    evaluator.run([min(without_memory.ranked(), key=need).candidate])
+    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST, at_once=_AT_ONCE, goes_on=goes_on)
+    if goes_on():
+        evaluator.run([min(without_memory.ranked(), key=need).candidate])
 
 
 Speeds = Callable[[GpuSpeeds | None], GpuSpeeds]

@@ -17,7 +17,7 @@ from autotune.app.output import Output, default_output, open_output
 from autotune.app.predictions import Predictions, predictions_of
 from autotune.app.problem import attentions, global_batch_of, problem_of
 from autotune.app.report import write_result
-from autotune.app.search import Run, study_of, worker_servers
+from autotune.app.search import Run, check_same, study_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
 from autotune.core.events import StageStarted, WorkloadReady, ignore, without
@@ -87,12 +87,17 @@ def probe(asked: ProbeArguments) -> Result:
         problem = problem_of(options, workload, machine, start.batch if start is not None else batch, start)
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
+        # A further worker is sent the run, and a listener is of this process.
+        run, limit = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes), time_limit(asked.timeout)
+        check_same(run)
         predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
-        # A further worker is sent the run, and a listener is of this process.
-        quiet, limit = replace(asked, listener=ignore), time_limit(asked.timeout)
-        left = time_left(limit, time.monotonic() - started)
-        run = Run(quiet, problem, server, out, limit_bytes, left, predictions.predictor)
+        run = replace(
+            run,
+            problem=problem,
+            timeout_seconds=time_left(limit, time.monotonic() - started),
+            predictor=predictions.predictor,
+        )
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]

@@ -23,7 +23,7 @@ from autotune.planning.tracing.cache import package_digest
 from autotune.probing import JobServer
 from autotune.probing import probe as run_probe
 from autotune.probing.tracing import ServerTracer
-from autotune.study import ProbeRun, SearchOutcome, StudyStorage, search
+from autotune.study import ProbeRun, SearchOutcome, StudyStorage, check_storage, search
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
@@ -117,6 +117,18 @@ def storage_of(run: Run) -> StudyStorage:
         resume=run.asked.resume,
         fingerprint=fingerprint(compared, run.limit_bytes, run.asked.seed),
     )
+
+
+def check_same(run: Run) -> None:
+    """Check before the traces that a study to be resumed or joined is of the same search.
+
+    Raises:
+        InputError: the storage cannot be used.
+        StudyMismatchError: it was made for something else.
+    """
+    if run.asked.resume and (run.asked.storage is not None or run.output.study_file.exists()):
+        found = storage_of(run)
+        check_storage(found.url, found.name, resume=True, fingerprint=found.fingerprint)
 
 
 def study_of(asked: ProbeArguments, output: Output) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.core.candidate import Candidate
@@ -56,10 +56,13 @@ class Predictor:
         """Trace the candidate, unless that was done, and return its prediction; None if traces fail."""
         return None
 
-    def least(self) -> Candidate | None:
+    def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
         """Return the legal candidate with the smallest predicted need of the space, traced at its own sizes.
 
-        None without predictions.
+        None without predictions, and where there was no time to trace it.
+
+        Args:
+            goes_on: returns whether there is time for further traces.
         """
         return None
 

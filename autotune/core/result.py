@@ -230,7 +230,8 @@ class Result:
         ended: the reason why the search ended; None if the user interrupted it.
         compared: the number of candidates that the recommendation was compared with, and the end of the search, in
             words that follow "it is"; empty without a recommendation, and where no candidate was left.
-        smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
+        smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
+            there was time to look for it.
     """
 
     schema: int

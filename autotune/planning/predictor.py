@@ -128,7 +128,8 @@ class PlannedPredictor(Predictor):
     tensors if some were zeroed and never written, and more if libraries keep memory of their own.
 
     Args:
-        trace_least: traces further candidates that may need the least memory; called once, when that is asked for.
+        trace_least: traces further candidates that may need the least memory, while its argument returns True; called
+            when that is asked for, until it has come to its end.
 
     Attributes:
         memory: its current correction.
@@ -137,7 +138,11 @@ class PlannedPredictor(Predictor):
     traces = True
 
     def __init__(
-        self, estimates: Estimates, trace_least: Callable[[], object], limit_bytes: int, device: DeviceKind
+        self,
+        estimates: Estimates,
+        trace_least: Callable[[Callable[[], bool]], object],
+        limit_bytes: int,
+        device: DeviceKind,
     ) -> None:
         self._estimates = estimates
         self._trace_least = trace_least
@@ -162,14 +167,12 @@ class PlannedPredictor(Predictor):
             self._tracing(lambda: self._estimates.run([candidate]))
         return self.predict(candidate)
 
-    def least(self) -> Candidate | None:
-        """Return the candidate with the smallest predicted need, traced at its own sizes; None without predictions."""
-        found = self._lightest()
-        if found is not None and not self._traced_least:
-            self._traced_least = True
-            self._tracing(self._trace_least)
-            found = self._lightest()
-        return found
+    def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
+        """Return the candidate with the smallest predicted need, traced at its own sizes; None if it is not known."""
+        if not self._traced_least and self._lightest() is not None and goes_on():
+            self._tracing(lambda: self._trace_least(goes_on))
+            self._traced_least = goes_on()
+        return self._lightest() if self._traced_least else None
 
     def _lightest(self) -> Candidate | None:
         # Corrections keep the order of needs.

@@ -20,12 +20,15 @@ from autotune.reporting.words import (
     status_text,
 )
 from autotune.trainers import find_trainer
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 
 _EQUALLY_FAST = "equally fast"
 _COSTS = 1.02
 """Least ratio of rates that is a cost; rates nearer than that tie (autotune/study/selection.py)."""
 _MOST_COSTS = 3
+_UNKNOWN = 10.0
+"""Ratio of the upper end of a speed-up's range to the speed-up, and so of that to the lower end, from which on its runs
+tell nothing of it."""
 _SAME_STEP = 0.1
 """Relative deviation allowed for the documents of a packed optimizer step."""
 
@@ -146,13 +149,15 @@ def _speedup_text(speedup: float) -> str:
 
 
 def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:
-    """Return the speed-up and its interval, or that there may be none.
+    """Return the speed-up and its interval, or that there may be none, or that too few runs differ too much.
 
     Without an interval, either may be the faster one if a further run of the recommendation may be as fast as the
     baseline was.
     """
     where = f"{_name(result)} at the same global batch of {result.global_batch_size}"
     factor, low, high = f"{speedup:.2f}x", result.speedup_low, result.speedup_high
+    if high is not None and high > _UNKNOWN * speedup:
+        return f"The speed-up over {where} is not known: {counted(result.pairs, 'pair')} of runs differ too much."
     if low is not None and high is not None:
         factor += f" ({low:.2f} to {high:.2f})"
         told_apart = not low <= 1 <= high

@@ -33,7 +33,8 @@ _QUANTILES = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
 
 def lengths_report(report: LengthReport) -> Document:
     """Return the report about the lengths of rows."""
-    dataset = report.workload.dataset
+    dataset, split = report.workload.dataset, report.workload.dataset_source.split
+    name = dataset.name if split == "train" else f"{dataset.name}, split {split}"
     has_limit = limits_rows(find_trainer(report.workload.trainer))
     single = dataset.documents.sequences == 1
     longest = "at most" if single else "longest sequence, at most"
@@ -44,7 +45,7 @@ def lengths_report(report: LengthReport) -> Document:
     ]
     return Document(
         verdict=Verdict(
-            f"{dataset.name} ({dataset.format}), tokenised for {report.workload.model.name}",
+            f"{name} ({dataset.format}), tokenised for {report.workload.model.name}",
             Tone.PLAIN,
             remarks=(Paragraph(counts),),
         ),

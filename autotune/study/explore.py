@@ -124,7 +124,7 @@ def _smallest(session: Session) -> Candidate | None:
     """Return the candidate with the smallest predicted need, if nothing fits, memory ran out, and it is to be tried."""
     if session.leader() is not None or not session.judge.failures.of_device_memory:
         return None
-    smallest = session.predictor.least()
+    smallest = session.least()
     return smallest if smallest is not None and session.judge.is_open(smallest) else None
 
 
@@ -133,7 +133,7 @@ def _by_need(session: Session) -> bool:
     judge = session.judge
     if session.leader() is not None or not judge.failures.of_device_memory:
         return False
-    return judge.failures.surprised or not judge.expects_a_fit
+    return (judge.failures.surprised or not judge.expects_a_fit) and session.least() is not None
 
 
 def _repeat(session: Session) -> None:
@@ -179,7 +179,7 @@ def _is_in_turn(session: Session, candidate: Candidate, purpose: Purpose) -> boo
     """Whether no open candidate comes before this one, so that it may be probed without looking at them."""
     if purpose is Purpose.BASELINE or session.judge.priority(candidate) is Priority.NEXT:
         return True
-    return session.predictor.least() in (None, candidate)
+    return session.least() in (None, candidate)
 
 
 def _next(session: Session, proposer: Proposer) -> Candidate | Ending:

@@ -233,7 +233,8 @@ class SearchOutcome:
         interrupted: whether the user ended the search before it was done.
         ending: what ended the search for further candidates; None if the user did.
         comparisons: short runs that winner and baseline each should have had.
-        smallest: the candidate with the smallest predicted need, if nothing is recommended and needs are predicted.
+        smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
+            there was time to look for it.
     """
 
     records: tuple[Record, ...]

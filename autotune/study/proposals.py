@@ -70,14 +70,13 @@ class Proposer:
         Args:
             incumbent: the best candidate so far.
             explore: whether the sampler's candidates come before the incumbent's neighbours.
-            by_need: whether the one that is predicted to need the least comes next, as far as any is predicted.
+            by_need: whether the one that is predicted to need the least comes next.
             traced: candidates that were traced for this probe, if there may be no more: they, and others that are
                 predicted, come first.
         """
         # Optuna keeps the trials that a study object has read, until that object starts or ends a trial itself.
         self._study = copy.copy(self._study)
         surrogate = self._surrogate()
-        by_need = by_need and self._predictor.least() is not None
         if explore and not by_need:
             for _ in range(_DRAWS):
                 candidate = self._problem.normal(self._draw())

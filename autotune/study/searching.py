@@ -127,7 +127,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
 
 def _smallest(session: Session) -> Smallest | None:
     """Return the candidate with the smallest predicted need and its trial, if there are predictions."""
-    candidate = session.predictor.least()
+    candidate = session.least()
     guess = session.predictor.predict(candidate) if candidate is not None else None
     if candidate is None or guess is None:
         return None
@@ -144,7 +144,7 @@ def audit(session: Session, proposer: Proposer) -> None:
     known = (*session.log.records, *session.cut_off)
     done = {record.candidate for record in known if record.purpose is Purpose.AUDIT}
     left = session.effort.audits - len(done)
-    smallest = None if session.leader() else session.predictor.least()
+    smallest = None if session.leader() else session.least()
     untried = smallest is not None and smallest not in {record.candidate for record in known if record.probed}
     if left <= 0 and not untried:
         return

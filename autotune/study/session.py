@@ -103,6 +103,10 @@ class Session:
         confirm_more = self._passed < _MAX_CONFIRMED and not self.clock.over(self.durations.confirmation_seconds)
         return leader(self.log.records, self.judge, confirm_more=confirm_more)
 
+    def least(self) -> Candidate | None:
+        """Return the candidate with the smallest predicted need of the space; None if the time ended its search."""
+        return self.predictor.least(lambda: not self.clock.over())
+
     def report_resumed(self) -> None:
         """Tell the listener what earlier runs of the study found, where there were any."""
         records, first = self.log.records, self.leader()

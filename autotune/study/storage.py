@@ -45,17 +45,24 @@ class OpenStudy:
     study_id: int
 
 
-def check_storage(url: str, name: str, *, resume: bool) -> None:
+def check_storage(url: str, name: str, *, resume: bool, fingerprint: Mapping[str, str] | None = None) -> None:
     """Check that a storage answers, and that it has no study of that name unless that is to be resumed.
+
+    Args:
+        fingerprint: of the study to be resumed; None: it is not known yet.
 
     Raises:
         InputError: it does not, or it has.
+        StudyMismatchError: the study to be resumed was made for something else.
     """
     with _quiet():
         backend, close = connected(url, _RETURN_SECONDS if resume else 0.0)
         try:
-            if not resume and _has_begun(backend, name):
+            found = _fingerprint(backend, name)
+            if found is not None and not resume:
                 raise _exists(name, url)
+            if found is not None and fingerprint is not None:
+                _require_same(name, found, fingerprint)
         finally:
             close()
 
@@ -145,11 +152,13 @@ def _exists(name: str, url: str) -> InputError:
     )
 
 
-def _has_begun(backend: BaseStorage, name: str) -> bool:
+def _fingerprint(backend: BaseStorage, name: str) -> Mapping[str, str] | None:
+    """Return the fingerprint of a study; None if there is no study, or it has not begun."""
     try:
-        return _FINGERPRINT in backend.get_study_user_attrs(backend.get_study_id_from_name(name))
+        found: Mapping[str, str] = backend.get_study_user_attrs(backend.get_study_id_from_name(name))[_FINGERPRINT]
     except KeyError:
-        return False
+        return None
+    return found
 
 
 def _is_left_empty(study: optuna.Study) -> bool:

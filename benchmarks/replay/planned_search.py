@@ -143,7 +143,7 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
         return measurement
 
     estimates = RecordedEstimates(table)
-    predictor = PlannedPredictor(estimates, lambda: None, table.limit_bytes, "cpu")
+    predictor = PlannedPredictor(estimates, lambda _: None, table.limit_bytes, "cpu")
     return search(
         problem,
         probe,

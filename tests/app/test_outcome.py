@@ -130,6 +130,9 @@ def test_a_comparison_that_time_cut_short_is_told_of() -> None:
     found = result(BASELINE, winner, winner=winner, comparisons=5)
     assert (found.speedup, found.speedup_low, found.pairs) == (pytest.approx(3.0), None, 1)
     assert found.notes[0] == "The search ended after 1 of 5 short runs of the recommendation."
+    cut_off = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, 310), (1, 305))
+    (note, *_) = result(BASELINE, cut_off, winner=cut_off, comparisons=3).notes
+    assert note == "The search ended after 2 of 3 short runs of TRL's default."
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class Estimates:
         self.origins.update(dict.fromkeys(candidates, Origin.TRACED))
         return [self.estimate(candidate) for candidate in candidates]
 
-    def least(self) -> Estimate | None:
+    def least(self, goes_on: Callable[[], bool]) -> Estimate | None:
         return self.run(self.candidates[:1])[0]
 
 
@@ -312,6 +312,25 @@ def test_what_needs_the_least_is_searched_for_once_it_is_asked_for(tmp_path: Pat
     assert need(predictions.evaluator.estimate(smallest)) == min(needs)
     assert predictions.predictor.least() == smallest
     assert len(tracer.requests) == traced
+
+
+def test_what_needs_the_least_is_not_known_where_time_ends_the_search_for_it(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+
+    def clock() -> float:
+        return float(len(tracer.requests))
+
+    cache = Cache(tmp_path)
+    predictions = trace_before_search(
+        problem_of(), LIMIT_BYTES, tracer, cache, unknown_speeds, 1.0, lambda _: None, clock=clock
+    )
+    assert predictions.predictor is not None
+    before = len(tracer.requests)
+    assert predictions.predictor.least(lambda: False) is None
+    assert len(tracer.requests) == before
+    assert predictions.predictor.least(lambda: len(tracer.requests) == before) is None
+    assert before < len(tracer.requests) <= before + 5
+    assert predictions.predictor.least() is not None
 
 
 def test_ways_that_cannot_be_traced_are_told_once(tmp_path: Path) -> None:

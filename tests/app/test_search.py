@@ -9,12 +9,14 @@ import pytest
 
 from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
-from autotune.app.search import fingerprint, seed_of, study_of, timeout_of
+from autotune.app.search import Run, check_same, fingerprint, seed_of, storage_of, study_of, timeout_of
 from autotune.core.candidate import Candidate
 from autotune.core.effort import EFFORTS
 from autotune.core.measurement import Schedule
+from autotune.errors import StudyMismatchError
 from autotune.planning.tracing.cache import package_digest
-from autotune.study import ProbeRun, Purpose
+from autotune.probing import JobServer
+from autotune.study import ProbeRun, Purpose, begin
 from autotune.study.problem import ComparisonTurn
 from autotune.units import GIB
 from tests.settings import GPU, problem, setting
@@ -53,6 +55,16 @@ def test_a_folder_that_is_renamed_keeps_its_study_and_one_in_a_storage_is_named_
 def test_a_study_of_other_batches_is_not_resumed() -> None:
     of_one, of_two = (fingerprint(problem(setting(machine=GPU)), 80 * GIB, seed) for seed in (1, 2))
     assert of_one != of_two
+
+
+def test_a_study_of_another_budget_is_refused_before_anything_is_traced(tmp_path: Path, job_server: JobServer) -> None:
+    asked, out = ProbeArguments(model="m", dataset="d", resume=True), Output(tmp_path)
+    run = Run(asked, problem(setting(machine=GPU)), job_server, out, 80 * GIB)
+    check_same(run)
+    begin(storage_of(run), lambda _: None)
+    check_same(run)
+    with pytest.raises(StudyMismatchError, match=r"memory limit is 40\.00 GiB .* here and 80\.00 GiB .* there"):
+        check_same(replace(run, limit_bytes=40 * GIB))
 
 
 def test_what_a_study_depends_on_is_kept_in_words_that_say_what_differs() -> None:

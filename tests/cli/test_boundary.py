@@ -202,6 +202,23 @@ def test_an_interrupted_result_prints_the_command_too(
     assert err.rstrip().endswith("probe M D --resume")
 
 
+@pytest.mark.parametrize(("result", "code"), [(a_result(), 0), (nothing_fits(), 1)])
+def test_an_interruption_after_the_search_ends_quietly_with_the_code_of_the_result(
+    api: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    result: Result,
+    code: int,
+) -> None:
+    def interrupted_show(*shown: object, **options: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    api(probe=finding(result))
+    monkeypatch.setattr("autotune.reporting.terminal.show", interrupted_show)
+    assert run(PROBE) == code
+    assert "Interrupted" not in capsys.readouterr().err
+
+
 def test_an_interruption_leaves_the_signal_as_it_was(api: Callable[..., None]) -> None:
     before = signal.getsignal(signal.SIGINT)
     api(probe=raising(KeyboardInterrupt()))

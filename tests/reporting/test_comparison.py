@@ -134,6 +134,13 @@ def test_the_headline_admits_that_the_default_may_be_as_fast() -> None:
     )
 
 
+def test_the_headline_admits_that_runs_that_differ_too_much_tell_no_speed_up() -> None:
+    result = a_result(speedup=1.5, speedup_low=0.003, speedup_high=851.62, pairs=2)
+    assert headline(result, recommended(result)) == (
+        "The speed-up over TRL's default at the same global batch of 8 is not known: 2 pairs of runs differ too much."
+    )
+
+
 def test_the_headline_of_a_default_that_is_faster_and_may_not_be_recommended_gives_the_lower_speed() -> None:
     slower = a_result(speedup=0.8, speedup_low=0.7, speedup_high=0.9)
     assert headline(slower, recommended(slower)).startswith("0.80x (0.70 to 0.90) the speed of TRL's default")

@@ -35,6 +35,14 @@ def shown(report: LengthReport, width: int = 100) -> str:
     return capture.get()
 
 
+def test_another_split_than_that_to_train_on_is_named() -> None:
+    report = report_of(CUT)
+    source = replace(report.workload.dataset_source, split="test")
+    other = replace(report, workload=replace(report.workload, dataset_source=source))
+    assert "chats.jsonl, split test (" in shown(other)
+    assert "split" not in shown(report)
+
+
 def test_rows_that_are_cut_are_counted_as_such() -> None:
     text = shown(report_of(CUT))
     assert "Rows that are longer than max_length are cut." in text

@@ -59,7 +59,7 @@ class Foretold(Predictor):
         self.traced_later.append(candidate)
         return self.predict(candidate)
 
-    def least(self) -> Candidate | None:
+    def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
         """Return the legal one that is predicted to need the least."""
         return min(legal(), key=self.need)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -111,3 +112,20 @@ def test_time_is_kept_for_the_smallest_predicted_need_while_nothing_fits(now: No
     assert [record.candidate for record in probed(outcome)][-1] == predictor.least()
     assert outcome.smallest is not None
     assert outcome.smallest.number is not None
+
+
+def test_nothing_is_traced_once_the_time_limit_has_passed(now: Now) -> None:
+    class Slow(Foretold):
+        def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
+            if not goes_on():
+                return None
+            began.append(now.seconds)
+            now.seconds += 30.0
+            return super().least()
+
+    began: list[float] = []
+    run, table = Run("sqlite://"), Timed(now=now, always_seconds=2 * LIMIT_SECONDS)
+    outcome = run(table, timeout_seconds=LIMIT_SECONDS, predictor=Slow())
+    assert outcome.ending is Ending.TIME
+    assert outcome.smallest is None
+    assert all(seconds < LIMIT_SECONDS for seconds in began)

@@ -44,7 +44,7 @@ class Partly(Foretold):
         super().trace(candidate)
         return self.predict(candidate)
 
-    def least(self) -> Candidate | None:
+    def least(self, goes_on: Callable[[], bool] = lambda: True) -> Candidate | None:
         """Return the one of those that it can predict."""
         return min((item for item in legal() if not self.unknown(item)), key=self.need, default=None)
 

@@ -12,7 +12,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.status import Ending
 from autotune.errors import InputError, ProbeServerError, StudyMismatchError
 from autotune.reporting.progress import PlainListener
-from autotune.study import ProbeRun, Purpose, SearchOutcome
+from autotune.study import ProbeRun, Purpose, SearchOutcome, check_storage
 from tests.study.foretold import Foretold
 from tests.study.killed import kill_in_the_middle
 from tests.study.replayed import BASELINE, ReplayedTable, measurement
@@ -143,6 +143,10 @@ def test_a_study_of_something_else_is_not_resumed(durable: Run) -> None:
         match="something else: dataset is other here and b there; hardware is new here and not given there",
     ):
         durable(ReplayedTable(), resume=True, fingerprint=changed)
+    with pytest.raises(StudyMismatchError, match="dataset is other here and b there"):
+        check_storage(durable.url, "s", resume=True, fingerprint=changed)
+    check_storage(durable.url, "s", resume=True, fingerprint=FINGERPRINT)
+    check_storage(durable.url, "none", resume=True, fingerprint=changed)
 
 
 def test_an_existing_study_is_not_continued_unasked(durable: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 from autotune.app.arguments import ProbeArguments
 from autotune.cli.arguments import add_json, add_options, listed, options_of, trainer_names
@@ -77,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
             result, failure = probe(**options, listener=listener).document, None
         except UnwrittenError as error:
             result, failure = error.document, error
-    show(probe_report(result, program), console, apart=True)
+    # The search has ended, and there is nothing to go on with.
+    with suppress(KeyboardInterrupt):
+        show(probe_report(result, program), console, apart=True)
     if as_json:
         write_json(result)
     if failure is not None:

@@ -18,9 +18,14 @@ from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
 from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
+from autotune.virtual import UnsupportedError, is_tracing
 
 _Trl: Any = object
 """Stands for TRL's trainer, which comes after in the order of bases."""
+_BATCHED = (
+    "continuous batching (use_transformers_continuous_batching) is not planned, since its cache takes most of the "
+    "memory that is free"
+)
 
 
 class OnTokenizedPrompts(_Trl):
@@ -100,6 +105,8 @@ class OnTokenizedPrompts(_Trl):
         else:
             self.generation_config.max_new_tokens = self.generation_config.min_new_tokens = longest
             if getattr(self, "use_transformers_continuous_batching", False):
+                if is_tracing():
+                    raise UnsupportedError(_BATCHED)
                 # It drops the processor of `min_new_tokens`, and takes -1 for no end (`init_continuous_batching`).
                 self.generation_config.eos_token_id = -1
         made = super()._generate_single_turn(*args, **kwargs)

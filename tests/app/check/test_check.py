@@ -340,3 +340,14 @@ def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
     assert fix_legacy(str(file), trainer="sft").left == ()
     new = {"accelerator_config": {"dispatch_batches": True, "split_batches": False}, "max_length": 64}
     assert yaml.safe_load(file.read_text(encoding="utf-8")) == new
+
+
+def test_of_continuous_batching_the_reason_is_given_why_no_step_is_traced(write: Write, checked: Checked) -> None:
+    verdict = checked(
+        config=str(write("grpo", "use_transformers_continuous_batching: true\n")), trainer="grpo", gpu=GPU
+    )
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert (
+        "continuous batching (use_transformers_continuous_batching) is not planned, since its cache takes most of the "
+        "memory that is free"
+    ) in verdict.reason
