@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
 from trl import RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
@@ -152,6 +153,25 @@ def test_a_step_of_one_generation_is_evaluated_on_as_many_completions_as_it_trai
     rows = replace(tokenised("grpo", processor, tmp_path), once=True)
     traced = trace(traced_training(plan, small_vision_config("gemma3"), processor, rows), target="cpu")
     assert traced.phase(EVALUATE).device_peak.bytes > traced.phase(EVALUATE).start_bytes
+
+
+def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as_with_torchvision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = TrainingPlan("grpo", {"bf16": False, **OWN["grpo"]}, rewards=("get_soft_overlong_punishment",))
+    processor = small_processor("gemma3")
+    run = traced_training(plan, small_vision_config("gemma3"), processor, tokenised("grpo", processor, tmp_path))
+    of_arrays = trace(run, target="cpu")
+    kind = type(processor.image_processor)
+    process = kind.preprocess
+
+    def processed(*args: Any, **kwargs: Any) -> Any:
+        made = process(*args, **kwargs)
+        made.data = {name: [torch.as_tensor(value) for value in values] for name, values in made.items()}
+        return made
+
+    monkeypatch.setattr(kind, "preprocess", processed)
+    assert trace(run, target="cpu").device_peak.bytes == of_arrays.device_peak.bytes
 
 
 def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:

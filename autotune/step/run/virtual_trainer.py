@@ -145,10 +145,14 @@ def _processing_for_real(processor: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
-    """Return tensors, and lists of arrays, as one array; anything else, such as lists of tokens, as it is."""
+    """Return tensors, and lists of arrays or tensors, as one array; anything else, such as lists of tokens, as it is.
+
+    Image processors with torchvision's backend make lists of tensors, of which TRL makes an array, too
+    (``GRPOTrainer._generate_single_turn``).
+    """
     if isinstance(value, torch.Tensor):
         return value.numpy().copy()
-    is_arrays = isinstance(value, list) and any(isinstance(item, np.ndarray) for item in value)
+    is_arrays = isinstance(value, list) and any(isinstance(item, (np.ndarray, torch.Tensor)) for item in value)
     return np.array(value) if is_arrays else value
 
 
