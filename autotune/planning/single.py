@@ -19,7 +19,9 @@ from autotune.planning.points import Point, fit_of, trace_request, traced_points
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
+from autotune.techniques.attention import unmasked_may_need_more
 from autotune.techniques.traits import untimed
+from autotune.trainers import find_trainer
 
 Size = tuple[Layout, Shape]
 """A micro-batch that a plan runs."""
@@ -204,13 +206,45 @@ class PlanTracer:
             timed: whether the sizes that stand for all micro-batches are traced for the time of a step; else it is that
                 of the largest.
         """
-        wanted = [{size: self._requests(sized, size) for size in sized.sizes(timed=timed)} for sized in every]
+        unpadded = [self._unpadded(sized) for sized in every]
+        asked = [(sized, timed) for sized in every] + [(sized, False) for sized in unpadded if sized is not None]
+        wanted = [{size: self._requests(sized, size) for size in sized.sizes(timed=timed)} for sized, timed in asked]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
         replies = iter(self._traces.get(requests))
-        return [
+        found = [
             self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes})
-            for sized, sizes in zip(every, wanted, strict=True)
+            for (sized, _), sizes in zip(asked, wanted, strict=True)
         ]
+        others = iter(found[len(every) :])
+        pairs = zip(found, unpadded, strict=False)
+        return [padded if sized is None else self._larger(padded, next(others)) for padded, sized in pairs]
+
+    def _unpadded(self, sized: Sized) -> Sized | None:
+        """Return a plan with its widest micro-batch without padding as the worst one; None: it needs no more memory."""
+        plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
+        capability = self._device.compute_capability if self._device is not None else None
+        if (
+            capability is None
+            or geometry.layout is not Layout.PADDED
+            or geometry.worst.chosen
+            or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
+        ):
+            return None
+        _, widths = find_trainer(plan.trainer).widths(plan, workload.dataset.documents)
+        if not widths:
+            return None
+        worst = replace(geometry.worst, tokens=widths[-1], filled=1.0)
+        return replace(sized, geometry=replace(geometry, layout=Layout.EQUAL, worst=worst, rivals=()))
+
+    def _larger(self, padded: TracedPlan | Untraceable, unpadded: TracedPlan | Untraceable) -> TracedPlan | Untraceable:
+        """Return the one of two traces of a plan whose micro-batch needs more memory, with the times of the first."""
+        if isinstance(padded, Untraceable) or isinstance(unpadded, Untraceable):
+            return padded if isinstance(padded, Untraceable) else unpadded
+        if unpadded.worst.reserved_bytes <= padded.worst.reserved_bytes:
+            return padded
+        memory = self._memory(unpadded, unpadded.worst, padded.mean)
+        fits = {**padded.fits, **unpadded.fits}
+        return replace(unpadded, mean=padded.mean, timed=padded.timed, memory=memory, fits=fits)
 
     def whole(self, every: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
         """Return plans with their worst micro-batches traced at full depth, or as they are where that fails.

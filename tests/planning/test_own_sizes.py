@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from autotune.app.planned import planned_machine
+from autotune.core.batch_geometry import BatchGeometry, Layout
 from autotune.core.documents import Documents
 from autotune.core.events import ignore
 from autotune.core.lengths import LengthDistribution
@@ -78,3 +80,29 @@ def test_the_need_at_a_candidates_own_sizes_is_that_of_the_cpu(
 
     peak_bytes = max(real[step_name(number)].peak_bytes for number in (0, 1))
     assert estimated.peak_bytes == pytest.approx(peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_rows_without_padding_are_traced_too_where_attention_without_a_mask_may_need_more(
+    precision: str, model: ModelSource, tracer: ServerTracer, tmp_path: Path
+) -> None:
+    gpu, of = planned_machine("H100-80GB", 1), here("kto", model).workload
+    documents = Documents.of_lengths(LengthDistribution({2048: 2, 1900: 1, 300: 1}))
+    rows = replace(of.dataset, lengths=LengthDistribution({2048: 2, 1900: 1, 300: 1}), several=documents)
+    sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "max_length": 2048}
+    model_args = {"attn_implementation": "sdpa", "dtype": precision}
+    plan = TrainingPlan("sft", {"gradient_checkpointing": False, "bf16": False, **sizes}, model_args)
+    padded = find_trainer("sft").geometry(plan, documents)
+    assert padded.layout is Layout.PADDED
+    unpadded = replace(padded, layout=Layout.EQUAL, worst=replace(padded.worst, filled=1.0))
+
+    def needed(geometry: BatchGeometry, *, grouped: bool) -> int:
+        changed = replace(of, trainer="sft", model=replace(of.model, grouped_heads=grouped), dataset=rows)
+        where = setting(machine=gpu, of=changed)
+        found = PlanTracer(Traces(tracer, Cache(tmp_path), "model", {}), where, gpu.gpu)
+        return found.memory(Sized(plan, geometry)).peak_bytes
+
+    alone = [needed(geometry, grouped=False) for geometry in (padded, unpadded)]
+    assert needed(padded, grouped=True) == max(alone)
+    # FlashAttention shares heads, and needs no mask.
+    assert (alone[0] > alone[1]) is (precision == "bfloat16")

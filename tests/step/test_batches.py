@@ -156,6 +156,19 @@ def test_a_run_for_its_time_alone_begins_with_the_worst_micro_batch_and_does_not
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_the_widest_micro_batch_without_padding_is_a_worst_one_where_no_mask_may_need_more(
+    micro_batches: int, blocks: bool
+) -> None:
+    rows, collation = sizes([9, 8, 7, 3, 6, 6, 2, 1]), Collation(blocks=blocks)
+    given = StepSize(2, micro_batches), collation, Schedule()
+    batches = plan_batches(rows, *given, seed=0, packed_from=None, unmasked=True)
+    tokens = rows.tokens[batches.order]
+    assert [tokens[place].tolist() for place in batches.worst] == [[9, 8], [6, 6]]
+    assert all(place >= batches.step_micro_batches for place in batches.worst)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_code_that_is_compiled_twice_is_compiled_for_the_worst_micro_batch_and_the_widest_narrower_one_before_the_worst(

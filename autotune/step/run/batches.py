@@ -13,7 +13,7 @@ import numpy.typing as npt
 from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
-from autotune.step.run.worst import recompiled, worst_order
+from autotune.step.run.worst import narrower, unpadded, worst_order
 from autotune.step.trainers.base import Collation, Drawing
 
 Amounts = npt.NDArray[np.float64]
@@ -112,6 +112,7 @@ def plan_batches(
     packed_from: int | None,
     *,
     compiled: bool = False,
+    unmasked: bool = False,
     rehearsed: bool = False,
 ) -> Batches:
     """Choose the batches of a probe.
@@ -135,6 +136,8 @@ def plan_batches(
         packed_from: number of dataset rows that were packed into those of ``sizes``, or None without packing.
         compiled: whether code is compiled for the first micro-batch, and again for others: those of
             :func:`autotune.trainers.micro_batches.MicroBatches.compiled_again` come before the worst one then.
+        unmasked: whether micro-batches without padding may need the most memory, too
+            (:func:`autotune.techniques.attention.unmasked_may_need_more`): the widest is one of the worst then.
         rehearsed: whether each timed step runs once before, without being timed, where rows differ in width. A GPU's
             kernels are compiled, loaded and planned for a size when it first runs (Triton, cuBLAS, cuDNN's attention):
             a whole training pays that once for each size, and the few micro-batches of a probe each would.
@@ -149,7 +152,9 @@ def plan_batches(
     schedule, in_step = _of_draws(schedule, uses), max(1, micro_batches // uses)
     draw = partial(_drawn_batches, population, at_once, seed=seed, blocks=collation.blocks)
     worst = worst_order(sizes, at_once, collation)
-    begins = [worst[0], *(recompiled(sizes, at_once, collation) if compiled else ())]
+    without_padding = unpadded(sizes, at_once, collation) if compiled or unmasked else ()
+    begins = [worst[0], *((*narrower(sizes, at_once, collation), *without_padding) if compiled else ())]
+    worst = (*worst, *(without_padding if unmasked else ()))
     opening = _opening(begins, () if schedule.timing_only else worst, in_step)
     begun = -(-len(begins) // in_step) * in_step
     beside_worst = sum(rows is None for rows in opening)

@@ -18,6 +18,7 @@ from autotune.core.blocks import block_rows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.protocol import ProbeRequest
+from autotune.step.data.profile import grouped_heads
 from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
@@ -31,7 +32,7 @@ from autotune.step.run.timing import WholeStep
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import adapter
 from autotune.step.trainers.base import Adapter, Drawing
-from autotune.techniques.attention import FLEX
+from autotune.techniques.attention import FLEX, unmasked_may_need_more
 from autotune.trainers import find_trainer
 
 OUTPUT_DIRECTORY = "output"
@@ -56,10 +57,13 @@ def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
     ranks = request.plan.data_ranks
     seed = request.seed + trainer.args.process_index * ranks // request.plan.launch.processes
     drawn_from = known.sizes(trainer), step, known.collation(trainer), request.schedule, seed, packed_from
-    compiled = request.plan.model.get("attn_implementation") == FLEX
+    compiled, unmasked = request.plan.model.get("attn_implementation") == FLEX, False
+    if request.device == "cuda":
+        grouped = grouped_heads(trainer.model.config.get_text_config())
+        unmasked = unmasked_may_need_more(request.plan, torch.cuda.get_device_capability(), grouped=grouped)
     # What is generated is of another size each time.
     rehearsed = request.device == "cuda" and not known.generating
-    batches = plan_batches(*drawn_from, compiled=compiled, rehearsed=rehearsed)
+    batches = plan_batches(*drawn_from, compiled=compiled, unmasked=unmasked, rehearsed=rehearsed)
     # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
     dealt = batches.order.repeat(ranks, axis=0), batches.is_worst.repeat(ranks)
     trainer.train_dataset = known.arranged(trainer, *dealt)

@@ -7,7 +7,7 @@ import numpy as np
 from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.blocks import block_rows
 from autotune.core.heaviest import heaviest, heaviest_blocks
-from autotune.step.rows import Counts, RowSizes
+from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.trainers.base import Collation
 
 
@@ -29,34 +29,44 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     return tuple(chosen[np.argsort(loads.image_elements[chosen], kind="stable")] for chosen in found)
 
 
-def recompiled(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
-    """Return the rows of the widest micro-batch that is narrower than the worst, and of the widest without padding.
+def narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the rows of the widest micro-batch that is narrower than the worst; none where there is none."""
+    if collation.blocks:
+        every = block_rows(len(sizes.widest), rows)
+        widths = collation.rounded(sizes.widest[every].max(axis=1))
+        return _widest(every, widths, widths < widths.max())
+    widths = collation.rounded(sizes.widest)
+    below = np.flatnonzero(widths < widths.max())
+    if not len(below):
+        return ()
+    below = below[np.argsort(-sizes.widest[below], kind="stable")]
+    # The first one is padded, as the worst is, if any is.
+    chosen = worst_micro_batches(
+        sizes.widest[below],
+        rows,
+        padded=not collation.flat,
+        multiple=collation.multiple,
+        shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
+    )
+    return (below[list(chosen[0])],)
 
-    Either is left out where there is none.
-    """
+
+def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:
+    """Return the rows of the widest micro-batch without padding, where others have some; none where there is none."""
     if collation.blocks:
         every = block_rows(len(sizes.widest), rows)
         widths = collation.rounded(sizes.widest[every].max(axis=1))
         whole = (sizes.lengths[every] == widths[:, None, None]).all(axis=(1, 2))
-        kinds = np.flatnonzero(widths < widths.max()), np.flatnonzero(whole & ~whole[widths.argmax()])
-        return tuple(every[kind[widths[kind].argmax()]] for kind in kinds if len(kind))
+        return _widest(every, widths, whole & ~whole[widths.argmax()])
     widths = collation.rounded(sizes.widest)
-    below = np.flatnonzero(widths < widths.max())
-    below, found = below[np.argsort(-sizes.widest[below], kind="stable")], []
-    if len(below):
-        # The first one is padded, as the worst is, if any is.
-        chosen = worst_micro_batches(
-            sizes.widest[below],
-            rows,
-            padded=not collation.flat,
-            multiple=collation.multiple,
-            shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
-        )
-        found.append(below[list(chosen[0])])
     whole = np.flatnonzero((sizes.lengths == widths[:, None]).all(axis=1))
     enough = [
         width for width, count in zip(*np.unique(widths[whole], return_counts=True), strict=True) if count >= rows
     ]
-    if enough and not collation.flat:
-        found.append(whole[widths[whole] == max(enough)][:rows])
-    return tuple(found)
+    return (whole[widths[whole] == max(enough)][:rows],) if enough and not collation.flat else ()
+
+
+def _widest(blocks: Counts, widths: Counts, of: Flags) -> tuple[Counts, ...]:
+    """Return the rows of the widest of some blocks; none where there are none."""
+    kind = np.flatnonzero(of)
+    return (blocks[kind[widths[kind].argmax()]],) if len(kind) else ()
