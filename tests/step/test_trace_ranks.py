@@ -21,7 +21,6 @@ from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
-from autotune.probing.jobs import build
 from autotune.probing.worker import Worker
 from autotune.techniques import find
 from autotune.techniques.base import facts
@@ -126,42 +125,6 @@ def test_a_rank_holds_its_shares_between_steps(
     expected = {"parameter": parameters, "gradient": gradients, "optimizer state": states}
     for category, bytes_each in expected.items():
         assert held.get(category, 0) == pytest.approx(bytes_each * PARAMETERS, rel=0.01, abs=0.02 * PARAMETERS)
-
-
-def with_deepspeeds_adam(stage: int) -> dict[str, Any]:
-    """Return the arguments of ZeRO with the optimizer that transformers' guide names in DeepSpeed's document."""
-    engine = zero(stage)
-    params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
-    return {"deepspeed": {**engine["deepspeed"], "optimizer": {"type": "AdamW", "params": params}}}
-
-
-@needs_deepspeed
-@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.nightly)])
-def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(traced: Any, stage: int) -> None:
-    own, fused = (traced(args) for args in (with_deepspeeds_adam(stage), {**zero(stage), "optim": "adamw_torch_fused"}))
-    # Each of PyTorch's optimizers has a count of steps for each tensor.
-    assert sum(at_rest(own).values()) == pytest.approx(sum(at_rest(fused).values()), rel=0.001)
-    assert own.device.bytes == pytest.approx(fused.device.bytes, rel=0.001)
-    assert own.step.elementwise_seconds == pytest.approx(fused.step.elementwise_seconds, rel=0.01)
-
-
-@needs_deepspeed
-@pytest.mark.parametrize(
-    "engine",
-    [
-        zero(3, zero_quantized_weights=True),
-        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}),
-        {"deepspeed": {**zero(2)["deepspeed"], "optimizer": {"type": "Lion"}}},
-    ],
-    ids=["quantised", "nvme", "lion"],
-)
-def test_what_needs_another_native_operator_of_deepspeed_is_refused(
-    traced: Any, job_server: JobServer, model: Path, tmp_path: Path, engine: dict[str, Any]
-) -> None:
-    with pytest.raises(AutotuneError, match="zero_quantized_weights"):
-        traced(engine)
-    # Not by TRL or DeepSpeed: on GPUs it may run.
-    assert not build(job_server, a_request(a_plan(engine), model), tmp_path / "built").refused
 
 
 @needs_deepspeed

@@ -1,0 +1,67 @@
+"""Which native operators of DeepSpeed are traced, and which are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.traced import TraceReply
+from autotune.errors import AutotuneError
+from autotune.probing import JobServer, trace
+from autotune.probing.jobs import build
+from tests.small import write_small_model
+from tests.step.plans import needs_deepspeed, zero
+from tests.step.test_trace_ranks import INNER, LAYERS, WIDTH, a_plan, a_request, at_rest
+
+pytestmark = [pytest.mark.slow, needs_deepspeed]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "hidden_size": WIDTH, "intermediate_size": INNER}
+    return write_small_model(tmp_path / "model", weights=False, **sizes)
+
+
+def with_deepspeeds_adam(stage: int) -> dict[str, Any]:
+    """Return the arguments of ZeRO with the optimizer that transformers' guide names in DeepSpeed's document."""
+    engine = zero(stage)
+    params = dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")
+    return {"deepspeed": {**engine["deepspeed"], "optimizer": {"type": "AdamW", "params": params}}}
+
+
+@pytest.mark.parametrize("stage", [2, pytest.param(3, marks=pytest.mark.nightly)])
+def test_deepspeeds_own_adam_holds_and_takes_what_pytorchs_fused_one_does(
+    job_server: JobServer, model: Path, tmp_path: Path, stage: int
+) -> None:
+    def traced(name: str, args: dict[str, Any]) -> TraceReply:
+        return trace(job_server, a_request(a_plan(args), model), tmp_path / name)
+
+    own = traced("own", with_deepspeeds_adam(stage))
+    fused = traced("fused", {**zero(stage), "optim": "adamw_torch_fused"})
+    assert own.step is not None
+    assert fused.step is not None
+    # Each of PyTorch's optimizers has a count of steps for each tensor.
+    assert sum(at_rest(own).values()) == pytest.approx(sum(at_rest(fused).values()), rel=0.001)
+    assert own.device.bytes == pytest.approx(fused.device.bytes, rel=0.001)
+    assert own.step.elementwise_seconds == pytest.approx(fused.step.elementwise_seconds, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        zero(3, zero_quantized_weights=True),
+        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}),
+        {"deepspeed": {**zero(2)["deepspeed"], "optimizer": {"type": "Lion"}}},
+    ],
+    ids=["quantised", "nvme", "lion"],
+)
+def test_what_needs_another_native_operator_of_deepspeed_is_refused(
+    job_server: JobServer, model: Path, tmp_path: Path, engine: dict[str, Any]
+) -> None:
+    request = a_request(a_plan(engine), model)
+    with pytest.raises(AutotuneError, match="zero_quantized_weights"):
+        trace(job_server, request, tmp_path / "traced")
+    # Not by TRL or DeepSpeed: on GPUs it may run.
+    assert not build(job_server, request, tmp_path / "built").refused
