@@ -224,9 +224,11 @@ class PlanTracer:
         plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
         capability = self._device.compute_capability if self._device is not None else None
         if (
-            capability is None
+            self._setting.machine.hardware.kind != "cuda"
             or geometry.layout is not Layout.PADDED
             or geometry.worst.chosen
+            # Completions of different lengths have masks.
+            or geometry.worst.generated
             or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
         ):
             return None

@@ -43,7 +43,7 @@ _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | Non
 capability, None without one."""
 
 
-def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int], *, grouped: bool) -> bool:
+def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | None, *, grouped: bool) -> bool:
     """Whether attention may need more memory in a micro-batch without padding, which has no mask, than in others.
 
     Without a mask, transformers lets sdpa share the heads of keys and values among those of queries
@@ -52,10 +52,12 @@ def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int], *, g
     on a null GPU with rows of 4,176 tokens, and 3.3 GiB where one is shorter (PyTorch 2.13).
 
     Args:
+        capability: of the GPU; None: not known, and 8.0 or higher, as in a trace.
         grouped: whether heads share those of keys and values.
     """
+    old = capability is not None and capability < (8, 0)
     halved = any(plan.args.get(name) for name in ("bf16", "fp16")) or plan.model.get("dtype") in ("bfloat16", "float16")
-    return grouped and plan.model.get("attn_implementation") == SDPA and (not halved or capability < (8, 0))
+    return grouped and plan.model.get("attn_implementation") == SDPA and (old or not halved)
 
 
 class Attention(Technique):
