@@ -51,7 +51,7 @@ def test_neither_the_verdict_nor_the_cache_has_a_secret(
 
 
 def test_the_words_of_a_command_are_told_without_their_secrets(checked: Checked, write: Write) -> None:
-    file = str(write("sft", "seed: 1\n"))
+    file = str(write("sft", "warmup_steps: 1\n"))
     words = (f"HF_TOKEN={SECRET}4", "trl", "sft", "--config", file, "--hub_token", f"{SECRET}5", "--sead", "1")
     found = checked(command=words, fits=False)
     assert SECRET not in json.dumps(encode(found))
