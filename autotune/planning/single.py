@@ -216,7 +216,7 @@ class PlanTracer:
             for (sized, _), sizes in zip(asked, wanted, strict=True)
         ]
         others = iter(found[len(every) :])
-        pairs = zip(found, unpadded, strict=False)
+        pairs = zip(found[: len(every)], unpadded, strict=True)
         return [padded if sized is None else self._larger(padded, next(others)) for padded, sized in pairs]
 
     def _unpadded(self, sized: Sized) -> Sized | None:

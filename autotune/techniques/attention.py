@@ -48,8 +48,8 @@ def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | Non
 
     Without a mask, transformers lets sdpa share the heads of keys and values among those of queries
     (``use_gqa_in_sdpa``). Of PyTorch's kernels, FlashAttention and cuDNN's do, neither in float32 nor before compute
-    capability 8.0; its plain products, which run instead, hold all scores. KTO of a Llama in float32 reserved 7.4 GiB
-    on a null GPU with rows of 4,176 tokens, and 3.3 GiB where one is shorter (PyTorch 2.13).
+    capability 8.0; its plain products, which run instead, hold all scores. KTO of a small Llama in float32 allocated
+    9.3 GiB on a null GPU for rows of 4,176 tokens (PyTorch 2.13); traced with a row that is shorter, it had 2.9 GiB.
 
     Args:
         capability: of the GPU; None: not known, and 8.0 or higher, as in a trace.

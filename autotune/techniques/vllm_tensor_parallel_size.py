@@ -10,6 +10,7 @@ from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
+from autotune.units import counted
 
 
 class VllmTensorParallelSize(SizeOfVllm):
@@ -39,8 +40,7 @@ class VllmTensorParallelSize(SizeOfVllm):
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
         processes = setting.machine.hardware.processes
         if processes % int(choice):
-            of = f"the {processes} {'process' if processes == 1 else 'processes'}"
-            return CrashReason(f"TRL demands that it divides {of}")
+            return CrashReason(f"TRL demands that it divides the {counted(processes, 'process', 'processes')}")
         return undivided(setting.workload.model, int(choice))
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
