@@ -1,6 +1,6 @@
 """The protocol between autotune and its isolated processes: the jobs, and their requests and replies as files.
 
-A job has a folder. The parent writes ``request.json`` there and names the folder to the job server. The child writes
+A job has a folder. The parent writes ``request.json`` there and names the folder to the child. The child writes
 ``reply.json`` in the same folder, under another name first, then renamed, so that a reply is whole or absent. Standard
 output and error of the child go to ``log.txt``. ``version`` is checked by both sides.
 """
@@ -23,8 +23,6 @@ REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
 RANK_FOLDER = "rank-{rank}"
 """The folder of a rank in the folder of a job with several processes: it has request, reply and log of its own."""
-COMMANDS_FIFO, EVENTS_FIFO = "commands", "events"
-"""Named pipes of a process that runs one job after another: see :mod:`autotune.step.__main__`."""
 
 
 class Job(StrEnum):

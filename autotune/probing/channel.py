@@ -1,4 +1,4 @@
-"""The process that serves jobs, and the lines of commands and events that are exchanged with it."""
+"""The server process, and the connections to it and its processes: commands there, events back."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,24 +40,22 @@ class ChannelClosed(Exception):  # noqa: N818 an event, signalled by an exceptio
 
 
 class Channel:
-    """One server process. It reads commands from its input and writes events to its output, one JSON per line.
+    """A connection to a process. It carries commands to it and events from it, one JSON per line.
 
     Args:
-        commands, events: file descriptors, to be written and to be read. A subclass that closes them sets them to -1:
-            their numbers may soon be those of other files.
+        end: this process's end, a stream socket.
 
     Attributes:
-        ready: whether the server has sent the event that it accepts commands.
-        pid: its process id; None as long as it is not known.
+        ready: whether the event has come that the process accepts commands.
+        pid: its process id; None as long as it is not known, and once its end was reported.
     """
 
-    def __init__(self, commands: int, events: int) -> None:
-        self._commands = commands
-        self._events = events
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
         self._unread = b""
         # Neither limited to descriptors under 1,024, as select() is, nor a descriptor itself, as epoll is.
         self._readable = selectors.PollSelector()
-        self._readable.register(events, selectors.EVENT_READ)
+        self._readable.register(end, selectors.EVENT_READ)
         self.ready = False
         self.pid: int | None = None
 
@@ -64,11 +63,10 @@ class Channel:
         """Send a command.
 
         Raises:
-            ChannelClosed: the server has ended.
+            ChannelClosed: the process has ended.
         """
         try:
-            # Far less than a pipe holds, so that nothing is written in parts.
-            os.write(self._commands, json.dumps(command).encode() + b"\n")
+            self._end.sendall(json.dumps(command).encode() + b"\n")
         except OSError as error:
             raise ChannelClosed from error
 
@@ -78,9 +76,9 @@ class Channel:
         A scheduler that suspends a job stops all of its processes: that time does not count.
 
         Raises:
-            ChannelClosed: the server has ended, or the channel is closed.
+            ChannelClosed: the process has ended, or the channel is closed.
         """
-        if self._events < 0:
+        if self._end.fileno() < 0:
             raise ChannelClosed
         left = timeout_seconds
         while b"\n" not in self._unread:
@@ -94,7 +92,7 @@ class Channel:
                     return None
                 continue
             try:
-                received = os.read(self._events, 65536)
+                received = self._end.recv(65536)
             except OSError:
                 received = b""
             if not received:
@@ -104,7 +102,24 @@ class Channel:
         event: dict[str, Any] = json.loads(line)
         if event["event"] == "ready":
             self.ready, self.pid = True, event["pid"]
+        elif event["event"] == "ended":
+            self.pid = None
         return event
+
+    def kill(self) -> None:
+        """Kill the process with its group, if it is known."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def shut_down(self) -> None:
+        """End the connection; for another thread than the one that waits for an event."""
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def disconnect(self) -> None:
+        """Close this end, at which the process ends unless a job runs in it."""
+        self._end.close()
 
 
 def environment_of(further: Mapping[str, str]) -> dict[str, str]:
@@ -132,25 +147,34 @@ class Started(Channel):
             environment: variables in addition to those of this process.
         """
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        self._process = subprocess.Popen(
-            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-            [sys.executable, "-P", "-m", _SERVER, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=environment_of(environment),
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._streams = self._process.stdin, self._process.stdout
-        super().__init__(self._process.stdin.fileno(), self._process.stdout.fileno())
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
+                [sys.executable, "-P", "-m", _SERVER, *arguments],
+                stdin=theirs,
+                stdout=self._errors,
+                stderr=self._errors,
+                env=environment_of(environment),
+                start_new_session=True,
+            )
+        super().__init__(ours)
         self.pid = self._process.pid
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the process has not ended yet."""
-        return self._process.poll() is None
+    def start(self) -> Channel:
+        """Have the server start a process for jobs; return the connection, whose first event is that it is ready.
+
+        Raises:
+            ChannelClosed: the server has ended.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._end, [b"."], [theirs.fileno()])
+            except OSError as error:
+                ours.close()
+                raise ChannelClosed from error
+        return Channel(ours)
 
     def status(self) -> int | None:
         """Return the exit status of a server that is gone, that of a signal negative; None where it is not known."""
@@ -164,10 +188,7 @@ class Started(Channel):
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
-        self._commands = self._events = -1
-        for stream in self._streams:
-            with contextlib.suppress(OSError):
-                stream.close()
+        self.disconnect()
         try:
             self._process.wait(_CLOSING_SECONDS)
         except subprocess.TimeoutExpired:

@@ -35,8 +35,7 @@ from autotune.core.workload import Workload
 from autotune.errors import AutotuneError, InputError, JobLostError, UnreadError
 from autotune.probing.classify import classify, out_of_memory_kills
 from autotune.probing.scratch import is_temporary
-from autotune.probing.server import JobExit, JobServer, received_reply
-from autotune.probing.worker import Worker
+from autotune.probing.server import JobExit, JobServer, Worker, received_reply
 from autotune.units import format_duration
 
 R = TypeVar("R")

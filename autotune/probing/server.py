@@ -1,16 +1,15 @@
-"""The parent's side of the job server, which runs one job after another, each in its own process."""
+"""The parent's side of the job server, and of the processes that it starts for jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from autotune.core.exchange import ExchangeError, check_reply_fits, read_reply, write_request
 from autotune.core.machine import WHOLE, DeviceKind, Share
@@ -21,7 +20,7 @@ from autotune.probing.channel import Channel, ChannelClosed, Started, signal_nam
 
 R = TypeVar("R")
 
-# Time within which the server has to report the end of a process that it has killed.
+# Time within which the server has to report the end of a process that was killed.
 _KILLING_SECONDS = 10.0
 _SHOWN_LINES = 5
 
@@ -34,7 +33,7 @@ class JobExit:
         code: its exit status, or None.
         signal: the number of the signal that ended it, or None.
         timed_out: whether it was killed because of its time limit.
-        server_died: whether the server, and the process with it, ended first.
+        server_died: whether the server ended first, and the process with it, or the process was closed.
         wall_seconds: time from the request to the end.
         kills: number of processes that the kernel killed out of memory meanwhile, as counted by its control groups.
     """
@@ -53,11 +52,11 @@ class JobExit:
 
 
 class JobServer:
-    """Starts one process per job, by a server process that has preloaded the imports.
+    """Starts processes for jobs, by a server process that has preloaded the imports.
 
     The server starts in the background when this object is made; the first job waits for it. A server that dies is
     replaced, once: when two die with no job completed in between, or one fails to start, jobs cannot be run. Threads
-    may fork workers while one runs a job.
+    may start processes while one runs a job.
 
     Args:
         device: the device that jobs run on; the server does not initialise CUDA, so that its children can use it. On a
@@ -110,49 +109,9 @@ class JobServer:
         return self._channel.pid if self._channel is not None else None
 
     def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
-        """Run a job in ``folder`` and wait for its process to end; no process of its group is left afterwards.
-
-        A time-out counts from the start of the process. An exception while waiting ends the process too.
-
-        Raises:
-            InputError: the folder cannot be written, or the disk is full.
-            ProbeServerError: the server could not be started, or died and could not be replaced.
-        """
-        while True:
-            channel = self._ready_channel()
-            sent_seconds = send_request(job, request, folder)
-            pid: int | None = None
-            try:
-                channel = self._send(start=str(folder.resolve()))
-                pid = self._started(channel)
-                ended = self._ended(channel, timeout_seconds)
-                timed_out = ended is None
-                if ended is None:
-                    ended = self._kill(channel)
-                break
-            except ChannelClosed:
-                if pid is None:
-                    # The server had died before and the job was not started, so the same job is sent to a new server.
-                    self._count_death(channel)
-                    continue
-                # The kernel has ended the job's main process with the server; others of its group may be left.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)
-                self._count_death(channel)
-                return JobExit(wall_seconds=time.monotonic() - sent_seconds, server_died=True)
-            except BaseException:
-                try:
-                    self._kill(channel)
-                except ChannelClosed:
-                    self.close()
-                raise
-        self.job_completed()
-        return JobExit(
-            wall_seconds=time.monotonic() - sent_seconds,
-            code=ended["code"],
-            signal=ended["signal"],
-            timed_out=timed_out,
-        )
+        """Run a job in a process of its own; no process of its group is left afterwards. See :meth:`Worker.run`."""
+        with contextlib.closing(Worker(self)) as worker:
+            return worker.run(job, request, folder, timeout_seconds)
 
     def wait(self) -> None:
         """Wait until the server accepts jobs.
@@ -162,19 +121,20 @@ class JobServer:
         """
         self._ready_channel()
 
-    def fork(self, folder: Path) -> Started:
-        """Fork a process from the server that runs jobs in itself; see :class:`autotune.probing.worker.Worker`.
-
-        Args:
-            folder: has the named pipes that it is to use.
-
-        Returns:
-            The server that forks it, with which it ends.
+    def start(self) -> tuple[Channel, Started]:
+        """Start a process for jobs; return the connection to it, and the server, with which it ends.
 
         Raises:
             ProbeServerError: the server could not be started, or died and could not be replaced.
         """
-        return self._send(fork=str(folder))
+        # With the lock, since one that is found dead is replaced.
+        with self._lock:
+            while True:
+                server = self._ready_channel()
+                try:
+                    return server.start(), server
+                except ChannelClosed:
+                    self.replace(server)
 
     def job_completed(self) -> None:
         """Forget earlier deaths of servers: jobs can be run."""
@@ -194,55 +154,21 @@ class JobServer:
                     raise self._given_up("could not be started") from error
                 # Such as by the kernel, for want of memory that a moment later may be free.
                 killed = f"was killed by signal {-status} ({signal_name(-status)})" if status is not None else "died"
-                self._count_death(channel, f"{killed} twice while it started")
+                self.replace(channel, f"{killed} twice while it started")
                 return self._ready_channel()
             return channel
 
-    def _send(self, **command: object) -> Started:
-        """Send a command to a server that is ready, and return that; one that is found dead is replaced."""
-        # With the lock, since the descriptors of one that is replaced are used again.
-        with self._lock:
-            while True:
-                channel = self._ready_channel()
-                try:
-                    channel.send(**command)
-                except ChannelClosed:
-                    self._count_death(channel)
-                else:
-                    return channel
+    def replace(self, dead: Started, twice: str = "died twice") -> None:
+        """Start another server in place of one that has died; do nothing if another thread has, or this is closed.
 
-    @staticmethod
-    def _started(channel: Channel) -> int:
-        """Return the process id of the job that was started; unread events of an interrupted job are skipped."""
-        while True:
-            event = channel.receive()
-            if event is not None and event["event"] == "started":
-                return int(event["pid"])
-
-    @staticmethod
-    def _ended(channel: Channel, timeout_seconds: float | None) -> dict[str, Any] | None:
-        """Return the event of the running job's end, or None when it did not come in time."""
-        while True:
-            event = channel.receive(timeout_seconds)
-            if event is None or event["event"] in ("exited", "idle"):
-                return event
-
-    def _kill(self, channel: Channel) -> dict[str, Any]:
-        """Tell the server to kill the running job, and return the event of its end.
+        Args:
+            twice: what becomes of servers if it is the second one.
 
         Raises:
-            ChannelClosed: the server has ended or does not answer, and has to be closed, which ends the job too.
+            ProbeServerError: it is.
         """
-        channel.send(kill=True)
-        event = self._ended(channel, _KILLING_SECONDS)
-        if event is None:
-            raise ChannelClosed
-        return event
-
-    def _count_death(self, dead: Started, twice: str = "died twice") -> None:
         with self._lock:
             if dead is not self._channel:
-                # Another thread has found it dead before.
                 return
             self._deaths += 1
             if self._deaths > 1:
@@ -254,6 +180,89 @@ class JobServer:
         channel, self._channel = self._channel, None
         output = channel.close().splitlines()[-_SHOWN_LINES:] if channel is not None else []
         return ProbeServerError(f"The process that starts probes {what}.", hint="\n".join(["Its output:", *output]))
+
+
+class Worker:
+    """A process that a job server starts, which runs one job after another. It ends with the server.
+
+    A job that fails may leave it in a bad state, and it is up to the caller to close it then. After a time-out, or if
+    its process has ended, it runs no further job.
+
+    Args:
+        server: the server, which may still be starting.
+
+    Attributes:
+        jobs: the number of jobs that it has run.
+
+    Raises:
+        ProbeServerError: the server could not be started, or died and could not be replaced.
+    """
+
+    def __init__(self, server: JobServer) -> None:
+        self.jobs = 0
+        self._server = server
+        self._interrupted = False
+        self._channel, self._started_by = server.start()
+
+    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
+        """Run a job in ``folder`` and wait for its end.
+
+        Args:
+            timeout_seconds: time after which the process is killed, from the start of the job; None: never.
+
+        Raises:
+            InputError: the folder cannot be written, or the disk is full.
+            ProbeServerError: the server died and could not be replaced.
+        """
+        sent_seconds = send_request(job, request, folder)
+        try:
+            self._wait_until_started()
+            self._channel.send(start=str(folder.resolve()))
+            event = self._channel.receive(timeout_seconds)
+        except ChannelClosed:
+            if not self._interrupted:
+                self._server.replace(self._started_by)
+            self.close()
+            return JobExit(time.monotonic() - sent_seconds, server_died=True)
+        self.jobs += 1
+        self._server.job_completed()
+        wall_seconds = time.monotonic() - sent_seconds
+        if event is None or event["event"] == "ended":
+            self.close()
+        if event is None:
+            return JobExit(wall_seconds, timed_out=True)
+        return JobExit(wall_seconds, event["code"], event["signal"])
+
+    def _wait_until_started(self) -> None:
+        """Wait for the process, and have a new server start it if the former one ended before it did.
+
+        Raises:
+            ChannelClosed: this worker was interrupted, or the server closed.
+            ProbeServerError: the server could not be replaced.
+        """
+        while not self._channel.ready:
+            try:
+                self._channel.receive()
+            except ChannelClosed:
+                if self._interrupted or self._server.pid is None:
+                    raise
+                self._channel.disconnect()
+                self._channel, self._started_by = self._server.start()
+
+    def interrupt(self) -> None:
+        """Kill the process; for another thread than the one that waits for a job."""
+        self._interrupted = True
+        self._channel.kill()
+        self._channel.shut_down()
+
+    def close(self) -> None:
+        """End the process, with every process that it started, and wait for that."""
+        self._interrupted = True
+        self._channel.kill()
+        with contextlib.suppress(ChannelClosed):
+            while self._channel.pid is not None and self._channel.receive(_KILLING_SECONDS) is not None:
+                pass
+        self._channel.disconnect()
 
 
 def send_request(job: str, request: object, folder: Path) -> float:

@@ -16,8 +16,7 @@ from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
 from autotune.probing.scratch import scratch_folder
-from autotune.probing.server import JobServer
-from autotune.probing.worker import Worker
+from autotune.probing.server import JobServer, Worker
 from autotune.techniques.traits import libraries_of
 from autotune.units import counted
 
@@ -52,7 +51,7 @@ class ServerTracer:
 
     Args:
         cores: number of cores that may be used.
-        lent: a running server that sees no GPU, to fork workers from; it is left running. None: one is started.
+        lent: a running server that sees no GPU, to start workers by; it is left running. None: one is started.
         early: start it when this object is entered: it imports what traces need while something else is done.
 
     Attributes:
@@ -80,6 +79,8 @@ class ServerTracer:
 
     def __exit__(self, *_error: object) -> None:
         for _, worker in self._idle:
+            # First, so that there is no wait for each.
+            worker.interrupt()
             worker.close()
         if self._server is not None and self._lent is None:
             self._server.close()
@@ -171,7 +172,7 @@ class ServerTracer:
             else:
                 while len(self._idle) + len(self._busy) >= _MOST_WORKERS and self._idle:
                     self._idle.pop(0)[1].close()
-                worker = Worker(self.server, self.new_folder())
+                worker = Worker(self.server)
             self._busy.add(worker)
             return worker
 

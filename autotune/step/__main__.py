@@ -1,18 +1,17 @@
-"""Command line of the child side: the job server, or a single job.
+"""Command line of the child side: the job server, a process that it starts, or a single job.
 
-``python -m autotune.step`` serves jobs: one JSON object per line on standard input, one per line on what was standard
-output when it started (anything printed later goes to standard error).
+``python -m autotune.step`` starts processes for jobs. Its standard input is a socket, which it writes to as well: first
+{"event": "ready", "pid": N}, once it has imported the libraries. With each byte that it reads there comes the
+connection to a new process, a socket that carries one JSON object per line:
 
-    {"start": FOLDER}        ->  {"event": "started", "pid": N}, then
-                                 {"event": "exited", "code": N or null, "signal": N or null}
-    {"kill": true}           ->  the running job's process group is killed and its "exited" follows;
-                                 {"event": "idle"} when none is running
-    {"fork": FOLDER}         ->  a copy of the server runs jobs in itself, one after another, parallel to the server's
+    from the server, at the start        {"event": "ready", "pid": N}
+    to the process, one after another    {"start": FOLDER}
+    from the process, after each job     {"event": "done", "code": 0, "signal": null}
+    from the server, at the end          {"event": "ended", "code": N or null, "signal": N or null}
 
-The first line out is {"event": "ready", "pid": N}. At the end of its input the server kills the running job and exits.
-A copy reads its commands from the named pipe ``commands`` in its folder, and writes its events to the pipe ``events``:
-"ready", then {"event": "exited", "code": N} for each {"start": FOLDER}. It exits at the end of its input, or with the
-server.
+A process leads a group, the rest of which is killed at its end. It exits at the end of its input, or with the server,
+and the server kills all of them and exits at the end of its own.
+``python -m autotune.step --worker`` is such a process, whose standard input is its connection, and
 ``python -m autotune.step --once FOLDER`` runs the job in FOLDER in this very process.
 """
 
@@ -32,8 +31,9 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="most processes of a job, one for a GPU")
     parser.add_argument("--cores", metavar="N[,N]", help="the CPU cores to run on (default: all that are allowed)")
     parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
+    parser.add_argument("--worker", action="store_true", help="run the jobs that standard input names")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
-    parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each job instead of forking")
+    parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each process, without a fork")
     parser.add_argument("--jobs", metavar="MODULE", help="a module whose JOBS are offered too")
     arguments = parser.parse_args()
 
@@ -46,13 +46,17 @@ def main() -> int:
         # Before torch is imported, whose pools of threads are as large as the cores are many.
         os.sched_setaffinity(0, map(int, arguments.cores.split(",")))
     prepare_environment(arguments.device, arguments.processes)
+    words = child_arguments(arguments)
     if arguments.once is not None:
         from autotune.step.child import run_once
 
-        return run_once(arguments.once, arguments.jobs, child_arguments(arguments))
+        return run_once(arguments.once, arguments.jobs, words)
+    if arguments.worker:
+        from autotune.step.child import run_worker
+
+        return run_worker(arguments.jobs, words)
     from autotune.step.server import Server
 
-    words = child_arguments(arguments)
     return Server(words, device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
 
 

@@ -1,12 +1,15 @@
-"""The process of one job: detached from the server, it reads the request, runs the job, and writes the reply."""
+"""A process that runs jobs: it reads the request of each, runs the job, and writes the reply."""
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.core.codec import decode
@@ -15,7 +18,7 @@ from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
 from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of, lacks_space
-from autotune.step.process import forked, words_of_one_job
+from autotune.step.process import forked, words_of_interpreter
 from autotune.step.ranks import RANK_FAILED, Start, is_rank, run_ranks
 
 
@@ -32,6 +35,35 @@ def run_once(folder: Path, jobs_module: str | None, arguments: list[str]) -> int
     redirect_output(folder)
     import_libraries()
     return execute(folder, offered_jobs(jobs_module), arguments)
+
+
+def run_worker(jobs_module: str | None, arguments: list[str]) -> int:
+    """Import the libraries and run the jobs that standard input names; return the exit status."""
+    # Of a job, standard input is another.
+    connection = socket.socket(fileno=os.dup(0))
+    import_libraries()
+    return run_jobs(connection, offered_jobs(jobs_module), arguments)
+
+
+def run_jobs(connection: socket.socket, jobs: Mapping[str, JobType], arguments: list[str]) -> int:
+    """Run jobs in this process, one after another, until the connection ends; return the exit status.
+
+    Args:
+        connection: names the folders of the jobs; see :mod:`autotune.step.__main__`.
+        arguments: as in :func:`execute`.
+    """
+    with connection.makefile(encoding="utf-8") as lines:
+        for line in lines:
+            folder = Path(json.loads(line)["start"])
+            redirect_output(folder)
+            send_event(connection, event="done", code=execute(folder, jobs, arguments), signal=None)
+    return 0
+
+
+def send_event(connection: socket.socket, **event: object) -> None:
+    """Send an event to the parent, which may have closed the connection."""
+    with suppress(ConnectionError):
+        connection.sendall(json.dumps(event).encode() + b"\n")
 
 
 def redirect_output(folder: Path) -> None:
@@ -87,7 +119,8 @@ def _start(jobs: Mapping[str, JobType], arguments: list[str]) -> Start:
 
     def start(folder: Path, variables: Mapping[str, str]) -> int:
         if spawns:
-            return os.posix_spawn(sys.executable, words_of_one_job(arguments, folder), {**os.environ, **variables})
+            words = words_of_interpreter(*arguments, "--once", str(folder))
+            return os.posix_spawn(sys.executable, words, {**os.environ, **variables})
 
         def run() -> int:
             os.environ.update(variables)

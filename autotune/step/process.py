@@ -9,7 +9,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 
 # PR_SET_PDEATHSIG of linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -59,14 +58,13 @@ def counted_stops() -> Callable[[], int]:
     return lambda: found
 
 
-def words_of_one_job(arguments: list[str], folder: Path) -> list[str]:
-    """Return the command that runs the job in a folder in an interpreter of its own, which ends with this process.
+def words_of_interpreter(*arguments: str) -> list[str]:
+    """Return the command that runs jobs in an interpreter of its own, which ends with this process.
 
     Args:
-        arguments: of ``python -m autotune.step``, in addition to the folder.
+        arguments: of ``python -m autotune.step``.
     """
-    words = [sys.executable, "-P", "-m", "autotune.step", *arguments]
-    return [*words, "--parent", str(os.getpid()), "--once", str(folder)]
+    return [sys.executable, "-P", "-m", "autotune.step", *arguments, "--parent", str(os.getpid())]
 
 
 def kill_group(leader: int) -> None:

@@ -20,9 +20,8 @@ from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
 from autotune.probing.scratch import scratch_folder
-from autotune.probing.server import JobExit
+from autotune.probing.server import JobExit, Worker
 from autotune.probing.tracing import ServerTracer, Untraceable
-from autotune.probing.worker import Worker
 from autotune.step.child import execute
 from autotune.step.job import JobType, failure_of
 from tests.probing.processes import running, wait_until

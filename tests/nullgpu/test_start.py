@@ -135,7 +135,7 @@ FORKED = """
             children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
             ran = [Path(f"/proc/{child}/cmdline") for child in children]
             seen |= {each.read_text() for each in ran if each.exists()}
-        print(json.dumps([len(seen) > 0, any("--once" in each for each in seen), (asked[2] / "reply.json").exists()]))
+        print(json.dumps([len(seen) > 0, any("--worker" in each for each in seen), (asked[2] / "reply.json").exists()]))
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -59,8 +60,8 @@ class Piped(Channel):
 
     def __init__(self, *waits: float) -> None:
         self.waits, self.now = list(waits), 0.0
-        self._read, self._written = os.pipe()
-        super().__init__(self._written, self._read)
+        ours, self._theirs = socket.socketpair()
+        super().__init__(ours)
         self._readable = self  # type: ignore[assignment]
 
     def select(self, seconds: float) -> list[object]:
@@ -68,14 +69,13 @@ class Piped(Channel):
         if self.waits:
             self.now += self.waits.pop(0) or seconds
             return []
-        os.write(self._written, json.dumps({"event": "exited"}).encode() + b"\n")
+        self._theirs.sendall(json.dumps({"event": "done"}).encode() + b"\n")
         return [self]
 
-    def close(self) -> str:
-        """Close the pipe."""
-        os.close(self._read)
-        os.close(self._written)
-        return ""
+    def close(self) -> None:
+        """Close both ends."""
+        self.disconnect()
+        self._theirs.close()
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def piped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Piped]:
 
 def test_the_time_for_which_this_process_is_stopped_does_not_count_into_a_time_limit(piped: Piped) -> None:
     piped.waits = [0.0, 3600.0, 0.0]
-    assert piped.receive(LIMIT_SECONDS) == {"event": "exited"}
+    assert piped.receive(LIMIT_SECONDS) == {"event": "done"}
 
 
 def test_a_time_limit_without_an_event_is_kept(piped: Piped) -> None:

@@ -23,7 +23,7 @@ from autotune.core.protocol import Job
 from autotune.core.status import ProbeStatus
 from autotune.errors import InputError, ProbeServerError
 from autotune.probing import JobServer, probe
-from autotune.probing.worker import Worker
+from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, PROGRAM_FILE, request
 from tests.probing.processes import running, wait_until
 from tests.probing.without_libraries import MODULE as WITHOUT_LIBRARIES
@@ -113,7 +113,7 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
 def test_a_job_is_forked_unless_it_is_to_be_spawned(tmp_path: Path, spawn: bool) -> None:
     with JobServer("cpu", spawn=spawn, jobs_module=MODULE) as server:
         assert probe(server, request("name_its_program"), tmp_path).ok
-    assert (b"--once" in (tmp_path / PROGRAM_FILE).read_bytes()) is spawn
+    assert (b"--worker" in (tmp_path / PROGRAM_FILE).read_bytes()) is spawn
 
 
 @pytest.mark.nightly
@@ -140,7 +140,6 @@ def test_nothing_is_left_running_when_the_parent_is_killed(tmp_path: Path) -> No
     script = f"""
 from pathlib import Path
 from autotune.probing import JobServer, channel, probe
-from autotune.probing.worker import Worker
 from tests.probing.misbehaving import MODULE, request
 channel._SERVER = {WITHOUT_LIBRARIES!r}
 server = JobServer("cpu", jobs_module=MODULE)
@@ -209,7 +208,7 @@ def test_a_process_with_many_open_files_can_run_jobs(tmp_path: Path) -> None:
             pass
         with JobServer("cpu", jobs_module=MODULE) as server:
             assert probe(server, request("behave"), tmp_path / "1").ok
-            worker = Worker(server, tmp_path / "worker")
+            worker = Worker(server)
             assert worker.run(Job.PROBE, request("behave"), tmp_path / "2").code == 0
             worker.close()
 

@@ -15,7 +15,7 @@ import pytest
 from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
 from autotune.errors import ProbeServerError
 from autotune.probing import JobServer, probe
-from autotune.probing.worker import Worker
+from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
 from tests.probing.processes import quick_servers, running, wait_until
 
@@ -33,7 +33,7 @@ def children(server: JobServer) -> list[int]:
 
 
 def test_jobs_run_in_one_process_beside_those_of_the_server(server: JobServer, tmp_path: Path) -> None:
-    worker = Worker(server, tmp_path / "worker")
+    worker = Worker(server)
     assert worker.run(Job.PROBE, request("behave"), tmp_path / "1").code == 0
     (pid,) = children(server)
     assert probe(server, request("behave"), tmp_path / "2").ok
@@ -48,15 +48,15 @@ def test_jobs_run_in_one_process_beside_those_of_the_server(server: JobServer, t
 
 
 def test_one_that_dies_is_told_from_one_that_ran_its_job(server: JobServer, tmp_path: Path) -> None:
-    worker = Worker(server, tmp_path / "worker")
-    assert worker.run(Job.PROBE, request("kill_itself"), tmp_path / "1").server_died
+    worker = Worker(server)
+    assert worker.run(Job.PROBE, request("kill_itself"), tmp_path / "1").signal == signal.SIGKILL
     # It is gone for good, and the server is not.
     assert worker.run(Job.PROBE, request("behave"), tmp_path / "2").server_died
     assert probe(server, request("behave"), tmp_path / "3").ok
 
 
 def test_a_job_that_takes_too_long_is_killed_with_all_that_it_started(server: JobServer, tmp_path: Path) -> None:
-    worker = Worker(server, tmp_path / "worker")
+    worker = Worker(server)
     assert worker.run(Job.PROBE, request("behave"), tmp_path / "1").code == 0
     assert worker.run(Job.PROBE, request("hang"), tmp_path / "2", timeout_seconds=5).timed_out
     pids = json.loads((tmp_path / "2" / PIDS_FILE).read_text())
@@ -65,7 +65,7 @@ def test_a_job_that_takes_too_long_is_killed_with_all_that_it_started(server: Jo
 
 
 def test_another_thread_can_interrupt_it(server: JobServer, tmp_path: Path) -> None:
-    worker = Worker(server, tmp_path / "worker")
+    worker = Worker(server)
 
     def interrupt() -> None:
         assert wait_until((tmp_path / "1" / PIDS_FILE).exists)
@@ -80,21 +80,21 @@ def test_another_thread_can_interrupt_it(server: JobServer, tmp_path: Path) -> N
 
 def test_one_that_is_closed_before_it_is_ready_leaves_no_process(server: JobServer, tmp_path: Path) -> None:
     server.wait()
-    for number in range(3):
-        Worker(server, tmp_path / str(number)).close()
+    for _ in range(3):
+        Worker(server).close()
     assert probe(server, request("behave"), tmp_path / "probe").ok
     assert wait_until(lambda: not children(server), seconds=5)
 
 
 def test_it_ends_with_its_server_and_the_next_one_gets_another(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
-        worker = Worker(server, tmp_path / "1")
+        worker = Worker(server)
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
         pids = children(server)
         psutil.Process(server.pid).send_signal(signal.SIGKILL)
         assert wait_until(lambda: not running(pids), seconds=5)
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "lost").server_died
-        other = Worker(server, tmp_path / "2")
+        other = Worker(server)
         assert other.run(Job.PROBE, request("behave"), tmp_path / "again").code == 0
         pids = children(server)
     assert wait_until(lambda: not running(pids), seconds=5)
@@ -104,7 +104,7 @@ def test_one_whose_server_dies_before_it_forks_is_forked_by_the_next(tmp_path: P
     with JobServer("cpu", jobs_module=MODULE) as server:
         server.wait()
         psutil.Process(server.pid).suspend()
-        worker = Worker(server, tmp_path / "worker")
+        worker = Worker(server)
         psutil.Process(server.pid).kill()
         assert worker.run(Job.PROBE, request("behave"), tmp_path / "behave").code == 0
 
@@ -113,7 +113,7 @@ def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: 
     with JobServer("cpu", jobs_module=MODULE) as server:
         server.wait()
         psutil.Process(server.pid).suspend()
-        workers = [Worker(server, tmp_path / f"worker-{number}") for number in range(8)]
+        workers = [Worker(server) for _ in range(8)]
         psutil.Process(server.pid).kill()
         with ThreadPoolExecutor(8) as pool:
             endings = pool.map(
@@ -125,7 +125,7 @@ def test_all_whose_server_dies_before_it_forks_are_forked_by_the_next(tmp_path: 
 def test_servers_may_die_again_once_a_worker_has_completed_a_job(tmp_path: Path) -> None:
     with JobServer("cpu", jobs_module=MODULE) as server:
         for number in range(3):
-            worker = Worker(server, tmp_path / f"worker-{number}")
+            worker = Worker(server)
             assert worker.run(Job.PROBE, request("behave"), tmp_path / f"job-{number}").code == 0
             psutil.Process(server.pid).kill()
             worker.close()
@@ -136,4 +136,4 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         JobServer("cpu", jobs_module="no.such.module") as server,
         pytest.raises(ProbeServerError, match=r"(?s)could not be started.*No module named 'no'"),
     ):
-        Worker(server, tmp_path / "worker")
+        Worker(server)

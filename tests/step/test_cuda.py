@@ -69,7 +69,7 @@ def test_the_allocators_and_the_drivers_figures_are_there(
 def test_jobs_are_forked_for_the_server_leaves_cuda_alone(tmp_path: Path) -> None:
     with JobServer("cuda", jobs_module=misbehaving.MODULE) as server:
         assert probe(server, misbehaving.request("name_its_program"), tmp_path).ok
-    assert b"--once" not in (tmp_path / misbehaving.PROGRAM_FILE).read_bytes(), "a new interpreter was started"
+    assert b"--worker" not in (tmp_path / misbehaving.PROGRAM_FILE).read_bytes(), "a new interpreter was started"
 
 
 def test_a_smaller_card_is_emulated(cuda_server: JobServer, small_workload: Workload, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
-from autotune.probing.worker import Worker
+from autotune.probing.server import Worker
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_in_this_process
 from autotune.techniques.traits import libraries_of
@@ -252,7 +252,7 @@ def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) ->
 
 
 def traced_in_one_process(server: JobServer, requests: list[TraceRequest], folder: Path) -> list[TraceReply]:
-    worker = Worker(server, folder / "worker")
+    worker = Worker(server)
     replies = [trace(worker, each, folder / f"in-one-process-{number}") for number, each in enumerate(requests)]
     worker.close()
     return replies

@@ -21,7 +21,7 @@ from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
-from autotune.probing.worker import Worker
+from autotune.probing.server import Worker
 from autotune.techniques import find
 from autotune.techniques.base import facts
 from autotune.techniques.traits import libraries_of
@@ -337,7 +337,7 @@ def test_a_worker_traces_one_engine_several_times_and_other_engines_run_apart(
 ) -> None:
     plan = a_plan(zero(2)) if importlib.util.find_spec("deepspeed") else a_plan(fsdp2())
     request = a_request(plan, model)
-    worker = Worker(job_server, tmp_path / "worker")
+    worker = Worker(job_server)
     first, second = (trace(worker, request, tmp_path / name, 200.0) for name in ("first", "second"))
     worker.close()
     assert first.sections == second.sections
