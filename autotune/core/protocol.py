@@ -22,7 +22,7 @@ REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"
 RANK_FOLDER = "rank-{rank}"
-"""The folder of a rank in the folder of a job with several processes: it has request, reply and log of its own."""
+"""The folder of a rank in the folder of a probe with several processes: each has request, reply and log of its own."""
 
 
 class Job(StrEnum):
@@ -108,34 +108,6 @@ class ProbeRequest:
     limit_bytes: int | None = None
     seed: int = 42
     evaluation_directory: str | None = None
-
-
-@dataclass(frozen=True)
-class RankEnding:
-    """How the process of one rank ended.
-
-    Attributes:
-        code: its exit status, or None.
-        signal: the number of the signal that ended it, or None.
-        ended_with_group: whether it was killed because another rank had failed.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    ended_with_group: bool = False
-
-
-@dataclass(frozen=True)
-class RanksReply:
-    """The reply of a job with several processes; what each of them replied is in a folder of its own.
-
-    Attributes:
-        endings: by rank.
-        first_failed: the rank whose failure ended the group; None if there was none.
-    """
-
-    endings: tuple[RankEnding, ...]
-    first_failed: int | None = None
 
 
 @dataclass(frozen=True)

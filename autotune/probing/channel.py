@@ -107,15 +107,12 @@ class Channel:
         return event
 
     def kill(self) -> None:
-        """Kill the process with its group, if it is known."""
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
-
-    def shut_down(self) -> None:
-        """End the connection; for another thread than the one that waits for an event."""
+        """Kill the process with its group; one that is still to be started will find the connection ended."""
         with contextlib.suppress(OSError):
-            self._end.shutdown(socket.SHUT_RDWR)
+            if self.pid is None:
+                self._end.shutdown(socket.SHUT_RDWR)
+            else:
+                os.killpg(self.pid, signal.SIGKILL)
 
     def disconnect(self) -> None:
         """Close this end, at which the process ends unless a job runs in it."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,10 +29,10 @@ from autotune.core.protocol import (
     OperatorsRequest,
     PrepareRequest,
     ProbeRequest,
-    RanksReply,
     ReadCommandRequest,
     SpeedsRequest,
 )
+from autotune.core.ranks import free_port, launched
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import Workload
@@ -147,42 +151,64 @@ def probe(server: JobServer, request: ProbeRequest, folder: Path, timeout_second
 def _probed(
     server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None
 ) -> tuple[JobExit, Measurement]:
-    ending = _run(server, Job.PROBE, request, folder, timeout_seconds)
-    return ending, replace(_measurement(ending, request, folder), wall_seconds=ending.wall_seconds)
+    if request.plan.launch.processes > 1:
+        began = time.monotonic()
+        measurement = _of_group(server, request, folder, timeout_seconds)
+        ending = JobExit(time.monotonic() - began)
+    else:
+        ending = _run(server, Job.PROBE, request, folder, timeout_seconds)
+        measurement = _measurement(ending, request, folder)
+    return ending, replace(measurement, wall_seconds=ending.wall_seconds)
+
+
+def _of_group(server: JobServer, request: ProbeRequest, folder: Path, timeout_seconds: float | None) -> Measurement:
+    """Run a probe in a process for each rank; return the measurement of one that failed, or what all of them need.
+
+    When a rank fails, the others are killed: they would wait for it in a collective operation for ever.
+    """
+    count, port, kills_before = request.plan.launch.processes, free_port(), out_of_memory_kills()
+    folders = [folder / RANK_FOLDER.format(rank=rank) for rank in range(count)]
+    found: dict[int, Measurement] = {}
+    failed: list[int] = []
+    with ExitStack() as stack:
+        workers = [stack.enter_context(closing(Worker(server))) for _ in folders]
+        pool = stack.enter_context(ThreadPoolExecutor(count))
+        # After an error or an interrupt, threads still wait for their ranks.
+        stack.callback(_interrupt, workers)
+        running = {
+            pool.submit(
+                workers[rank].run, Job.PROBE, request, folders[rank], timeout_seconds, launched(rank, count, port)
+            ): rank
+            for rank in range(count)
+        }
+        for ended in as_completed(running):
+            rank = running[ended]
+            ending = replace(ended.result(), kills=out_of_memory_kills() - kills_before)
+            if failed and ending.signal == signal.SIGKILL and not ending.kills:
+                continue
+            found[rank] = _measurement(ending, request, folders[rank])
+            if not found[rank].ok:
+                failed.append(rank)
+                _interrupt(workers)
+    if not failed:
+        return of_ranks([found[rank] for rank in range(count)])
+    # A rank that runs out of memory makes the others fail in the operation in which they wait for it.
+    rank = min(failed, key=lambda rank: found[rank].status not in OUT_OF_MEMORY)
+    of_all = found[rank].status is ProbeStatus.TIMEOUT
+    return found[rank] if of_all else replace(found[rank], reason=f"rank {rank}: {found[rank].reason}")
+
+
+def _interrupt(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.interrupt()
 
 
 def _measurement(ending: JobExit, request: ProbeRequest, folder: Path) -> Measurement:
     try:
-        if request.plan.launch.processes == 1:
-            return _replied(received_reply(folder, Measurement))
-        group = received_reply(folder, RanksReply)
+        return _replied(received_reply(folder, Measurement))
     except ExchangeError as error:
-        return _classified(ending, error, folder, request)
-    return _of_group(group, request, folder, ending.kills) if isinstance(group, RanksReply) else _replied(group)
-
-
-def _of_group(group: RanksReply, request: ProbeRequest, folder: Path, kills: int) -> Measurement:
-    """Return the measurement of all ranks: of a rank that failed, with its number, or what all of them need."""
-    found: dict[int, Measurement] = {}
-    for rank, ended in enumerate(group.endings):
-        own = folder / RANK_FOLDER.format(rank=rank)
-        try:
-            found[rank] = _replied(received_reply(own, Measurement))
-        except ExchangeError as error:
-            if not ended.ended_with_group:
-                ending = JobExit(0.0, ended.code, ended.signal, kills=kills)
-                found[rank] = _classified(ending, error, own, request)
-    failed = {rank: shown for rank, shown in found.items() if not shown.ok}
-    if not failed:
-        return of_ranks([found[rank] for rank in range(len(group.endings))])
-    # A rank that runs out of memory makes the others fail in the operation in which they wait for it.
-    rank = min(failed, key=lambda rank: (failed[rank].status not in OUT_OF_MEMORY, rank != group.first_failed, rank))
-    return replace(failed[rank], reason=f"rank {rank}: {failed[rank].reason}")
-
-
-def _classified(ending: JobExit, error: ExchangeError, folder: Path, request: ProbeRequest) -> Measurement:
-    lines = last_lines(folder, 50)
-    return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes)
+        lines = last_lines(folder, 50)
+        return classify(ending, str(error), lines, device=request.device, limit_bytes=request.limit_bytes)
 
 
 def _replied(reply: Measurement | InputProblem | Failure) -> Measurement:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
@@ -204,11 +205,19 @@ class Worker:
         self._interrupted = False
         self._channel, self._started_by = server.start()
 
-    def run(self, job: str, request: object, folder: Path, timeout_seconds: float | None = None) -> JobExit:
+    def run(
+        self,
+        job: str,
+        request: object,
+        folder: Path,
+        timeout_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> JobExit:
         """Run a job in ``folder`` and wait for its end.
 
         Args:
             timeout_seconds: time after which the process is killed, from the start of the job; None: never.
+            env: the variables of a rank of several; None for a process that trains alone.
 
         Raises:
             InputError: the folder cannot be written, or the disk is full.
@@ -217,7 +226,7 @@ class Worker:
         sent_seconds = send_request(job, request, folder)
         try:
             self._wait_until_started()
-            self._channel.send(start=str(folder.resolve()))
+            self._channel.send(start=str(folder.resolve()), env=env or {})
             event = self._channel.receive(timeout_seconds)
         except ChannelClosed:
             if not self._interrupted:
@@ -253,12 +262,10 @@ class Worker:
         """Kill the process; for another thread than the one that waits for a job."""
         self._interrupted = True
         self._channel.kill()
-        self._channel.shut_down()
 
     def close(self) -> None:
         """End the process, with every process that it started, and wait for that."""
-        self._interrupted = True
-        self._channel.kill()
+        self.interrupt()
         with contextlib.suppress(ChannelClosed):
             while self._channel.pid is not None and self._channel.receive(_KILLING_SECONDS) is not None:
                 pass

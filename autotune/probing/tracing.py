@@ -78,9 +78,10 @@ class ServerTracer:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        # First, so that they end together.
         for _, worker in self._idle:
-            # First, so that there is no wait for each.
             worker.interrupt()
+        for _, worker in self._idle:
             worker.close()
         if self._server is not None and self._lent is None:
             self._server.close()

@@ -1,18 +1,17 @@
-"""Command line of the child side: the job server, a process that it starts, or a single job.
+"""Command line of the child side: the job server, or a process that it starts.
 
 ``python -m autotune.step`` starts processes for jobs. Its standard input is a socket, which it writes to as well: first
 {"event": "ready", "pid": N}, once it has imported the libraries. With each byte that it reads there comes the
 connection to a new process, a socket that carries one JSON object per line:
 
     from the server, at the start        {"event": "ready", "pid": N}
-    to the process, one after another    {"start": FOLDER}
+    to the process, one after another    {"start": FOLDER, "env": {...} of a rank of several, or {}}
     from the process, after each job     {"event": "done", "code": 0, "signal": null}
     from the server, at the end          {"event": "ended", "code": N or null, "signal": N or null}
 
 A process leads a group, the rest of which is killed at its end. It exits at the end of its input, or with the server,
 and the server kills all of them and exits at the end of its own.
-``python -m autotune.step --worker`` is such a process, whose standard input is its connection, and
-``python -m autotune.step --once FOLDER`` runs the job in FOLDER in this very process.
+``python -m autotune.step --worker`` is such a process, whose standard input is its connection.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import argparse
 import os
 import sys
 import traceback
-from pathlib import Path
 
 
 def main() -> int:
@@ -30,7 +28,6 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), required=True, help="the device that jobs run on")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="most processes of a job, one for a GPU")
     parser.add_argument("--cores", metavar="N[,N]", help="the CPU cores to run on (default: all that are allowed)")
-    parser.add_argument("--once", metavar="FOLDER", type=Path, help="run the job in FOLDER and exit")
     parser.add_argument("--worker", action="store_true", help="run the jobs that standard input names")
     parser.add_argument("--parent", metavar="PID", type=int, help="die when this process, the parent, has ended")
     parser.add_argument("--spawn", action="store_true", help="start a new interpreter for each process, without a fork")
@@ -46,24 +43,15 @@ def main() -> int:
         # Before torch is imported, whose pools of threads are as large as the cores are many.
         os.sched_setaffinity(0, map(int, arguments.cores.split(",")))
     prepare_environment(arguments.device, arguments.processes)
-    words = child_arguments(arguments)
-    if arguments.once is not None:
-        from autotune.step.child import run_once
-
-        return run_once(arguments.once, arguments.jobs, words)
     if arguments.worker:
         from autotune.step.child import run_worker
 
-        return run_worker(arguments.jobs, words)
+        return run_worker(arguments.jobs)
     from autotune.step.server import Server
 
-    return Server(words, device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
-
-
-def child_arguments(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of the command line that another process needs to run the same jobs."""
     words = ["--device", arguments.device, "--processes", str(arguments.processes)]
-    return [*words, "--jobs", arguments.jobs] if arguments.jobs is not None else words
+    words += ["--jobs", arguments.jobs] if arguments.jobs is not None else []
+    return Server(words, device=arguments.device, spawn=arguments.spawn, jobs_module=arguments.jobs).serve()
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ from autotune.core.codec import decode
 from autotune.core.exchange import read_request, write_reply
 from autotune.core.protocol import LOG_FILE, InputProblem
 from autotune.errors import InputError, UnreadError
-from autotune.step.imports import accelerator_is_initialized, import_libraries, see_one_gpu
+from autotune.step.imports import import_libraries, see_one_gpu
 from autotune.step.job import JobContext, JobType, failure_of, lacks_space
-from autotune.step.process import forked, words_of_interpreter
-from autotune.step.ranks import RANK_FAILED, Start, is_rank, run_ranks
 
 
 def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
@@ -30,33 +28,27 @@ def offered_jobs(extra_module: str | None) -> Mapping[str, JobType]:
     return {**JOBS, **extra}
 
 
-def run_once(folder: Path, jobs_module: str | None, arguments: list[str]) -> int:
-    """Import the libraries and run the job in ``folder`` in this process; return the exit status."""
-    redirect_output(folder)
-    import_libraries()
-    return execute(folder, offered_jobs(jobs_module), arguments)
-
-
-def run_worker(jobs_module: str | None, arguments: list[str]) -> int:
+def run_worker(jobs_module: str | None) -> int:
     """Import the libraries and run the jobs that standard input names; return the exit status."""
     # Of a job, standard input is another.
     connection = socket.socket(fileno=os.dup(0))
     import_libraries()
-    return run_jobs(connection, offered_jobs(jobs_module), arguments)
+    return run_jobs(connection, offered_jobs(jobs_module))
 
 
-def run_jobs(connection: socket.socket, jobs: Mapping[str, JobType], arguments: list[str]) -> int:
+def run_jobs(connection: socket.socket, jobs: Mapping[str, JobType]) -> int:
     """Run jobs in this process, one after another, until the connection ends; return the exit status.
 
     Args:
         connection: names the folders of the jobs; see :mod:`autotune.step.__main__`.
-        arguments: as in :func:`execute`.
     """
     with connection.makefile(encoding="utf-8") as lines:
         for line in lines:
-            folder = Path(json.loads(line)["start"])
+            command = json.loads(line)
+            folder = Path(command["start"])
             redirect_output(folder)
-            send_event(connection, event="done", code=execute(folder, jobs, arguments), signal=None)
+            execute(folder, jobs, command["env"])
+            send_event(connection, event="done", code=0, signal=None)
     return 0
 
 
@@ -79,27 +71,21 @@ def redirect_output(folder: Path) -> None:
     os.close(log)
 
 
-def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> int:
-    """Run the job in ``folder`` and write its reply; return 0 once a reply of any kind is written.
-
-    A rank of a job with several processes returns :data:`autotune.step.ranks.RANK_FAILED` after a failure.
+def execute(folder: Path, jobs: Mapping[str, JobType], env: Mapping[str, str]) -> None:
+    """Run the job in ``folder`` and write its reply, of any kind.
 
     Args:
-        arguments: of ``python -m autotune.step``, for ranks that need an interpreter of their own.
+        env: the variables of a rank of several; empty for a process that trains alone.
     """
-    succeeded = False
+    if env:
+        os.environ.update(env)
+    else:
+        see_one_gpu()
     try:
         envelope = read_request(folder)
         job = jobs[envelope.job]
         request: object = decode(job.request, envelope.body)
-        reply: object
-        if job.processes(request) > 1 and not is_rank():
-            reply = run_ranks(folder, job.processes(request), _start(jobs, arguments))
-        else:
-            if not is_rank():
-                see_one_gpu()
-            reply = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
-            succeeded = job.succeeded(reply)
+        reply: object = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
     except InputError as error:
         reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent
@@ -110,23 +96,3 @@ def execute(folder: Path, jobs: Mapping[str, JobType], arguments: list[str]) -> 
     write_reply(folder, reply)
     sys.stdout.flush()
     sys.stderr.flush()
-    return 0 if succeeded or not is_rank() else RANK_FAILED
-
-
-def _start(jobs: Mapping[str, JobType], arguments: list[str]) -> Start:
-    """Return how ranks are started: by a fork, unless CUDA, which does not survive one, is initialised."""
-    spawns = accelerator_is_initialized()
-
-    def start(folder: Path, variables: Mapping[str, str]) -> int:
-        if spawns:
-            words = words_of_interpreter(*arguments, "--once", str(folder))
-            return os.posix_spawn(sys.executable, words, {**os.environ, **variables})
-
-        def run() -> int:
-            os.environ.update(variables)
-            redirect_output(folder)
-            return execute(folder, jobs, arguments)
-
-        return forked(run)
-
-    return start

@@ -33,17 +33,10 @@ class JobContext:
 
 @dataclass(frozen=True)
 class JobType:
-    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply.
-
-    Attributes:
-        processes: number of processes that run a request together, each with a rank.
-        succeeded: whether a reply is one after which the other ranks may go on.
-    """
+    """A type of job: the dataclass of its request, and the function that returns the dataclass of its reply."""
 
     request: type
     run: Callable[[Any, JobContext], object]
-    processes: Callable[[Any], int] = lambda _: 1
-    succeeded: Callable[[Any], bool] = lambda _: True
 
 
 def failure_of(error: Exception) -> Failure:

@@ -94,7 +94,7 @@ class Server:
                 signal.signal(number, signal.SIG_DFL)
             for other in self._started.values():
                 other.close()
-            return run_jobs(connection, jobs, self._arguments)
+            return run_jobs(connection, jobs)
 
         pid = forked(run)
         # Here, so that the parent may kill the group once it knows the process.

@@ -136,7 +136,7 @@ def test_a_trace_that_finds_a_full_disk_ends_all(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write_request(tmp_path, Job.TRACE, request())
-    execute(tmp_path, {Job.TRACE: JobType(TraceRequest, trace_on_a_full_disk)}, [])
+    execute(tmp_path, {Job.TRACE: JobType(TraceRequest, trace_on_a_full_disk)}, {})
     with pytest.raises(InputError, match="no space left on a disk"):
         trace(Ended(JobExit(1.0)), request(), tmp_path)
 

@@ -73,7 +73,7 @@ def test_another_thread_can_interrupt_it(server: JobServer, tmp_path: Path) -> N
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    assert worker.run(Job.PROBE, request("hang"), tmp_path / "1").server_died
+    assert worker.run(Job.PROBE, request("hang"), tmp_path / "1").signal == signal.SIGKILL
     thread.join()
     assert wait_until(lambda: not running(json.loads((tmp_path / "1" / PIDS_FILE).read_text())), seconds=5)
 

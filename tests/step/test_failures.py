@@ -160,7 +160,7 @@ def reply_after(error: Exception, folder: Path) -> Nothing | InputProblem | Fail
         raise error
 
     write_request(folder, "fail", Nothing())
-    execute(folder, {"fail": JobType(Nothing, fail)}, [])
+    execute(folder, {"fail": JobType(Nothing, fail)}, {})
     return read_reply(folder, Nothing)
 
 

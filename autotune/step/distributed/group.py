@@ -12,8 +12,8 @@ from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
+from autotune.core.ranks import launched
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
-from autotune.step.ranks import launched
 
 # What a step of DeepSpeed imports.
 _DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")

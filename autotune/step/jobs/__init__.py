@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
-
 from autotune.core.protocol import (
     CheckPackingRequest,
     Job,
@@ -27,8 +25,7 @@ from autotune.step.jobs.trace import trace
 JOBS: dict[str, JobType] = {
     Job.PREPARE: JobType(PrepareRequest, prepare),
     Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
-    # Each rank replies with its own measurement.
-    Job.PROBE: JobType(ProbeRequest, probe, attrgetter("plan.launch.processes"), attrgetter("ok")),
+    Job.PROBE: JobType(ProbeRequest, probe),
     Job.TRACE: JobType(TraceRequest, trace),
     Job.BUILD: JobType(TraceRequest, build),
     Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),

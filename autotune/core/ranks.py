@@ -1,0 +1,30 @@
+"""The environment variables by which the processes of a group, on one machine, find one another."""
+
+from __future__ import annotations
+
+import socket
+
+_HOST = "127.0.0.1"
+_LOOPBACK = "lo"
+
+
+def launched(rank: int, count: int, port: int | None = None) -> dict[str, str]:
+    """Return the variables by which torch finds the group (torch/distributed/rendezvous.py, ``env://``).
+
+    Args:
+        port: of the first rank; None: one that is free.
+    """
+    port = free_port() if port is None else port
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    found = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST}
+    # Otherwise gloo asks which address the host's name has, which a container may not know.
+    if any(name == _LOOPBACK for _, name in socket.if_nameindex()):
+        found["GLOO_SOCKET_IFNAME"] = _LOOPBACK
+    return found
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nothing uses now."""
+    with socket.socket() as held:
+        held.bind((_HOST, 0))
+        return int(held.getsockname()[1])
