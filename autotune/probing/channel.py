@@ -1,4 +1,4 @@
-"""The server process, and the connections to it and its processes: commands there, events back."""
+"""Starts processes that run modules of this package, and exchanges commands and events with servers of jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _SERVER = "autotune.step"
@@ -133,29 +133,40 @@ def environment_of(further: Mapping[str, str]) -> dict[str, str]:
     return {**outside, **further, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def started(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], socket.socket, IO[bytes]]:
+    """Start a process that runs a module of this package, in a session of its own.
+
+    Args:
+        arguments: of its command line.
+        environment: variables in addition to those of this process.
+
+    Returns:
+        The process, this one's end of the socket that is its standard input, and the file that gets what it prints.
+    """
+    output = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=theirs,
+            stdout=output,
+            stderr=output,
+            env=environment_of(environment),
+            start_new_session=True,
+        )
+    return process, ours, output
+
+
 class Started(Channel):
     """A server that was started as a process of its own."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``python -m autotune.step`` with ``arguments``; does not wait until it is ready.
-
-        Args:
-            arguments: of its command line.
-            environment: variables in addition to those of this process.
-        """
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
-                [sys.executable, "-P", "-m", _SERVER, *arguments],
-                stdin=theirs,
-                stdout=self._errors,
-                stderr=self._errors,
-                env=environment_of(environment),
-                start_new_session=True,
-            )
-        super().__init__(ours)
+        """Start ``python -m autotune.step``, see :func:`started`; does not wait until it is ready."""
+        self._process, end, self._output = started(_SERVER, arguments, environment)
+        super().__init__(end)
         self.pid = self._process.pid
 
     def start(self) -> Channel:
@@ -181,7 +192,7 @@ class Started(Channel):
             return None
 
     def close(self) -> str:
-        """End the server and return the end of its standard error."""
+        """End the server and return the end of what it has printed."""
         if not self.ready:
             # It is still importing: no job has to be ended, and an orderly end would wait for the imports.
             self._process.kill()
@@ -191,8 +202,8 @@ class Started(Channel):
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
-        with self._errors as errors:
-            return _end_of(errors.fileno())
+        with self._output as output:
+            return end_of(output)
 
 
 def signal_name(number: int | None) -> str:
@@ -205,7 +216,7 @@ def signal_name(number: int | None) -> str:
         return "a real-time signal"
 
 
-def _end_of(file: int) -> str:
+def end_of(file: IO[bytes]) -> str:
     """Return the end of a file, whose other users go on where they were."""
-    size = os.fstat(file).st_size
-    return os.pread(file, _SHOWN_BYTES, max(0, size - _SHOWN_BYTES)).decode(errors="replace").strip()
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), _SHOWN_BYTES, max(0, size - _SHOWN_BYTES)).decode(errors="replace").strip()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,13 +26,12 @@ from autotune.core.events import (
     StageStarted,
 )
 from autotune.core.machine import Hardware, Share
-from autotune.probing.channel import environment_of
+from autotune.probing.channel import end_of, started
 from autotune.study import SearchOutcome, begin
 
 MODULE = "autotune.app.workers.worker"
 # An interrupted worker ends its probe, records that in the study, and ends the process that starts probes.
 _ENDING_SECONDS = 20.0
-_SHOWN_BYTES = 2000
 
 
 def search_together(run: Run, further: Sequence[Share], listener: Listener, module: str = MODULE) -> SearchOutcome:
@@ -91,20 +87,9 @@ class _Worker:
         self._number = number
         self._forwarder = forwarder
         self._closing = False
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 lives as long as the process
-        own, their = socket.socketpair()
-        with their:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(their.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-                env=environment_of({}),
-                pass_fds=(their.fileno(),),
-                # Ctrl-C in a terminal goes to the first worker, which ends the others.
-                start_new_session=True,
-            )
-        self._connection = Connection(own.detach())
+        # Ctrl-C in a terminal goes to the first worker, which ends the others.
+        self._process, end, self._output = started(module, (), {})
+        self._connection = Connection(end.detach())
         self._thread = threading.Thread(target=self._follow, args=(devices, data), name=f"worker {number}")
         self._thread.start()
 
@@ -124,7 +109,7 @@ class _Worker:
         self._process.wait()
         self._thread.join()
         self._connection.close()
-        self._errors.close()
+        self._output.close()
 
     def _follow(self, devices: tuple[Share, Hardware], data: bytes) -> None:
         failure: str | None = None
@@ -147,9 +132,7 @@ class _Worker:
         code = self._process.returncode
         if code < 0:
             return f"signal {-code}"
-        size = self._errors.seek(0, 2)
-        self._errors.seek(max(0, size - _SHOWN_BYTES))
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        lines = end_of(self._output).splitlines()
         return f"exit status {code}" + (f", {hidden(lines[-1])}" if lines else "")
 
 

@@ -1,9 +1,9 @@
-"""A further worker: ``python -m autotune.app.workers.worker FD`` searches the study that it receives at a socket.
+"""A further worker: ``python -m autotune.app.workers.worker`` searches the study that it receives.
 
-At the socket, the first worker sends the share of this one and the hardware as each worker has it, and then the packed
-:class:`~autotune.app.search.Run`; this one answers with events as they happen, and at last with a text: why it gave up,
-or nothing if it did not. At the end of the socket, which is the end of the first worker, it interrupts itself as Ctrl-C
-would.
+At the socket that is its standard input, the first worker sends the share of this one and the hardware as each worker
+has it, and then the packed :class:`~autotune.app.search.Run`; this one answers with events as they happen, and at last
+with a text: why it gave up, or nothing if it did not. At the end of the socket, which is the end of the first worker,
+it interrupts itself as Ctrl-C would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import os
 import pickle
 import signal
-import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -95,4 +94,4 @@ def _end_with_the_first(connection: Connection) -> None:
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])))
+    main(Connection(0))
