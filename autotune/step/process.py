@@ -58,15 +58,6 @@ def counted_stops() -> Callable[[], int]:
     return lambda: found
 
 
-def words_of_interpreter(*arguments: str) -> list[str]:
-    """Return the command that runs jobs in an interpreter of its own, which ends with this process.
-
-    Args:
-        arguments: of ``python -m autotune.step``.
-    """
-    return [sys.executable, "-P", "-m", "autotune.step", *arguments, "--parent", str(os.getpid())]
-
-
 def kill_group(leader: int) -> None:
     """Kill a process that is not yet reaped, and every process in its process group."""
     for kill in (os.killpg, os.kill):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from autotune.step.child import offered_jobs, run_jobs, send_event
 from autotune.step.imports import accelerator_is_initialized, preload
 from autotune.step.job import JobType
-from autotune.step.process import forked, kill_group, words_of_interpreter
+from autotune.step.process import forked, kill_group
 
 # Interval of checks for a lost parent, needed where another process still holds the other end of standard input.
 _PARENT_CHECK_SECONDS = 1.0
@@ -102,9 +102,10 @@ class Server:
         return pid
 
     def _spawned(self, connection: socket.socket) -> int:
+        own = [*self._arguments, "--parent", str(os.getpid()), "--worker"]
         return os.posix_spawn(
             sys.executable,
-            words_of_interpreter(*self._arguments, "--worker"),
+            [sys.executable, "-P", "-m", "autotune.step", *own],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, connection.fileno(), 0)],
             setpgroup=0,
