@@ -151,7 +151,7 @@ def started(
         process = subprocess.Popen(
             # -P: a datasets.py or trl/ in the user's working directory must not be imported instead of the library.
             [sys.executable, "-P", "-m", module, *arguments],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=output,
             stderr=output,
             env=environment_of(environment),

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks.common import run_autotune
 from benchmarks.shapes import LLAMA_8B, write_model
 
 _ROWS = 2000
@@ -47,12 +44,8 @@ def main() -> None:
         print("| cache | wall | verdict |")
         print("|---|--:|---|", flush=True)
         for cache in ("empty", "filled"):
-            command = [sys.executable, "-m", "autotune", "check", str(file), "--trainer", "sft", "--gpu", gpu, "--json"]
-            environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-            started = time.monotonic()
-            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
-            seconds = time.monotonic() - started
-            print(f"| {cache} | {seconds:.1f} s | {json.loads(done.stdout)['headline']} |", flush=True)
+            ran = run_autotune(["check", str(file), "--trainer", "sft", "--gpu", gpu], folder / "cache")
+            print(f"| {cache} | {ran.wall_seconds:.1f} s | {ran.document['headline']} |", flush=True)
 
 
 def _rows() -> list[dict[str, list[int]]]:

@@ -7,13 +7,11 @@ from the same sources, is not run again.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-from autotune.nullgpu.devices import null_device
-from autotune.nullgpu.environment import environment
 from autotune.planning.tracing.cache import digest_of
+from benchmarks.common import chosen, start_on_null_gpu
 
 FOLDER = Path(__file__).parent
 _PATTERNS = ("*.py", "*.cpp", "*.h", "*.yaml")
@@ -28,12 +26,9 @@ def main() -> int:
     parser.add_argument("--what", choices=("traced", "measured"), help="only traces, or only runs")
     parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
-    if not asked.page and "NULLGPU_DEVICE" not in os.environ:
-        # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
-        words = [sys.executable, "-m", "benchmarks.nullgpu", *sys.argv[1:]]
+    if not asked.page:
         # Transformers places random weights in the order of a set of names: in all processes the same one.
-        variables = environment(null_device("H100-80GB")) | {"PYTHONHASHSEED": "0"}
-        os.execve(sys.executable, words, variables)
+        start_on_null_gpu("benchmarks.nullgpu", "H100-80GB", {"PYTHONHASHSEED": "0"})
 
     from benchmarks.nullgpu.cases import cases
     from benchmarks.nullgpu.page import page
@@ -44,7 +39,7 @@ def main() -> int:
         from autotune.inspection.machine import machine
         from benchmarks.nullgpu.run import run
 
-        wanted = [case for case in every if not asked.only or any(word in case.name for word in asked.only)]
+        wanted = chosen(every, asked.only)
         if asked.part:
             part, parts = map(int, asked.part.split("/"))
             wanted = wanted[part - 1 :: parts]

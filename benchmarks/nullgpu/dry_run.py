@@ -19,6 +19,7 @@ from typing import Any
 
 from autotune.nullgpu.devices import null_device
 from autotune.nullgpu.environment import environment
+from benchmarks.common import chosen, start_on_null_gpu
 from benchmarks.shapes import write_rows
 
 _GPU = "H100-80GB"
@@ -161,15 +162,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="WORD", help="cases whose name has one of these words")
     asked = parser.parse_args()
-    if "NULLGPU_DEVICE" not in os.environ:
-        # PyTorch's CUDA build does not start without NVIDIA's libraries, or what stands in for them.
-        words = [sys.executable, "-m", "benchmarks.nullgpu.dry_run", *sys.argv[1:]]
-        os.execve(sys.executable, words, environment(null_device(_GPU)))
+    start_on_null_gpu("benchmarks.nullgpu.dry_run", _GPU)
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory))
-        for case in cases():
-            if not asked.only or any(word in case.name for word in asked.only):
-                print(compared(case, bench), flush=True)
+        for case in chosen(cases(), asked.only):
+            print(compared(case, bench), flush=True)
 
 
 if __name__ == "__main__":

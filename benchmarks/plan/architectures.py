@@ -35,6 +35,7 @@ from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
+from benchmarks.common import read_rows
 
 FOLDER = Path(__file__).resolve().parent
 VOCABULARY = 512
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page from the rows that are there")
     asked = parser.parse_args()
     kept = FOLDER / "architectures.jsonl"
-    known = {row["architecture"] for row in read(kept)}
+    known = {row["architecture"] for row in read_rows(kept)}
     wanted = [] if asked.page else asked.only.split(",") if asked.only else architectures()
     if wanted:
         _preload()
@@ -77,7 +78,7 @@ def main() -> None:
                 with kept.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
                 print(line_of(row), flush=True)
-    (FOLDER / "architectures.md").write_text(page(read(kept)), encoding="utf-8")
+    (FOLDER / "architectures.md").write_text(page(read_rows(kept)), encoding="utf-8")
 
 
 def architectures() -> list[str]:
@@ -193,11 +194,6 @@ def _planned_and_whole(name: str, planned: Machine, tracer: ServerTracer, folder
         "reserved": [memory.reserved_bytes, replayed.reserved_bytes],
         "seconds": [memory.step_seconds, whole.step.seconds],
     }
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, none if there is none."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 _FIGURES = ("allocated", "reserved", "seconds")

@@ -8,15 +8,12 @@ Processor time is that of all processes; half of it is what the plan takes at le
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks.common import run_autotune, with_cache
 from benchmarks.shapes import LLAMA_8B, LLAMA_70B, write_model
 
 _SHAPES = {"8b": LLAMA_8B, "70b": LLAMA_70B}
@@ -47,28 +44,21 @@ def main() -> None:
         model = write_model(folder / "model", _SHAPES[arguments.shape])
         space = folder / "space.yaml"
         space.write_text(_SPACE, encoding="utf-8")
-        words = [sys.executable, "-m", "autotune", "plan", str(model), "--gpu", arguments.gpu, "--space", str(space),
+        words = ["plan", str(model), "--gpu", arguments.gpu, "--space", str(space),
                  "--num-processes", str(arguments.num_processes), "--seq-len", str(arguments.seq_len),
                  "--global-batch-size", str(arguments.documents * arguments.num_processes)]  # fmt: skip
         if arguments.num_machines is not None:
             words += ["--num-machines", str(arguments.num_machines)]
         if arguments.network is not None:
             words += ["--network", str(arguments.network)]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        done = subprocess.run([*words, "--json", "--all"], env=environment, stdout=subprocess.PIPE, check=False)
-        wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        # 1 says that nothing fits, which is an answer too.
-        if done.returncode not in (0, 1):
-            raise SystemExit(f"The plan ended with exit status {done.returncode}.")
-        subprocess.run(words, env=environment, check=False)
-    plan = json.loads(done.stdout)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        ran = run_autotune([*words, "--all"], folder / "cache")
+        subprocess.run([sys.executable, "-m", "autotune", *words], env=with_cache(folder / "cache"), check=False)
+    plan, processor = ran.document, ran.processor_seconds
     print()
     print("| shape | processes | candidates | traces | wall | processor | half of it |")
     print("|---|--:|--:|--:|--:|--:|--:|")
     print(f"| {arguments.shape} | {arguments.num_processes} | {len(plan['estimates'])} | {plan['new_trace_count']} | "
-          f"{wall:.0f} s | {processor:.0f} s | {processor / 2:.0f} s |")  # fmt: skip
+          f"{ran.wall_seconds:.0f} s | {processor:.0f} s | {processor / 2:.0f} s |")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from unittest import mock
 from autotune.nullgpu.devices import null_device
 from autotune.nullgpu.environment import environment
 from autotune.planning.tracing.cache import digest_of
+from benchmarks.common import chosen, read_rows, start_on_null_gpu
 
 if TYPE_CHECKING:
     from autotune.core.candidate import Candidate
@@ -131,15 +132,12 @@ def main() -> int:
     parser.add_argument("--plan", action="store_true", help="plan the rows anew, and keep what their runs took")
     parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
-    if not asked.page and "NULLGPU_DEVICE" not in os.environ:
-        words = [sys.executable, "-m", "benchmarks.plan.many", *sys.argv[1:]]
-        os.execve(sys.executable, words, environment(null_device(H100)))
-    file = FOLDER / "many.jsonl"
-    rows = read(file)
     if not asked.page:
-        for each in PLANS:
-            if asked.only and not any(word in each.name for word in asked.only):
-                continue
+        start_on_null_gpu("benchmarks.plan.many", H100)
+    file = FOLDER / "many.jsonl"
+    rows = read_rows(file)
+    if not asked.page:
+        for each in chosen(PLANS, asked.only):
             known = [row for row in rows if row["plan"] == each.name]
             anew = [
                 row["choices"]
@@ -152,7 +150,7 @@ def main() -> int:
                     print(line_of(row), flush=True)
                     rows = [*(old for old in rows if not _same(old, row)), row]
                     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    FOLDER.joinpath("many.md").write_text(page(read(file)), encoding="utf-8")
+    FOLDER.joinpath("many.md").write_text(page(read_rows(file)), encoding="utf-8")
     return 0
 
 
@@ -233,12 +231,12 @@ def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[di
         with mock.patch.dict(os.environ, variables):
             server = JobServer("cuda", threads=1, processes=of.processes, jobs_module="benchmarks.nullgpu.preloaded")
         try:
-            for chosen in known if anew else spread_over(known, EACH):
-                assert chosen.memory is not None
-                request = probe_request(problem, chosen.candidate, schedule, None, _SEED)
+            for estimate in known if anew else spread_over(known, EACH):
+                assert estimate.memory is not None
+                request = probe_request(problem, estimate.candidate, schedule, None, _SEED)
                 found = probe(server, request, folder / "probe", _LONGEST_SECONDS)
                 shutil.rmtree(folder / "probe")
-                limited, planned_bytes = None, chosen.memory.reserved_bytes
+                limited, planned_bytes = None, estimate.memory.reserved_bytes
                 if (
                     planned_bytes
                     and found.device_bytes
@@ -252,11 +250,13 @@ def compared(of: Planned, anew: Sequence[Mapping[str, Any]] = ()) -> Iterator[di
                 yield {
                     "plan": of.name,
                     "choices": {
-                        knob: choice for knob, choice in chosen.candidate.items() if choice != problem.baseline[knob]
+                        knob: choice
+                        for knob, choice in estimate.candidate.items()
+                        if choice != problem.baseline[knob]
                     },
                     "sources": _sources(),
                     "torch": version("torch"),
-                    "planned": _planned_figures(chosen.memory),
+                    "planned": _planned_figures(estimate.memory),
                     "measured": {"status": found.status.value, "reason": found.reason[:300],
                                  **_figures(found.peak_bytes, found.reserved_bytes)},
                     **({"limited": limited.status.value} if limited else {}),
@@ -293,11 +293,6 @@ def spread_over(known: Sequence[Any], count: int) -> list[Any]:
     ordered = list(by_memory.values())
     places = {round(place * (len(ordered) - 1) / max(1, count - 1)) for place in range(count)}
     return [ordered[place] for place in sorted(places)]
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, none if there is none."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def error_of(row: Mapping[str, Any], figure: str) -> float | None:

@@ -8,16 +8,10 @@ processes.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.common import run_autotune
 from benchmarks.shapes import LLAMA_8B, write_model
 
 
@@ -32,29 +26,15 @@ def main() -> None:
     print("|---|--:|--:|--:|--:|--:|", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         model = write_model(Path(folder, "model"), LLAMA_8B)
-        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--trainer", arguments.trainer, "--json"]
+        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--trainer", arguments.trainer]
         single: tuple[float, float] | None = None
         for number, gpu in enumerate((arguments.gpu, "all")):
-            wall, processor, traces = _measured([*command, "--gpu", gpu], Path(folder, f"cache-{number}"))
+            ran = run_autotune([*command, "--gpu", gpu], Path(folder, f"cache-{number}"))
+            wall, processor = ran.wall_seconds, ran.processor_seconds
             single = single or (wall, processor)
             ratios = f"{wall / single[0]:.2f} | {processor / single[1]:.2f}"
+            traces = ran.document["new_trace_count"]
             print(f"| --gpu {gpu} | {wall:.1f} s | {processor:.1f} s | {traces} | {ratios} |", flush=True)
-
-
-def _measured(words: Sequence[str], cache: Path) -> tuple[float, float, int]:
-    """Return wall seconds, processor seconds and the number of traces that were run."""
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "HF_HUB_OFFLINE": "1"}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-m", "autotune", *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        check=False,
-    )
-    wall, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, processor, int(json.loads(done.stdout)["new_trace_count"])
 
 
 if __name__ == "__main__":

@@ -8,17 +8,12 @@ The model has weights that are never made, and a small tokenizer; what is cached
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import run_autotune
 from benchmarks.shapes import LLAMA_8B, write_model
 
 
@@ -34,7 +29,7 @@ def main() -> None:
         write_model(model, LLAMA_8B)
         print("| what | cache | wall | processor | largest process | candidates | traces run |")
         print("|---|---|--:|--:|--:|--:|--:|", flush=True)
-        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--gpu", arguments.gpu, "--json", "--all"]
+        command = ["plan", str(model), "--seq-len", str(arguments.seq_len), "--gpu", arguments.gpu, "--all"]
         command += ["--trainer", arguments.trainer]
         for cache in ("empty", "filled"):
             found = _row("the whole space", cache, command, Path(folder, "cache"))
@@ -43,19 +38,13 @@ def main() -> None:
 
 
 def _row(what: str, cache: str, words: Sequence[str], cache_folder: Path) -> Any:
-    command = [sys.executable, "-m", "autotune", *words]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache_folder), "HF_HUB_OFFLINE": "1"}
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
-    wall_seconds, after = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = json.loads(done.stdout)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    ran = run_autotune(words, cache_folder)
     print(
-        f"| {what} | {cache} | {wall_seconds:.1f} s | {seconds:.1f} s | {after.ru_maxrss / 1024:.0f} MiB "
-        f"| {len(found['estimates'])} | {found['new_trace_count']} |",
+        f"| {what} | {cache} | {ran.wall_seconds:.1f} s | {ran.processor_seconds:.1f} s "
+        f"| {ran.largest_bytes >> 20} MiB | {len(ran.document['estimates'])} | {ran.document['new_trace_count']} |",
         flush=True,
     )
-    return found
+    return ran.document
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any
 import autotune
 from autotune.core.result import Choosable
 from autotune.units import format_bytes
+from benchmarks.common import chosen, read_rows
 from benchmarks.probe.real_run import RealRun, real_run
 from benchmarks.probe.soak_cases import CASES, JOINED_ROWS, Case, workload
 
@@ -60,8 +61,8 @@ def main() -> int:
     parser.add_argument("--page", action="store_true", help="only write the page from the file")
     asked = parser.parse_args()
     file = FOLDER / "soak.jsonl"
-    done = {row["case"] for row in read(file)}
-    wanted = [case for case in CASES if not asked.only or any(word in case.name for word in asked.only)]
+    done = {row["case"] for row in read_rows(file)}
+    wanted = chosen(CASES, asked.only)
     with file.open("a", encoding="utf-8") as lines:
         for case in () if asked.page else (case for case in wanted if case.name not in done):
             with tempfile.TemporaryDirectory(prefix="autotune-") as folder:
@@ -69,7 +70,7 @@ def main() -> int:
             print(json.dumps(row), flush=True)
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-    FOLDER.joinpath("soak.md").write_text(page(read(file)), encoding="utf-8")
+    FOLDER.joinpath("soak.md").write_text(page(read_rows(file)), encoding="utf-8")
     return 0
 
 
@@ -127,11 +128,6 @@ def differing(chosen: Choosable, default: Choosable | None) -> dict[str, str | i
 
 def _outcome(default: Choosable | None) -> str:
     return str(default.status) if default is not None else "none"
-
-
-def read(file: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file, or none if there is no file."""
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -7,9 +7,10 @@ from importlib.metadata import version
 
 import pytest
 
-from benchmarks.plan.architectures import FOLDER, architectures, errors_of, page, read, sentence
+from benchmarks.common import read_rows
+from benchmarks.plan.architectures import FOLDER, architectures, errors_of, page, sentence
 
-ROWS = read(FOLDER / "architectures.jsonl")
+ROWS = read_rows(FOLDER / "architectures.jsonl")
 COMPARED = [errors_of(row) for row in ROWS]
 
 

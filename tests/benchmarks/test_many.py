@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.plan.many import EACH, FOLDER, PLANS, page, read
+from benchmarks.common import read_rows
+from benchmarks.plan.many import EACH, FOLDER, PLANS, page
 
 
 def test_the_page_is_that_of_the_data() -> None:
-    assert FOLDER.joinpath("many.md").read_text(encoding="utf-8") == page(read(FOLDER / "many.jsonl"))
+    assert FOLDER.joinpath("many.md").read_text(encoding="utf-8") == page(read_rows(FOLDER / "many.jsonl"))
 
 
 def test_the_plans_are_of_all_trainers_and_of_enough_candidates() -> None:
