@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,3 +99,12 @@ def start(*words: str | Path, folder: Path) -> subprocess.Popen[str]:
 def descendants(pid: int) -> list[psutil.Process]:
     """Return the processes that a process started, and those that these started."""
     return psutil.Process(pid).children(recursive=True)
+
+
+def until(holds: Callable[[], bool], running: subprocess.Popen[str], seconds: float = 300) -> None:
+    """Wait until something holds, while a command runs."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert running.poll() is None, running.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)

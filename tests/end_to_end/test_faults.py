@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.end_to_end.runs import Ended, autotune, descendants, start
+from tests.end_to_end.runs import Ended, autotune, descendants, start, until
 from tests.end_to_end.test_probe import QUICK, SPACE
 from tests.study.postgres import Postgres, lacking
 
@@ -64,11 +64,7 @@ class Search:
 
     def wait_for(self, probes: int, running: subprocess.Popen[str]) -> None:
         """Wait until so many probes have begun."""
-        deadline = time.monotonic() + 300
-        while len(list(self.output.glob("probes/*/request.json"))) < probes:
-            assert running.poll() is None, running.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: len(list(self.output.glob("probes/*/request.json"))) >= probes, running)
 
     def replies(self) -> dict[Path, int]:
         """Return when each finished probe replied."""

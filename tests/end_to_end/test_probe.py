@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import pytest
 
 from autotune import check
 from autotune.core.verdict import Outcome, Source
-from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train
+from tests.end_to_end.runs import Ended, autotune, by_script, by_trl, descendants, start, train, until
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.study.dashboard import attributes, shown
 
@@ -200,7 +197,7 @@ def test_a_run_that_is_ended_leaves_nothing_running_and_goes_on_with_nothing_los
     words = ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
     running = start(*words, folder=tmp_path)
     probes = tmp_path / "stopped" / "probes"
-    _wait(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
+    until(lambda: len(list(probes.glob("*/request.json"))) == 2, running)
     main, family = psutil.Process(running.pid), descendants(running.pid)
     # A scheduler sends it to all processes of a job; the kernel kills one.
     for process in [main] if number is signal.SIGKILL else [main, *family]:
@@ -259,11 +256,3 @@ def test_rows_are_packed_only_where_packed_documents_stay_apart(
     chosen = ended.document["recommended"]["candidate"]
     assert packs or (chosen["packing"], chosen["padding_free"]) == ("none", "off")
     assert ("do not stay apart" in ended.err) != packs
-
-
-def _wait(condition: Callable[[], bool], running: subprocess.Popen[str], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from subprocess import Popen
@@ -15,7 +13,7 @@ import optuna
 import psutil
 import pytest
 
-from tests.end_to_end.runs import descendants, start
+from tests.end_to_end.runs import descendants, start, until
 from tests.end_to_end.test_probe import QUICK, SPACE
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -33,14 +31,6 @@ def words(
     space.write_text(SPACE, encoding="utf-8")
     limits = ("--space", space, "--trials", "12", "--output", "shared", "--workers", "2", "--json")
     return ("probe", small_model_directory, small_dataset_file, *QUICK, *limits)
-
-
-def until(holds: Callable[[], bool], running: Popen[str], seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def begun(folder: Path) -> int:
