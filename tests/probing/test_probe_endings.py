@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autotune.core.exchange import write_reply
+from autotune.core.measurement import Measurement
+from autotune.core.plan import Launch
 from autotune.core.status import ProbeStatus
 from autotune.probing import JobServer, probe
+from autotune.probing.server import JobExit, Worker
 from tests.probing.misbehaving import PIDS_FILE, request
 from tests.probing.processes import running, wait_until
 
@@ -90,3 +98,56 @@ def test_nothing_lies_in_a_probe_folder_but_request_reply_and_log(
 ) -> None:
     probe(misbehaving_server, request("behave"), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["log.txt", "reply.json", "request.json"]
+
+
+class Rank(Worker):
+    """The first of two ranks fails, and the second one is killed."""
+
+    def __init__(self, server: JobServer) -> None:
+        self.killed = threading.Event()
+
+    def run(
+        self,
+        job: str,
+        request: object,
+        folder: Path,
+        timeout_seconds: float | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> JobExit:
+        assert env is not None
+        folder.mkdir(parents=True)
+        if env["RANK"] == "0":
+            write_reply(folder, Measurement(ProbeStatus.CRASHED, "connection closed by peer"))
+            return JobExit(1.0, code=0)
+        assert self.killed.wait(60)
+        return JobExit(1.0, signal=signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        self.killed.set()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kills", "status", "reason"),
+    [
+        (0, ProbeStatus.CRASHED, "rank 0: connection closed by peer"),
+        (1, ProbeStatus.HOST_OUT_OF_MEMORY, "rank 1: killed by the kernel"),
+    ],
+)
+def test_a_rank_that_is_killed_after_another_has_failed_counts_only_if_memory_ran_out(
+    misbehaving_server: JobServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kills: int,
+    status: ProbeStatus,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("autotune.probing.jobs.Worker", Rank)
+    counts = iter([0, 0])
+    monkeypatch.setattr("autotune.probing.jobs.out_of_memory_kills", lambda: next(counts, kills))
+    asked = request("behave")
+    found = probe(misbehaving_server, replace(asked, plan=replace(asked.plan, launch=Launch(2))), tmp_path / "probe")
+    assert found.status is status
+    assert found.reason.startswith(reason)
