@@ -1,7 +1,7 @@
-"""Reads and writes the files of a job's request and reply: versioned envelopes, written elsewhere and then renamed.
+"""Reads and writes the files of a job's request and reply: envelopes, written elsewhere and then renamed.
 
-``request.json`` is ``{"version", "job", "sent_seconds", "body"}``; ``reply.json`` is ``{"version", "kind", "body"}``,
-where ``kind`` is ``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
+``request.json`` is ``{"job", "sent_seconds", "body"}``; ``reply.json`` is ``{"kind", "body"}``, where ``kind`` is
+``reply``, ``input_problem`` or ``failure``. Both sides use this module, so they cannot drift apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from autotune.core.codec import decode, encode
 from autotune.core.files import written_atomically
-from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, VERSION, Failure, InputProblem
+from autotune.core.protocol import REPLY_FILE, REQUEST_FILE, Failure, InputProblem
 
 R = TypeVar("R")
 
@@ -25,7 +25,7 @@ _REPLY_BYTES = 65_536
 
 
 class ExchangeError(ValueError):
-    """A request or reply is absent, is not JSON, or has another version or structure; the message names it."""
+    """A request or reply is absent, is not JSON, or has another structure; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ def write_request(folder: Path, job: str, request: object) -> float:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPLY_FILE).unlink(missing_ok=True)
     sent_seconds = time.monotonic()
-    document = {"version": VERSION, "job": job, "sent_seconds": sent_seconds, "body": encode(request)}
-    write_document(folder / REQUEST_FILE, document)
+    write_document(folder / REQUEST_FILE, {"job": job, "sent_seconds": sent_seconds, "body": encode(request)})
     return sent_seconds
 
 
@@ -85,7 +84,7 @@ def write_reply(folder: Path, reply: object) -> None:
     """
     kinds: dict[type, str] = {InputProblem: "input_problem", Failure: "failure"}
     kind = kinds.get(type(reply), "reply")
-    write_document(folder / REPLY_FILE, {"version": VERSION, "kind": kind, "body": encode(reply)})
+    write_document(folder / REPLY_FILE, {"kind": kind, "body": encode(reply)})
 
 
 def check_reply_fits(folder: Path) -> None:
@@ -123,6 +122,6 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise ExchangeError(f"{file.name} is absent") from error
     except ValueError as error:
         raise ExchangeError(f"{file.name} is not JSON") from error
-    if not isinstance(document, dict) or document.get("version") != VERSION:
-        raise ExchangeError(f"{file.name} is not of version {VERSION}")
+    if not isinstance(document, dict):
+        raise ExchangeError(f"{file.name} has another shape than it should")
     return document

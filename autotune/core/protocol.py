@@ -2,7 +2,7 @@
 
 A job has a folder. The parent writes ``request.json`` there and names the folder to the child. The child writes
 ``reply.json`` in the same folder, under another name first, then renamed, so that a reply is whole or absent. Standard
-output and error of the child go to ``log.txt``. ``version`` is checked by both sides.
+output and error of the child go to ``log.txt``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from autotune.core.measurement import Schedule
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import DatasetSource, ModelSource, PackingCheck, Rollouts
 
-VERSION = 1
 REQUEST_FILE = "request.json"
 REPLY_FILE = "reply.json"
 LOG_FILE = "log.txt"

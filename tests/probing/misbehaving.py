@@ -104,13 +104,13 @@ def _print_garbage(folder: Path) -> None:
     os._exit(0)
 
 
-def _reply_in_another_version(folder: Path) -> None:
-    (folder / REPLY_FILE).write_text('{"version": 0, "kind": "reply", "body": {}}')
+def _reply_without_a_document(folder: Path) -> None:
+    (folder / REPLY_FILE).write_text("[]")
     os._exit(0)
 
 
 def _reply_in_another_shape(folder: Path) -> None:
-    (folder / REPLY_FILE).write_text('{"version": 1, "kind": "reply", "body": {"measurement": {"status": "splendid"}}}')
+    (folder / REPLY_FILE).write_text('{"kind": "reply", "body": {"measurement": {"status": "splendid"}}}')
     os._exit(0)
 
 
