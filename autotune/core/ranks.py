@@ -8,13 +8,12 @@ _HOST = "127.0.0.1"
 _LOOPBACK = "lo"
 
 
-def launched(rank: int, count: int, port: int | None = None) -> dict[str, str]:
+def launched(rank: int, count: int, port: int) -> dict[str, str]:
     """Return the variables by which torch finds the group (torch/distributed/rendezvous.py, ``env://``).
 
     Args:
-        port: of the first rank; None: one that is free.
+        port: of the first rank.
     """
-    port = free_port() if port is None else port
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
     found = {name: str(value) for name, value in own.items()} | {"MASTER_ADDR": _HOST}
     # Otherwise gloo asks which address the host's name has, which a container may not know.

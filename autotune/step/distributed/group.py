@@ -12,7 +12,7 @@ from transformers import TrainerCallback
 
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
-from autotune.core.ranks import launched
+from autotune.core.ranks import free_port, launched
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
 
 # What a step of DeepSpeed imports.
@@ -40,7 +40,7 @@ def prepare_rank(plan: TrainingPlan, device: DeviceKind) -> None:
     DeepSpeed needs the variables of a group of one too; with several processes they are set already.
     """
     if plan.in_group and plan.launch.processes == 1:
-        os.environ.update(launched(0, 1))
+        os.environ.update(launched(0, 1, free_port()))
     select_device(device)
     if plan.args.get("deepspeed"):
         for name in _DEEPSPEED:
