@@ -47,7 +47,7 @@ class Channel:
 
     Attributes:
         ready: whether the event has come that the process accepts commands.
-        pid: its process id; None as long as it is not known, and once its end was reported.
+        pid: its process id; None as long as it is not known, and once its end was reported or is not awaited any more.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -116,6 +116,7 @@ class Channel:
 
     def disconnect(self) -> None:
         """Close this end, at which the process ends unless a job runs in it."""
+        self.pid = None
         self._end.close()
 
 
