@@ -136,10 +136,11 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         model, processor = kwargs["model"], kwargs["processing_class"]
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
-        peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
+        adapters = getattr(model, "peft_config", {})
+        peft_config = next(iter(adapters.values()), None)
         with scratch_folder() as name:
             folder = Path(name)
-            _check_whole(model, adapts=peft_config is not None)
+            _check_whole(model, adapters)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
             _check_no_other_model(_trainer_of(self), base, adapts=peft_config is not None)
@@ -197,20 +198,25 @@ def _saved(model: Any, processor: Any, folder: Path) -> Any:
     return quantization
 
 
-def _check_whole(model: Any, *, adapts: bool) -> None:
-    """Check that one device holds all layers of a model and trains all its weights, as a trace does.
+def _check_whole(model: Any, adapters: Mapping[str, Any]) -> None:
+    """Check that one device holds all layers of a model and trains all its weights, or one adapter, as a trace does.
+
+    For a model that has an adapter already, TRL adds a frozen copy of it as the reference (trl 1.16,
+    ``DPOTrainer.__init__``).
 
     Args:
-        adapts: whether the model trains an adapter, with its own weights frozen.
+        adapters: those that the model has, by name.
 
     Raises:
-        InputError: they are on several devices, or some are frozen.
+        InputError: layers are on several devices, some weights are frozen, or there are several adapters.
     """
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         raise InputError(f"The model's layers are spread over {', '.join(sorted(devices))}, which is not traced.")
-    if not adapts and not all(weight.requires_grad for weight in model.parameters()):
+    if not adapters and not all(weight.requires_grad for weight in model.parameters()):
         raise InputError("Some of the model's weights are frozen, which is not traced.")
+    if len(adapters) > 1:
+        raise InputError(f"The model has {len(adapters)} adapters ({', '.join(adapters)}), and one alone is traced.")
 
 
 def _trainer_of(callback: TrainerCallback) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, IterableDataset, load_dataset
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -62,7 +62,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
     if trainer == "grpo":
         more.setdefault("reward_funcs", lambda completions, **_: [0.0] * len(completions))
     return kind(
-        model=loaded,
+        model=more.pop("trained", loaded),
         args=args,
         processing_class=tokenizer,
         train_dataset=load_dataset("json", data_files=str(file), split="train"),
@@ -151,6 +151,21 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
     assert preflight._trainer_of(callback) is training
     with pytest.raises(InputError, match=r"a reference model of its own \(LlamaForCausalLM\), which is not traced"):
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_trained_adapter_as_the_reference_is_not_taken_for_memory_of_the_training(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(base, lora)
+    training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "1MiB", trained=tuned)
+    with caplog.at_level(logging.INFO):
+        training.train()
+    assert training.state.global_step == 1
+    assert "The model has 2 adapters (default, ref), and one alone is traced." in caplog.text
+    assert "autotune: " not in caplog.text
 
 
 @pytest.mark.slow
