@@ -26,7 +26,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
-from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
+from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
 
@@ -230,10 +230,13 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
     task = Task(asked, text, planned, budget_bytes, started, processes=launched.processes)
+    values = tuple(of_values(text, found.values))
+    if fatal(values):
+        return task.wrong(values)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
-        return Fitting(task, known, found, launched, (), tracer, user_cache()).verdict()
+        return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
 
 
 def _check_options(asked: CheckArguments) -> None:

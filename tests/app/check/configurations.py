@@ -160,8 +160,27 @@ CASES = (
         RUNS_NOT,
         {"needs num_workers > 0": 0},
     ),
-    _case("sft: no rows in a micro-batch", "per_device_train_batch_size: 0\n", RUNS_NOT, {"positive integer": 0}),
-    _case("sft: no micro-batch in a step", "gradient_accumulation_steps: 0\n", RUNS_NOT, {"divides by it": 0}),
+    _case(
+        "sft: no rows, no micro-batches and no tokens",
+        "per_device_train_batch_size: 0\ngradient_accumulation_steps: 0\nmax_length: -1\n",
+        RUNS_NOT,
+        {
+            "per_device_train_batch_size is 0, and has to be": 0,
+            "gradient_accumulation_steps is 0, and has to be": 1,
+            "max_length is -1, and has to be at least 1.": 2,
+        },
+    ),
+    _case(
+        "sft: no rows to evaluate on in a micro-batch",
+        "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 0\n",
+        RUNS_NOT,
+        {"per_device_eval_batch_size is 0": 2},
+    ),
+    _case("sft: no rows of an evaluation that there is not", "per_device_eval_batch_size: 0\n", FITS, nightly=True),
+    _case("sft: no step", "max_steps: 0\n", FITS, {"transformers ends after the first step": 0}),
+    _case("sft: no epoch", "num_train_epochs: 0\n", FITS, {"transformers ends before the first step": 0}),
+    _case("sft: the best by nothing", "save_strategy: best\n", RUNS_NOT, {"without metric_for_best_model": 0}),
+    _case("sft: evaluated on no rows at first", "eval_on_start: true\n", RUNS_NOT, {"no rows to evaluate on": 0}),
     _case("sft: loaded without a cache", "model_init_kwargs: {use_cache: false}\n", FITS),
     _case("sft: compiled", "torch_compile: true\n", FITS, {"a compiled step needs what the same step": None}),
     _case(
@@ -203,6 +222,13 @@ CASES = (
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case("kto: in any order", "train_sampling_strategy: random\n", RUNS_NOT, {"takes sequential alone": 0}),
+    _case(
+        "kto: in any order without a KL divergence",
+        "train_sampling_strategy: random\nloss_type: apo_zero_unpaired\n",
+        UNKNOWN,
+        nightly=True,
+    ),
     _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
     _case(
         "kto: one row without a KL divergence",
@@ -249,6 +275,12 @@ CASES = (
     _case("grpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 completions": None}),
     _case(
         "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
+    ),
+    _case(
+        "grpo: no rows, and trained on no time",
+        "per_device_train_batch_size: 0\nnum_iterations: 0\n",
+        RUNS_NOT,
+        {"per_device_train_batch_size is 0": 0, "num_iterations is 0": 1},
     ),
     _case(
         "grpo: tokens of high entropy, and how each is drawn",
