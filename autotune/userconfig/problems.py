@@ -10,7 +10,7 @@ from pathlib import Path
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.nested import Key, at, mapping
-from autotune.core.plan import EPOCHS, NO_EVALUATION
+from autotune.core.plan import BEST_METRIC, EPOCHS, NO_EVALUATION
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
@@ -36,7 +36,7 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 """Numbers that a step divides by, or that it takes so many rows or tokens of."""
 _EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
-_METRIC, _STEPS = "metric_for_best_model", "max_steps"
+_STEPS = "max_steps"
 
 
 def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
@@ -70,8 +70,8 @@ def of_values(written: Written, values: Mapping[str, object]) -> Iterator[Findin
     for name in [name for name in low if name in written.given] or low[:1]:
         yield finding(written, Severity.ERROR, name, f"{name} is {values[name]}, and has to be at least 1.")
     reasons = [find_trainer(written.trainer).refused_values(values)]
-    if values.get("save_strategy") == "best" and values.get(_METRIC, "") is None:
-        reasons += [f"save_strategy is best, and transformers refuses that without {_METRIC}"]
+    if values.get("save_strategy") == "best" and values.get(BEST_METRIC, "") is None:
+        reasons += [f"save_strategy is best, and transformers refuses that without {BEST_METRIC}"]
     if values.get("eval_on_start") and not evaluates and written.own_command:
         reasons += [f"eval_on_start is true, and with {_EVALUATION}: no, TRL gives the trainer no rows to evaluate on"]
     for reason in filter(None, reasons):

@@ -58,6 +58,8 @@ _CUSTOM_CODE = "contains custom code"
 
 _REFUSED_IN_A_STEP = {
     "Unknown loss type": "TRL refuses loss_type in the first step.",
+    # ``Trainer._determine_best_metric``
+    "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
     # autotune/virtual/unsupported.py

@@ -65,6 +65,7 @@ def _case(name: str, body: str, outcome: Outcome, says: Mapping[str, int | None]
 # Of the four completions of a prompt, a micro-batch has two.
 HALF_A_GROUP = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\n"
 ADAPTERS = "use_peft: true\nlora_target_modules: all-linear\ndtype: bfloat16\n"
+BEST = "eval_strategy: epoch\ntest_split_size: 0.2\nload_best_model_at_end: true\nsave_strategy: epoch\n"
 SERVED = "use_vllm: true\nvllm_mode: server\n"
 FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
 UNKNOWN = Outcome.UNKNOWN
@@ -129,6 +130,15 @@ CASES = (
         FITS,
         nightly=True,
     ),
+    _case(
+        "sft: the best by a metric that evaluation lacks",
+        f"{BEST}metric_for_best_model: accuracy\n",
+        RUNS_NOT,
+        {"ends at its first evaluation. The `metric_for_best_model` training argument": 4},
+    ),
+    _case("sft: the best by a metric of TRL's", f"{BEST}metric_for_best_model: eval_mean_token_accuracy\n", FITS),
+    _case("dpo: the best by its rows", f"{BEST}metric_for_best_model: rewards/accuracies\n", FITS, nightly=True),
+    _case("reward: the best by its accuracy", f"{BEST}metric_for_best_model: accuracy\n", FITS, nightly=True),
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
