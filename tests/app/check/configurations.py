@@ -212,6 +212,13 @@ CASES = (
         {"CUDA does not scale gradients in bfloat16": 0},
         gpu="T4",
     ),
+    _case(
+        "sft: FlashAttention on a GPU that is too old for it",
+        "fp16: true\nattn_implementation: flash_attention_2\n",
+        RUNS_NOT,
+        {"needs a GPU of compute capability 8.0 or later": None},
+        gpu="T4",
+    ),
     _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
