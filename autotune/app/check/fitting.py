@@ -203,6 +203,7 @@ class Fitting:
             setting,
             token_coverage=token_coverage(known.candidate, setting),
             allowed=setting.allowed - {GLOBAL_BATCH},
+            checked=plan,
         )
         own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
         remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)
