@@ -18,6 +18,7 @@ from autotune.api.launched import launching_of
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
+from autotune.core.plan import NO_EVALUATION
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.probing.scratch import scratch_folder
@@ -36,6 +37,8 @@ _TEXTS: Mapping[str, Mapping[str, str]] = {
     "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
 }
 _KEPT = frozenset({"label", "prompt", "solution"})
+_OF_A_STEP = ("compute_loss", "training_step", "prediction_step")
+"""Methods of a trainer by which it trains and evaluates."""
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -143,7 +146,9 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             _check_whole(model, adapters)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            _check_no_other_model(_trainer_of(self), base, adapts=peft_config is not None)
+            trainer = _trainer_of(self)
+            _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
+            _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _saved(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
             if self._asked.dataset is None:
@@ -225,6 +230,28 @@ def _trainer_of(callback: TrainerCallback) -> Any:
     # One whose construction failed has no handler.
     handlers = ((found, getattr(found, "callback_handler", None)) for found in trainers)
     return next((found for found, handler in handlers if callback in getattr(handler, "callbacks", ())), None)
+
+
+def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
+    """Check that a trainer takes its steps, and evaluates, by TRL's own code, as a trace does.
+
+    For metrics of the user's own, evaluation collects the logits of all rows on the device
+    (``Trainer.evaluation_loop``).
+
+    Raises:
+        InputError: it does not.
+    """
+    names = ("compute_loss_func", *(("compute_metrics",) if evaluates else ()))
+    # With older releases of transformers, TRL has text for a loss.
+    own = next((name for name in names if callable(getattr(trainer, name, None))), None)
+    methods = (name for name in _OF_A_STEP if not _is_of_library(getattr(type(trainer), name, None)))
+    own = own or next(methods, None)
+    if own is not None:
+        raise InputError(f"The trainer has a {own} of its own, which is not traced.")
+
+
+def _is_of_library(method: Any) -> bool:
+    return method is None or method.__module__.partition(".")[0] in ("trl", "transformers")
 
 
 def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:

@@ -159,7 +159,7 @@ def _check_engine(engine: str, document: Mapping[str, object], config: Configura
 
 def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
     if str(keys["version"]) != "2":
-        raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
+        raise UnreadError("FSDP in its first version is not traced: transformers removes it. Write fsdp_version: 2.")
     if keys.get("activation_checkpointing_offload"):
         raise UnreadError("fsdp_activation_checkpointing_offload is not traced. Leave it out.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}

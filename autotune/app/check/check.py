@@ -15,7 +15,7 @@ from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
-from autotune.core.plan import Launch
+from autotune.core.plan import NO_EVALUATION, Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
@@ -177,7 +177,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.wrong((*found, of_error(task.written, error)))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, found)
-    reason = _own_model(task, known)
+    reason = _own_training(task, known)
     reason = reason or (_why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else "")
     if task.target is None or reason:
         return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
@@ -196,13 +196,17 @@ def _of_source(task: Task) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, message)
 
 
-def _own_model(task: Task, known: ReadCommand) -> str:
-    """Return why the user's own script may train another model or adapter than its keys name; empty if it does not."""
+def _own_training(task: Task, known: ReadCommand) -> str:
+    """Return why the user's own script may train another model, adapter or step than its keys name; empty if not."""
     source = task.written.command.source
     if source is None:
         return ""
     if source.own_model:
         return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
+    config = known.configurations[task.trainer.config_class]
+    own_step = source.own_step(evaluates=config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION)
+    if own_step:
+        return f"{source.path} uses {own_step}, so a step may need more than one of TRL's own, which a check traces."
     unread = known.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
     if MODEL_CONFIG in source.names or not unread:
         return ""

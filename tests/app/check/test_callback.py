@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -153,6 +154,38 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
 
 
+class OwnLoss(SFTTrainer):  # type: ignore[misc]  # TRL is not followed by the type checker
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more", "evaluates", "own"),
+    [
+        (SFTTrainer, {"compute_metrics": len}, True, "compute_metrics"),
+        (SFTTrainer, {"compute_metrics": len}, False, ""),
+        (SFTTrainer, {"compute_loss_func": len}, False, "compute_loss_func"),
+        (OwnLoss, {}, False, "compute_loss"),
+        (SFTTrainer, {}, True, ""),
+    ],
+)
+def test_a_step_that_is_not_trl_s_own_is_not_traced(
+    kind: Any,
+    more: dict[str, object],
+    evaluates: bool,
+    own: str,
+    small_model_directory: Path,
+    rows: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CLASSES, "sft", (kind, *CLASSES["sft"][1:]))
+    training = built("sft", small_model_directory, rows("sft"), tmp_path, "4GiB", **more)
+    with pytest.raises(InputError, match=f"has a {own} of its own") if own else nullcontext():
+        preflight._check_own_step(training, evaluates=evaluates)
+
+
 @pytest.mark.slow
 def test_a_copy_of_a_trained_adapter_as_the_reference_is_not_taken_for_memory_of_the_training(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -236,7 +269,7 @@ def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() ->
 
 def begun(callback: autotune.PreflightCallback, **given: Any) -> None:
     """Begin a training on a CPU with a model, a tokenizer and rows."""
-    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"))
+    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"), eval_strategy="no")
     callback.on_train_begin(args, TrainerState(), TrainerControl(), **given)
 
 
