@@ -6,7 +6,7 @@ import copy
 import gc
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -39,6 +39,7 @@ _TEXTS: Mapping[str, Mapping[str, str]] = {
 _KEPT = frozenset({"label", "prompt", "solution"})
 _OF_A_STEP = ("compute_loss", "training_step", "prediction_step")
 """Methods of a trainer by which it trains and evaluates."""
+_LIBRARIES = ("trl", "transformers")
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -244,14 +245,17 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
     names = ("compute_loss_func", *(("compute_metrics",) if evaluates else ()))
     # With older releases of transformers, TRL has text for a loss.
     own = next((name for name in names if callable(getattr(trainer, name, None))), None)
-    methods = (name for name in _OF_A_STEP if not _is_of_library(getattr(type(trainer), name, None)))
+    methods = (name for name in _OF_A_STEP if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
     own = own or next(methods, None)
+    if not _is_of(_LIBRARIES[:1], getattr(trainer, "data_collator", None)):
+        own = "data_collator"
     if own is not None:
         raise InputError(f"The trainer has a {own} of its own, which is not traced.")
 
 
-def _is_of_library(method: Any) -> bool:
-    return method is None or method.__module__.partition(".")[0] in ("trl", "transformers")
+def _is_of(libraries: Collection[str], item: Any) -> bool:
+    """Return whether a function, or the class of an object, is of one of these libraries; true where there is none."""
+    return item is None or item.__module__.partition(".")[0] in libraries
 
 
 def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:

@@ -166,6 +166,7 @@ class OwnLoss(SFTTrainer):  # type: ignore[misc]  # TRL is not followed by the t
         (SFTTrainer, {"compute_metrics": len}, True, "compute_metrics"),
         (SFTTrainer, {"compute_metrics": len}, False, ""),
         (SFTTrainer, {"compute_loss_func": len}, False, "compute_loss_func"),
+        (SFTTrainer, {"data_collator": list}, False, "data_collator"),
         (OwnLoss, {}, False, "compute_loss"),
         (SFTTrainer, {}, True, ""),
     ],
