@@ -26,6 +26,7 @@ _SAVED, _SHARDED = "state_dict_type", "SHARDED_STATE_DICT"
 # What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
 _BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP", _SAVED: _SHARDED}
 _PRECISIONS = ("bf16", "fp16")
+_KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
@@ -93,6 +94,9 @@ def engine_args(
         UnreadError: the documents ask for what cannot be traced.
     """
     found: dict[str, object] = {}
+    kind = str(document.get("distributed_type", "NO"))
+    if kind not in _KINDS:
+        raise UnreadError(f"distributed_type: {kind} is not known to autotune: DDP, FSDP2 and DeepSpeed are.")
     deepspeed, stage = deepspeed_document(document, config, accumulation), None
     if deepspeed is not None:
         found["deepspeed"] = agreeing(deepspeed, config, processes)

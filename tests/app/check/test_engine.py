@@ -279,6 +279,11 @@ def test_weights_alone_are_saved_by_fsdp_where_they_are_gathered() -> None:
         engine_args({}, Configuration("SFTConfig", own, {}))
 
 
+def test_what_trains_by_another_engine_is_not_taken_for_replicas() -> None:
+    with pytest.raises(UnreadError, match="distributed_type: MEGATRON_LM is not known"):
+        engine_args({"distributed_type": "MEGATRON_LM", "num_processes": 8}, NOTHING)
+
+
 def test_a_relative_document_of_deepspeed_leads_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
