@@ -298,7 +298,10 @@ def _least(budgets: list[str | int | None]) -> str | int | None:
 
 
 def _arguments(args: Any, model: Any, quantization: Any) -> Any:
-    """Return the arguments with the way in which the model was loaded."""
+    """Return the arguments with the way in which the model was loaded, and with checkpointing as the model has it.
+
+    The model may have been told before, as by ``prepare_model_for_kbit_training`` of PEFT.
+    """
     loaded = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "attn_implementation": model.config._attn_implementation,
@@ -306,6 +309,7 @@ def _arguments(args: Any, model: Any, quantization: Any) -> Any:
     }
     found = copy.copy(args)
     found.model_init_kwargs = {name: value for name, value in loaded.items() if value is not None}
+    found.gradient_checkpointing = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
     return found
 
 

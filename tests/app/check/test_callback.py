@@ -38,6 +38,7 @@ from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
+from autotune.userconfig.fields import configuration_of
 from tests.app.check.conftest import cache_of
 from tests.small import messages_rows, write_rows
 from tests.step.test_reading import MARKED
@@ -305,6 +306,16 @@ def test_a_model_of_which_a_trace_shows_another_training_trains_with_a_warning(
     model.hf_device_map = {"": 0}
     model.model.layers[0].requires_grad_(requires_grad=False)
     assert "Some of the model's weights are frozen, which is not traced." in warned(model)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_layers_are_recomputed_in_a_check_as_the_model_was_told(small_model_directory: Path, enabled: bool) -> None:
+    model = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    if enabled:
+        model.gradient_checkpointing_enable()
+    args = SFTConfig(use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=not enabled)
+    found = configuration_of(preflight._arguments(args, model, None))
+    assert found.values["gradient_checkpointing"] is enabled
 
 
 def test_an_adapter_that_transformers_has_added_is_checked_as_one(
