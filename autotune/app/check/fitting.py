@@ -58,6 +58,9 @@ _CUSTOM_CODE = "contains custom code"
 
 _REFUSED_IN_A_STEP = {
     "Unknown loss type": "TRL refuses loss_type in the first step.",
+    "Unknown importance sampling level": "TRL refuses importance_sampling_level in the first step.",
+    "Invalid value for scale_rewards": "TRL refuses scale_rewards in the first step.",
+    "Invalid multi_objective_aggregation": "TRL refuses multi_objective_aggregation in the first step.",
     # ``Trainer._determine_best_metric``
     "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
     # torch/amp/grad_scaler.py
