@@ -242,7 +242,7 @@ def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
     Raises:
         InputError: it does not.
     """
-    names = ("compute_loss_func", *(("compute_metrics",) if evaluates else ()))
+    names = ("compute_loss_func", "rollout_func", *(("compute_metrics",) if evaluates else ()))
     # With older releases of transformers, TRL has text for a loss.
     own = next((name for name in names if callable(getattr(trainer, name, None))), None)
     methods = (name for name in _OF_A_STEP if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))

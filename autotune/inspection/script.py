@@ -28,7 +28,10 @@ _OWN_MODEL = (
 )  # fmt: skip
 # Arguments and methods of trainers by which a script changes what a step needs: other losses, other micro-batches, and
 # logits. For metrics of its own, evaluation collects those of all rows on the device (``Trainer.evaluation_loop``).
-_OWN_STEP = ("compute_loss", "compute_loss_func", "training_step", "data_collator", "formatting_func", "optimizers")
+_OWN_STEP = (
+    "compute_loss", "compute_loss_func", "training_step", "data_collator", "formatting_func", "optimizers",
+    "rollout_func",
+)  # fmt: skip
 _OWN_EVALUATION = ("compute_metrics", "prediction_step")
 _OF_NO_TRAINER = frozenset({MODEL_CONFIG, MIXTURE})
 # Longer scripts are not read.
