@@ -187,6 +187,12 @@ CASES = (
         {"per_device_eval_batch_size is 0": 2},
     ),
     _case("sft: no rows of an evaluation that there is not", "per_device_eval_batch_size: 0\n", FITS, nightly=True),
+    _case(
+        "sft: fewer rows than a micro-batch",
+        "per_device_train_batch_size: 64\ndataloader_drop_last: true\n",
+        RUNS_NOT,
+        {"leaves no micro-batch: an epoch has 48 rows, and one of all processes 64": 1},
+    ),
     _case("sft: no step", "max_steps: 0\n", FITS, {"transformers ends after the first step": 0}),
     _case("sft: no epoch", "num_train_epochs: 0\n", FITS, {"transformers ends before the first step": 0}),
     _case("sft: the best by nothing", "save_strategy: best\n", RUNS_NOT, {"without metric_for_best_model": 0}),
