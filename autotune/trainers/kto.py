@@ -186,7 +186,7 @@ class UnpairedPreference(FusedHead):
         if order == "sequential" or not estimates_kl(values.get("loss_type")):
             return None
         return (
-            f"KTO exchanges answers of neighbouring rows before training, so TRL refuses train_sampling_strategy={order}"
+            f"KTO exchanges answers of neighbouring rows before training: TRL refuses train_sampling_strategy={order},"
             " and takes sequential alone"
         )
 
