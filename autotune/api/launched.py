@@ -53,6 +53,7 @@ def _fsdp(plugin: Any) -> Mapping[str, object]:
         "fsdp_reshard_after_forward": plugin.reshard_after_forward,
         "fsdp_cpu_offload": type(plugin.cpu_offload).__name__ == "CPUOffloadPolicy",
         "fsdp_activation_checkpointing": bool(plugin.activation_checkpointing),
+        "fsdp_state_dict_type": plugin.state_dict_type.name,
     }
     if plugin.min_num_params:
         return {**found, "fsdp_auto_wrap_policy": "SIZE_BASED_WRAP", "fsdp_min_num_params": plugin.min_num_params}

@@ -6,7 +6,7 @@ import copy
 import gc
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from autotune.api.launched import launching_of
 from autotune.api.ranks import RanksError, StoreRanks, ranks_of
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.check import check_object
+from autotune.core.plan import NO_EVALUATION
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.probing.scratch import scratch_folder
@@ -36,6 +37,9 @@ _TEXTS: Mapping[str, Mapping[str, str]] = {
     "KTOConfig": {"prompt": "prompt_ids", "completion": "completion_ids"},
 }
 _KEPT = frozenset({"label", "prompt", "solution"})
+_OF_A_STEP = ("compute_loss", "training_step", "prediction_step")
+"""Methods of a trainer by which it trains and evaluates."""
+_LIBRARIES = ("trl", "transformers")
 
 
 class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed by the type checker
@@ -136,13 +140,16 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         model, processor = kwargs["model"], kwargs["processing_class"]
         if processor is None:
             raise InputError("The trainer has no tokenizer.", hint="Give it processing_class=.")
-        peft_config = next(iter(getattr(model, "peft_config", {}).values()), None)
+        adapters = getattr(model, "peft_config", {})
+        peft_config = next(iter(adapters.values()), None)
         with scratch_folder() as name:
             folder = Path(name)
-            _check_whole(model, adapts=peft_config is not None)
+            _check_whole(model, adapters)
             # An adapter that transformers has added has no model of its own around the base.
             base = model.get_base_model() if hasattr(model, "get_base_model") else model
-            _check_no_other_model(_trainer_of(self), base, adapts=peft_config is not None)
+            trainer = _trainer_of(self)
+            _check_own_step(trainer, evaluates=args.eval_strategy != NO_EVALUATION)
+            _check_no_other_model(trainer, base, adapts=peft_config is not None)
             quantization = _saved(base, processor, folder / "model")
             config = _arguments(args, base, quantization)
             if self._asked.dataset is None:
@@ -197,20 +204,25 @@ def _saved(model: Any, processor: Any, folder: Path) -> Any:
     return quantization
 
 
-def _check_whole(model: Any, *, adapts: bool) -> None:
-    """Check that one device holds all layers of a model and trains all its weights, as a trace does.
+def _check_whole(model: Any, adapters: Mapping[str, Any]) -> None:
+    """Check that one device holds all layers of a model and trains all its weights, or one adapter, as a trace does.
+
+    For a model that has an adapter already, TRL adds a frozen copy of it as the reference (trl 1.16,
+    ``DPOTrainer.__init__``).
 
     Args:
-        adapts: whether the model trains an adapter, with its own weights frozen.
+        adapters: those that the model has, by name.
 
     Raises:
-        InputError: they are on several devices, or some are frozen.
+        InputError: layers are on several devices, some weights are frozen, or there are several adapters.
     """
     devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
     if len(devices) > 1:
         raise InputError(f"The model's layers are spread over {', '.join(sorted(devices))}, which is not traced.")
-    if not adapts and not all(weight.requires_grad for weight in model.parameters()):
+    if not adapters and not all(weight.requires_grad for weight in model.parameters()):
         raise InputError("Some of the model's weights are frozen, which is not traced.")
+    if len(adapters) > 1:
+        raise InputError(f"The model has {len(adapters)} adapters ({', '.join(adapters)}), and one alone is traced.")
 
 
 def _trainer_of(callback: TrainerCallback) -> Any:
@@ -219,6 +231,31 @@ def _trainer_of(callback: TrainerCallback) -> Any:
     # One whose construction failed has no handler.
     handlers = ((found, getattr(found, "callback_handler", None)) for found in trainers)
     return next((found for found, handler in handlers if callback in getattr(handler, "callbacks", ())), None)
+
+
+def _check_own_step(trainer: Any, *, evaluates: bool) -> None:
+    """Check that a trainer takes its steps, and evaluates, by TRL's own code, as a trace does.
+
+    For metrics of the user's own, evaluation collects the logits of all rows on the device
+    (``Trainer.evaluation_loop``).
+
+    Raises:
+        InputError: it does not.
+    """
+    names = ("compute_loss_func", "rollout_func", *(("compute_metrics",) if evaluates else ()))
+    # With older releases of transformers, TRL has text for a loss.
+    own = next((name for name in names if callable(getattr(trainer, name, None))), None)
+    methods = (name for name in _OF_A_STEP if not _is_of(_LIBRARIES, getattr(type(trainer), name, None)))
+    own = own or next(methods, None)
+    if not _is_of(_LIBRARIES[:1], getattr(trainer, "data_collator", None)):
+        own = "data_collator"
+    if own is not None:
+        raise InputError(f"The trainer has a {own} of its own, which is not traced.")
+
+
+def _is_of(libraries: Collection[str], item: Any) -> bool:
+    """Return whether a function, or the class of an object, is of one of these libraries; true where there is none."""
+    return item is None or item.__module__.partition(".")[0] in libraries
 
 
 def _check_no_other_model(trainer: Any, model: Any, *, adapts: bool) -> None:
@@ -261,7 +298,10 @@ def _least(budgets: list[str | int | None]) -> str | int | None:
 
 
 def _arguments(args: Any, model: Any, quantization: Any) -> Any:
-    """Return the arguments with the way in which the model was loaded."""
+    """Return the arguments with the way in which the model was loaded, and with checkpointing as the model has it.
+
+    The model may have been told before, as by ``prepare_model_for_kbit_training`` of PEFT.
+    """
     loaded = {
         "dtype": str(model.dtype).removeprefix("torch."),
         "attn_implementation": model.config._attn_implementation,
@@ -269,6 +309,7 @@ def _arguments(args: Any, model: Any, quantization: Any) -> Any:
     }
     found = copy.copy(args)
     found.model_init_kwargs = {name: value for name, value in loaded.items() if value is not None}
+    found.gradient_checkpointing = any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
     return found
 
 

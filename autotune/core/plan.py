@@ -15,6 +15,10 @@ NO_EVALUATION = "no"
 """``eval_strategy`` of a training without evaluation, which is the default of ``transformers.TrainingArguments``."""
 
 
+BEST_METRIC = "metric_for_best_model"
+"""The field of ``transformers.TrainingArguments`` that names a result of evaluation, without which training ends."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """How the processes of a training are started; the trainer's arguments select the engine that shards it.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from autotune.core.candidate import Choice
 from autotune.core.machine import Machine
+from autotune.core.plan import TrainingPlan
 from autotune.core.workload import Workload
 
 
@@ -66,6 +67,7 @@ class Setting:
         last_resorts: whether choices are searched that are for where nothing else fits.
         wishes: the user's options about single knobs.
         loss_depends_on: by knob that the loss of the training depends on, how; see ``Trainer.loss_depends_on``.
+        checked: the plan of a user's configuration of which a check proposes a change; None elsewhere.
         impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
     """
 
@@ -79,6 +81,7 @@ class Setting:
     last_resorts: bool = False
     wishes: Wishes = field(default_factory=Wishes)
     loss_depends_on: Mapping[str, str] = field(default_factory=dict)
+    checked: TrainingPlan | None = None
     impossible: dict[tuple[object, Choice], str | None] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -94,4 +97,6 @@ class Setting:
 
     def users_entry(self, path: str) -> object:
         """Return a plan entry of the user's own configuration that no technique writes, or None without one."""
-        return self.base.entries.get(path) if self.base is not None else None
+        if self.base is not None:
+            return self.base.entries.get(path)
+        return self.checked.entry(path) if self.checked is not None else None

@@ -26,6 +26,13 @@ _OWN_MODEL = (
     "LoraConfig", "PeftConfig", "PeftModel", "get_peft_model", "prepare_model_for_kbit_training", "BitsAndBytesConfig",
     "FastLanguageModel", "FastModel", "FastVisionModel",
 )  # fmt: skip
+# Arguments and methods of trainers by which a script changes what a step needs: other losses, other micro-batches, and
+# logits. For metrics of its own, evaluation collects those of all rows on the device (``Trainer.evaluation_loop``).
+_OWN_STEP = (
+    "compute_loss", "compute_loss_func", "training_step", "data_collator", "formatting_func", "optimizers",
+    "rollout_func",
+)  # fmt: skip
+_OWN_EVALUATION = ("compute_metrics", "prediction_step")
 _OF_NO_TRAINER = frozenset({MODEL_CONFIG, MIXTURE})
 # Longer scripts are not read.
 _MOST_BYTES = 1 << 20
@@ -59,6 +66,15 @@ class Script:
     def own_model(self) -> str:
         """The first name by which it may make its own adapter, or load its model by itself; empty if it has none."""
         return next((name for name in _OWN_MODEL if name in self.names), "")
+
+    def own_step(self, *, evaluates: bool) -> str:
+        """Return the first name by which it may change a step of the trainer; empty if it has none.
+
+        Args:
+            evaluates: whether it evaluates while it trains.
+        """
+        known = (*_OWN_STEP, *(_OWN_EVALUATION if evaluates else ()))
+        return next((name for name in known if name in self.names), "")
 
     @property
     def reads_words(self) -> bool:
@@ -138,12 +154,14 @@ def _imported_from_trl(tree: ast.Module) -> dict[str, str]:
 
 
 def _names_in(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a script uses: variables, attributes, imports and keywords of calls."""
+    """Yield the names in a script: variables, attributes, imports, keywords of calls, and its own functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
+        elif isinstance(node, ast.FunctionDef):
+            yield node.name
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.keyword) and node.arg is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.machine import Machine
+from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
@@ -41,6 +41,11 @@ _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | Non
 }
 """The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
 capability, None without one."""
+_IN_PLACE: Mapping[Choice, str] = {
+    "flash_attention_2": "kernels-community/flash-attn2",
+    "flash_attention_3": "kernels-community/vllm-flash-attn3",
+}
+"""The kernels of the Hub that transformers takes where a package is not installed (``FLASH_ATTN_KERNEL_FALLBACK``)."""
 
 
 def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | None, *, grouped: bool) -> bool:
@@ -88,22 +93,15 @@ class Attention(Technique):
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where the GPU generation or the package that a fused kernel needs is missing."""
-        hardware = machine.hardware
         if choice == _PAGED:
             return "it attends to a paged cache, has no backward pass, and transformers' continuous batching refuses it"
-        if choice == FLEX and hardware.kind == "cpu":
-            return "flex_attention has no backward pass on a CPU"
-        if choice not in _FLASH:
-            return None
-        if hardware.kind == "cpu":
-            return "FlashAttention needs a CUDA GPU"
-        package, lowest, highest = _FLASH[choice]
-        capability = hardware.compute_capability or (0, 0)
-        if capability < lowest:
-            return f"it needs a GPU of compute capability {lowest[0]}.{lowest[1]} or later"
-        if highest is not None and capability > highest:
-            return f"it has no kernels for GPUs of compute capability {capability[0]}.{capability[1]}"
-        return missing(package or "kernels", machine)
+        lacking = _lacking_gpu(choice, machine.hardware)
+        if lacking is not None or choice not in _FLASH:
+            return lacking
+        absent = missing(_FLASH[choice][0] or "kernels", machine)
+        if absent is None or choice not in _IN_PLACE or missing("kernels", machine) is not None:
+            return absent
+        return f"{absent}, and transformers takes {_IN_PLACE[choice]} in its place, which is a choice of its own"
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where the architecture does not support it, or its worst row may not be among those run."""
@@ -116,10 +114,15 @@ class Attention(Technique):
         return _masks_otherwise(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for FlashAttention outside of half precision, or where it trains with another mask.
+        """Return a reason for a device without the kernel, and for FlashAttention in float32 or with another mask.
 
         FlexAttention fails on micro-batches of certain widths; see :func:`_failing_width`.
         """
+        hardware = setting.machine.hardware
+        if hardware.kind == "cpu" or hardware.compute_capability is not None:
+            lacking = _lacking_gpu(choice, hardware)
+            if lacking is not None:
+                return CrashReason(lacking)
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
             return CrashReason(
@@ -129,6 +132,23 @@ class Attention(Technique):
         if choice in _FLASH and candidate["precision"] == "float32":
             return f"{choice} computes in bf16 or fp16 only, and precision=float32 has neither"
         return _masks_otherwise(choice, setting)
+
+
+def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
+    """Return why a kernel does not run on a device, whatever is installed; None where it does."""
+    if choice == FLEX and hardware.kind == "cpu":
+        return "flex_attention has no backward pass on a CPU"
+    if choice not in _FLASH:
+        return None
+    if hardware.kind == "cpu":
+        return "FlashAttention needs a CUDA GPU"
+    _, lowest, highest = _FLASH[choice]
+    capability = hardware.compute_capability or (0, 0)
+    if capability < lowest:
+        return f"it needs a GPU of compute capability {lowest[0]}.{lowest[1]} or later"
+    if highest is not None and capability > highest:
+        return f"it has no kernels for GPUs of compute capability {capability[0]}.{capability[1]}"
+    return None
 
 
 def uneven_images(workload: Workload) -> bool:

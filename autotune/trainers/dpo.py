@@ -59,7 +59,7 @@ class PreferenceOptimization(FusedHead):
             "dataset_num_proc", "model_init_kwargs", "pad_token", "padding_free", "ref_model_mixup_alpha",
             "ref_model_sync_steps", "trust_remote_code",
         }),
-        reading=frozenset({TRUNCATION}),
+        reading=frozenset({"pad_token", TRUNCATION}),
         others=frozenset({
             "activation_offloading", "max_length", "pad_to_multiple_of", "precompute_ref_log_probs",
         }),

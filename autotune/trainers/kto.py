@@ -180,6 +180,16 @@ class UnpairedPreference(FusedHead):
             f"per_device_train_batch_size has to be at least {_FEWEST_ROWS}"
         )
 
+    def refused_values(self, values: Mapping[str, object]) -> str | None:
+        """Return a reason where the loss estimates the KL divergence on rows in another order than the dataset's."""
+        order = values.get("train_sampling_strategy", "sequential")
+        if order == "sequential" or not estimates_kl(values.get("loss_type")):
+            return None
+        return (
+            f"KTO exchanges answers of neighbouring rows before training: TRL refuses train_sampling_strategy={order},"
+            " and takes sequential alone"
+        )
+
 
 TRAINER = UnpairedPreference()
 

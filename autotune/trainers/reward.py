@@ -40,7 +40,7 @@ class RewardModelling(Trainer):
             "chat_template_path", "dataset_num_proc", "eos_token", "model_init_kwargs", "pad_token",
             "trust_remote_code",
         }),
-        reading=frozenset({CHAT_TEMPLATE, "eos_token"}),
+        reading=frozenset({CHAT_TEMPLATE, "eos_token", "pad_token"}),
         others=frozenset({"activation_offloading", "max_length", "pad_to_multiple_of"}),
     )  # fmt: skip
     stand_in: ClassVar[Mapping[str, str]] = {"chosen": "a b", "rejected": "b a b"}

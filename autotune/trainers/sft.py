@@ -57,7 +57,7 @@ class SupervisedFineTuning(FusedHead):
         },
         reading=frozenset({
             "assistant_only_loss", CHAT_TEMPLATE, "completion_only_loss", "dataset_kwargs", "dataset_text_field",
-            "eos_token", TRUNCATION,
+            "eos_token", "pad_token", TRUNCATION,
         }),
         others=frozenset({
             "activation_offloading", "max_length", "packing", "packing_strategy", "pad_to_multiple_of", "padding_free",

@@ -27,7 +27,6 @@ from autotune.userconfig.written import Written
 
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
-_KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 _OFFLOADED = frozenset({"none", "cpu"})
 _STAGES = frozenset({1, 2, 3})
 _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
@@ -199,9 +198,6 @@ def _with_engine(plan: TrainingPlan, started: Launching, config: Configuration) 
     if started.flags:
         where = "Name a file with accelerate_config, or write deepspeed or fsdp with fsdp_config."
         raise _refused(started.flags[0], "engines are read from files, not from arguments of accelerate", where)
-    kind = str(started.document.get("distributed_type", "NO"))
-    if kind not in _KINDS:
-        raise _refused(f"distributed_type: {kind}", "probes train by DDP, FSDP2 or DeepSpeed", "Name one of them.")
     processes = started.processes if started.counted else None
     overruled = as_launched(config, started) is not config
     # Every file that a search writes has the accumulation of the trainer's arguments.

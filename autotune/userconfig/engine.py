@@ -22,9 +22,11 @@ _RENAMED = {"offload_params": "cpu_offload"}
 # Keys that a step depends on; the second ones only where they are set.
 _OF_A_STEP = frozenset({"reshard_after_forward", "auto_wrap_policy"})
 _IF_SET = frozenset({"cpu_offload", "transformer_layer_cls_to_wrap", "min_num_params", "activation_checkpointing"})
+_SAVED, _SHARDED = "state_dict_type", "SHARDED_STATE_DICT"
 # What accelerate takes where its document has no such key (accelerate 1.15, FullyShardedDataParallelPlugin).
-_BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP"}
+_BY_ACCELERATE: Mapping[str, object] = {"version": 1, "auto_wrap_policy": "NO_WRAP", _SAVED: _SHARDED}
 _PRECISIONS = ("bf16", "fp16")
+_KINDS = frozenset({"NO", "MULTI_GPU", "MULTI_CPU", "DEEPSPEED", "FSDP"})
 FIELD = "parallelism_config"
 """The mapping in accelerate's file, and the field of the trainer's configuration."""
 _REPLICAS, _SHARDS, _CONTEXT_PARALLEL = "dp_replicate_size", "dp_shard_size", "cp_size"
@@ -92,7 +94,10 @@ def engine_args(
         UnreadError: the documents ask for what cannot be traced.
     """
     found: dict[str, object] = {}
-    deepspeed = deepspeed_document(document, config, accumulation)
+    kind = str(document.get("distributed_type", "NO"))
+    if kind not in _KINDS:
+        raise UnreadError(f"distributed_type: {kind} is not known to autotune: DDP, FSDP2 and DeepSpeed are.")
+    deepspeed, stage = deepspeed_document(document, config, accumulation), None
     if deepspeed is not None:
         found["deepspeed"] = agreeing(deepspeed, config, processes)
         stage = mapping(deepspeed.get("zero_optimization")).get("stage")
@@ -101,6 +106,8 @@ def engine_args(
     elif config.values.get("fsdp") or document.get("distributed_type") == "FSDP":
         found |= _fsdp(_fsdp_keys(document, config))
     engine = next((name for name in ("deepspeed", "fsdp") if name in found), "")
+    if engine:
+        _check_engine(engine, document, config, stage)
     parallel = started_by(groups_of(document, config), document, engine, processes)
     return {**found, FIELD: parallel} if parallel else found
 
@@ -131,9 +138,32 @@ def check_documents(started: Launching, config: Configuration) -> None:
         )
 
 
+def _check_engine(engine: str, document: Mapping[str, object], config: Configuration, stage: object) -> None:
+    """Check that transformers takes the trainer's arguments with an engine.
+
+    Args:
+        stage: DeepSpeed's; None with another engine.
+
+    Raises:
+        InputError: it does not (transformers 5.23, ``Trainer.create_accelerator_and_postprocess``, ``__init__``).
+    """
+    values, refused, hint = config.values, "", "Leave one of them out."
+    if engine == "deepspeed" and values.get("fsdp"):
+        refused = "fsdp together with DeepSpeed"
+    elif stage == ZERO_STAGES["zero3"] and values.get("auto_find_batch_size"):
+        refused = "auto_find_batch_size with ZeRO-3"
+    elif values.get("save_only_model") and values.get("load_best_model_at_end"):
+        refused = f"save_only_model and load_best_model_at_end with {engine}"
+    elif values.get("save_only_model") and _fsdp_keys(document, config).get(_SAVED) == _SHARDED:
+        refused = f"save_only_model with {_FSDP}{_SAVED}: {_SHARDED}, which is accelerate's default for FSDP2"
+        hint = f"Write {_FSDP}{_SAVED}: FULL_STATE_DICT, or leave save_only_model out."
+    if refused:
+        raise InputError(f"transformers refuses {refused}.", hint=hint)
+
+
 def _fsdp(keys: Mapping[str, object]) -> Mapping[str, object]:
     if str(keys["version"]) != "2":
-        raise UnreadError("FSDP in its first version is not traced: transformers removed it. Write fsdp_version: 2.")
+        raise UnreadError("FSDP in its first version is not traced: transformers removes it. Write fsdp_version: 2.")
     if keys.get("activation_checkpointing_offload"):
         raise UnreadError("fsdp_activation_checkpointing_offload is not traced. Leave it out.")
     kept = {name: value for name, value in keys.items() if name in _OF_A_STEP or (name in _IF_SET and value)}

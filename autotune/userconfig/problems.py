@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from autotune.confidential import hidden
 from autotune.core.configuration import Built, Configuration, Fault, Override, ReadCommand
 from autotune.core.nested import Key, at, mapping
+from autotune.core.plan import BEST_METRIC, EPOCHS, NO_EVALUATION
 from autotune.core.verdict import Finding, Severity
 from autotune.errors import InputError
 from autotune.inspection.command_line import CONFIG, TRL, options_of
@@ -29,6 +30,13 @@ _AS_NEAR = 0.05
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 _GROUPS = re.compile(rf"{_BY_ALL} \((\d+)\) must be divisible by num_generations \((\d+)\)")
 """TRL's refusal of generation batches without whole groups (``GRPOConfig.__post_init__``)."""
+_AT_LEAST_ONE = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "max_length", "pad_to_multiple_of",
+    "max_completion_length", "max_new_tokens", "num_generations", "num_iterations", _TOGETHER, _BY_ALL,
+)  # fmt: skip
+"""Numbers that a step divides by, or that it takes so many rows or tokens of."""
+_EVALUATED_ROWS, _EVALUATION = "per_device_eval_batch_size", "eval_strategy"
+_STEPS = "max_steps"
 
 
 def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple[Finding, ...]:
@@ -37,12 +45,47 @@ def problems(written: Written, read: ReadCommand, *, here: bool = True) -> tuple
     Args:
         here: whether the training is for this machine; another one may have packages that this one lacks.
     """
+    config = read.configurations.get(find_trainer(written.trainer).config_class)
     found = [*_faults(written, read), *_legacy(written, read), *_silent(written, read)]
+    faulty = {fault.key for fault in read.faults}
+    given = {name: value for name, value in written.given.items() if name not in faulty}
+    found += of_values(written, config.values if config is not None else given)
     absent = read.refused.startswith(_ABSENT) and not here
     if read.refused and not absent and not any(item.severity is Severity.ERROR for item in found):
         found.append(refused(written, read.refused))
     last = 1 << 30
     return tuple(sorted(found, key=lambda item: item.line or last))
+
+
+def of_values(written: Written, values: Mapping[str, object]) -> Iterator[Finding]:
+    """Yield values that TRL's class takes, and at which the training ends later or trains hardly anything.
+
+    Args:
+        values: of the trainer's configuration.
+    """
+    evaluates = values.get(_EVALUATION, NO_EVALUATION) != NO_EVALUATION
+    numbers = (*_AT_LEAST_ONE, *((_EVALUATED_ROWS,) if evaluates else ()))
+    low = [name for name in numbers if _is_below_one(values.get(name))]
+    # TRL's class computes some of them from others.
+    for name in [name for name in low if name in written.given] or low[:1]:
+        yield finding(written, Severity.ERROR, name, f"{name} is {values[name]}, and has to be at least 1.")
+    reasons = [find_trainer(written.trainer).refused_values(values)]
+    if values.get("save_strategy") == "best" and values.get(BEST_METRIC, "") is None:
+        reasons += [f"save_strategy is best, and transformers refuses that without {BEST_METRIC}"]
+    if values.get("eval_on_start") and not evaluates and written.own_command:
+        reasons += [f"eval_on_start is true, and with {_EVALUATION}: no, TRL gives the trainer no rows to evaluate on"]
+    for reason in filter(None, reasons):
+        yield finding(written, Severity.ERROR, mentioned(written, reason), f"{reason}.")
+    # Trainer.set_initial_training_values, and DefaultFlowCallback.on_step_end
+    if values.get(_STEPS) == 0:
+        message = f"{_STEPS} is 0: transformers ends after the first step. Below 0, {EPOCHS} counts."
+        yield finding(written, Severity.SILENT, _STEPS, message)
+    elif _is_below_one(values.get(_STEPS)) and values.get(EPOCHS) == 0:
+        yield finding(written, Severity.SILENT, EPOCHS, f"{EPOCHS} is 0: transformers ends before the first step.")
+
+
+def _is_below_one(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value < 1
 
 
 def of_building(written: Written, built: Built, known: Sequence[Finding], *, here: bool) -> Iterator[Finding]:

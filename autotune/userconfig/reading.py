@@ -8,7 +8,7 @@ from pathlib import Path
 
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.machine import Hardware
-from autotune.core.plan import ALLOCATOR_VARIABLES, TrainingPlan, allocator_settings, unsimulated_settings
+from autotune.core.plan import ALLOCATOR_VARIABLES, BEST_METRIC, TrainingPlan, allocator_settings, unsimulated_settings
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.command_line import options_of
@@ -83,11 +83,16 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         and (value != model.defaults.get(name) or name in kept_always)
         and (adapters or not name.startswith("lora_"))
     }
-    evaluates = find_trainer(written.trainer).evaluates and config.values.get("eval_strategy", "no") != "no"
+    trainer = find_trainer(written.trainer)
+    evaluates = trainer.evaluates and config.values.get("eval_strategy", "no") != "no"
     try:
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:
         raise UnreadError(error.message, hint=error.hint) from error
+    metric = config.values.get(BEST_METRIC)
+    # Scripts and reward functions of the user's own may report further metrics, and rows decide on those in groups.
+    if evaluates and metric is not None and written.own_command and not trainer.scores and "/" not in str(metric):
+        user = replace(user, plan=replace(user.plan, args={**user.plan.args, BEST_METRIC: metric}))
     # TRL's parser writes the file's variables over those of its environment.
     env = {**written.command.env, **written.env}
     allocator = allocator_settings(env)

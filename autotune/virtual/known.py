@@ -12,10 +12,14 @@ what they are computed from.
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
+from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -42,6 +46,9 @@ _RANDOM = frozenset(
     for name in ("rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "native_dropout", "empty_like",
                  "uniform_", "normal_", "random_", "multinomial", "new_empty", "new_empty_strided")
 )  # fmt: skip
+
+_BENEATH = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
+"""Beginnings of the files of PyTorch and of the virtual device, which stand between a value and who reads it."""
 
 # What a model does with the floating-point data of a batch until it has compared it.
 _OF_BATCH = frozenset(
@@ -167,6 +174,14 @@ def _is_kept(value: torch.Tensor) -> bool:
     return count == 1 or (count <= _LARGEST and not value.is_floating_point() and not value.is_complex())
 
 
+def _reader() -> str:
+    """Return the function that reads a value, such as ``(in training_step of trainer.py)``: the innermost library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_BENEATH):
+        frame = frame.f_back
+    return f"(in {frame.f_code.co_name} of {Path(frame.f_code.co_filename).name})" if frame is not None else ""
+
+
 class Knowledge:
     """Computes the known values of an operator's result, and returns assumptions for unknown ones."""
 
@@ -232,12 +247,12 @@ class Knowledge:
             with _disable_current_modes():
                 return cast(bool | int | float, value.item())
         if tensor.dtype == torch.bool:
-            self.assume("a condition on floating-point data is false")
+            self.assume(f"a condition on computed numbers is false {_reader()}")
             return False
         if tensor.is_floating_point():
-            self.assume("a floating-point value that is read is one")
+            self.assume(f"a computed number that is read is one {_reader()}")
             return 1.0
-        self.assume("an integer that is read is one")
+        self.assume(f"a computed integer that is read is one {_reader()}")
         return 1
 
     def balance(self, indices: torch.Tensor, choices: int) -> None:

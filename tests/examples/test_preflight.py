@@ -140,10 +140,16 @@ def test_the_action_takes_files_and_options_on_lines_of_their_own(project: Proje
     said = tmp_path / "autotune"
     said.write_text('#!/bin/sh\nprintf "%s|" "$@"\n', encoding="utf-8")
     said.chmod(0o755)
-    given = {"CONFIG": "a.yaml\nb.yaml\n", "OPTIONS": "--when-unsure\nfail\n", "TRAINER": "", "GPU": ""}
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    ended = project.run("bash", "-eo", "pipefail", "-c", command, **given, PATH=path)
-    assert (ended.returncode, ended.stdout) == (0, "check|--when-unsure|fail|--no-fit|--|a.yaml|b.yaml|")
+    given = {"OPTIONS": "--when-unsure\nfail\n", "TRAINER": "", "GPU": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    named = {
+        "a.yaml\nb.yaml\n": "a.yaml|b.yaml",
+        "broken.yaml configs/**/*.yaml": f"broken.yaml|{CONFIGURATION}",
+        # What matches nothing is refused by its name, and nothing is run as a command.
+        "none/*.yaml $(exit 3)": "none/*.yaml|$(exit|3)",
+    }
+    for config, files in named.items():
+        ended = project.run("bash", "-eo", "pipefail", "-c", command, CONFIG=config, **given)
+        assert (ended.returncode, ended.stdout) == (0, f"check|--when-unsure|fail|--no-fit|--|{files}|")
 
 
 def test_the_hook_leaves_the_files_of_tools_alone() -> None:

@@ -68,6 +68,7 @@ def test_every_row_says_one_thing_in_the_words_of_the_table(name: str, row: Mapp
         ("reward", "warmup_ratio", 0.1, "went in transformers 5.15.0: write warmup_steps: 0.1."),
         ("sft", "warmup_ratio", 1.0, "went in transformers 5.15.0."),
         ("sft", "torch_dtype", "bfloat16", "went in TRL 0.27.0: write dtype: bfloat16."),
+        ("sft", "torch_dtype", "bf16", "went in TRL 0.27.0: write dtype: bfloat16."),
     ],
 )
 def test_a_key_that_went_is_said_in_a_sentence(trainer: str, key: str, value: object, said: str) -> None:

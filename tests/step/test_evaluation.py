@@ -17,7 +17,7 @@ from autotune.core.program import EVALUATE, SAVE
 from autotune.core.protocol import PrepareRequest, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.workload import DatasetSource, ModelSource, Workload
-from autotune.errors import InputError
+from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare, probe
 from autotune.step.rows import RowSizes
 from autotune.step.run.meters import METERS
@@ -245,7 +245,8 @@ def test_a_save_writes_all_of_a_checkpoint_but_its_tensors(workload_of: MakeWork
 
 
 def test_rows_of_another_format_are_told(workload_of: MakeWorkload) -> None:
-    with pytest.raises(InputError, match="are in the format text, and those to train on in input_ids"):
+    told = r"train on, .*, are in the format input_ids, and those to evaluate on, .*, in text: TRL may take both"
+    with pytest.raises(UnreadError, match=told):
         workload_of("sft", tokens(TRAINED), text_rows(["one", "two"]))
 
 

@@ -15,6 +15,7 @@ from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.probing import JobServer, prepare
+from autotune.trainers import find_trainer
 from tests.small import (
     long_tailed_texts,
     messages_rows,
@@ -161,9 +162,15 @@ def test_a_column_that_is_not_there_is_told_with_the_field_that_names_it(prepare
     assert raised.value.hint.endswith("; dataset_text_field names content in place of text.")
 
 
-def test_an_end_that_is_no_token_is_told(prepared: Prepare) -> None:
-    with pytest.raises(InputError, match=r"eos_token is <\|nothing\|>, which is no token of .*model"):
-        prepared(text_rows(TEXTS), eos_token="<|nothing|>")
+@pytest.mark.parametrize("name", ["eos_token", "pad_token"])
+def test_an_end_or_a_padding_that_is_no_token_is_told(prepared: Prepare, name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name} is <\|nothing\|>, which is no token of .*model"):
+        prepared(text_rows(TEXTS), **{name: "<|nothing|>"})
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "reward", "sft"])
+def test_what_trl_checks_of_a_padding_token_is_read_of_its_configuration(trainer: str) -> None:
+    assert "pad_token" in find_trainer(trainer).config_fields.reading
 
 
 def test_a_template_that_cannot_write_a_row_is_told_by_its_name(prepared: Prepare, tmp_path: Path) -> None:

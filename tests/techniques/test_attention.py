@@ -96,6 +96,24 @@ def test_flash_attention_3_is_for_hopper_alone(choice: str, capability: tuple[in
     assert (find("attention", SFT.techniques).unavailable(choice, machine) is None) is there
 
 
+def test_the_kernel_that_transformers_takes_in_place_of_a_package_is_named() -> None:
+    from transformers.modeling_flash_attention_utils import FLASH_ATTN_KERNEL_FALLBACK
+
+    attention = find("attention", SFT.techniques)
+    packages = {name: version for name, version in GPU.packages.items() if not name.startswith("flash-attn")}
+    hopper = replace(GPU.hardware, compute_capability=(9, 0))
+    with_kernels = {**packages, "kernels": taken("kernels").split("=")[-1]}
+    for choice in ("flash_attention_2", "flash_attention_3"):
+        instead = FLASH_ATTN_KERNEL_FALLBACK[choice]
+        assert attention.parse(instead) == instead
+        reason = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=with_kernels))
+        assert str(reason).endswith(
+            f"is not installed, and transformers takes {instead} in its place, which is a choice of its own"
+        )
+        without = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=packages | {"kernels": "0.1"}))
+        assert str(without).endswith("is not installed")
+
+
 @pytest.mark.parametrize(
     ("versions", "kernels", "there"),
     [("<0.19,>=0.18.2", "0.18.2", True), ("<0.19,>=0.18.2", "0.16.2", False), ("<0.17,>=0.16.0", "0.16.2", True)],

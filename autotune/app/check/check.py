@@ -15,7 +15,7 @@ from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
-from autotune.core.plan import Launch
+from autotune.core.plan import NO_EVALUATION, Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
@@ -26,7 +26,7 @@ from autotune.probing.tracing import ServerTracer
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
-from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, problems
+from autotune.userconfig.problems import of_documents, of_error, of_launch, of_precision, of_values, problems
 from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
 
@@ -177,7 +177,7 @@ def _checked(task: Task, tracer: ServerTracer, cache: Cache) -> Verdict:
         return task.wrong((*found, of_error(task.written, error)))
     if not task.asked.fits:
         return task.verdict(Outcome.READ, found)
-    reason = _own_model(task, known)
+    reason = _own_training(task, known)
     reason = reason or (_why_probe_cannot_run_here(task.gpus, started) if task.asked.probe else "")
     if task.target is None or reason:
         return task.verdict(Outcome.UNKNOWN, found, reason=reason or task.absent)
@@ -196,13 +196,17 @@ def _of_source(task: Task) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, message)
 
 
-def _own_model(task: Task, known: ReadCommand) -> str:
-    """Return why the user's own script may train another model or adapter than its keys name; empty if it does not."""
+def _own_training(task: Task, known: ReadCommand) -> str:
+    """Return why the user's own script may train another model, adapter or step than its keys name; empty if not."""
     source = task.written.command.source
     if source is None:
         return ""
     if source.own_model:
         return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
+    config = known.configurations[task.trainer.config_class]
+    own_step = source.own_step(evaluates=config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION)
+    if own_step:
+        return f"{source.path} uses {own_step}, so a step may need more than one of TRL's own, which a check traces."
     unread = known.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
     if MODEL_CONFIG in source.names or not unread:
         return ""
@@ -230,10 +234,13 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     planned = planned_machine(asked.gpu or (CPU if found.values.get("use_cpu") else None), on_each)
     budget_bytes = memory_budget(asked.memory_budget, planned.hardware)
     task = Task(asked, text, planned, budget_bytes, started, processes=launched.processes)
+    values = tuple(of_values(text, found.values))
+    if fatal(values):
+        return task.wrong(values)
     words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
-        return Fitting(task, known, found, launched, (), tracer, user_cache()).verdict()
+        return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
 
 
 def _check_options(asked: CheckArguments) -> None:

@@ -58,6 +58,11 @@ _CUSTOM_CODE = "contains custom code"
 
 _REFUSED_IN_A_STEP = {
     "Unknown loss type": "TRL refuses loss_type in the first step.",
+    "Unknown importance sampling level": "TRL refuses importance_sampling_level in the first step.",
+    "Invalid value for scale_rewards": "TRL refuses scale_rewards in the first step.",
+    "Invalid multi_objective_aggregation": "TRL refuses multi_objective_aggregation in the first step.",
+    # ``Trainer._determine_best_metric``
+    "The `metric_for_best_model` training argument": "The training ends at its first evaluation.",
     # torch/amp/grad_scaler.py
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
     # autotune/virtual/unsupported.py
@@ -201,6 +206,7 @@ class Fitting:
             setting,
             token_coverage=token_coverage(known.candidate, setting),
             allowed=setting.allowed - {GLOBAL_BATCH},
+            checked=plan,
         )
         own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
         remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)

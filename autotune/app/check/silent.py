@@ -42,7 +42,11 @@ def silent_findings(
         given: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
-    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, setting.workload, drops_last=drops_last))
+    rows, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
+    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, rows, drops_last=drops_last))
+    if drops_last and rows < at_once:
+        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(rows, 'row')}, and one of all"
+        yield Finding(Severity.ERROR, f"{message} processes {at_once:,}.", "dataloader_drop_last")
     yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
         if not facts(max_length.MaxLength, trainer.name).changes:
@@ -76,9 +80,12 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         yield Finding(Severity.NOTE, message, "max_steps")
 
 
-def _step(
-    plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload, *, drops_last: bool
-) -> str:
+def _rows_of_epoch(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, workload: Workload) -> int:
+    left, every = _rows_kept(workload), workload.dataset.documents.rows
+    return round(geometry.rows * trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every))
+
+
+def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: int, *, drops_last: bool) -> str:
     rows, micro_batches, ranks = plan.rows, plan.micro_batches, plan.data_ranks
     together = plan.launch.processes // ranks
     parts = counted(rows, "row")
@@ -90,9 +97,7 @@ def _step(
     documents = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
     prompts = geometry.documents / trainer.copies(plan)
     of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if trainer.copies(plan) > 1 else ""
-    left, every = _rows_kept(workload), workload.dataset.documents.rows
-    kept = trainer.rows_of_epoch(plan, left) / trainer.rows_of_epoch(plan, every)
-    steps = plan.steps_of_epoch(round(geometry.rows * kept), drops_last=drops_last)
+    steps = plan.steps_of_epoch(epoch, drops_last=drops_last)
     return (
         f"An optimizer step trains on {geometry.documents:,.4g} {documents}{of_prompts} ({parts}); an epoch has"
         f" {counted(steps, 'step')}."

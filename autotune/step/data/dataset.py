@@ -206,8 +206,9 @@ def _check_tokenizer(
     trainer: Trainer, loaded: LoadedRows, processor: Any, source: DatasetSource, model: ModelSource
 ) -> None:
     tokenizer, end = tokenizer_of(processor), source.reading.get("eos_token")
-    if end is not None and end not in tokenizer.get_vocab():
-        raise InputError(f"eos_token is {end}, which is no token of {model.name}.", hint="TRL ends with a ValueError.")
+    for name, token in (("eos_token", end), ("pad_token", source.reading.get("pad_token"))):
+        if token is not None and token not in tokenizer.get_vocab():
+            raise InputError(f"{name} is {token}, which is no token of {model.name}.", hint="TRL ends at it.")
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]

@@ -33,7 +33,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
 
     Raises:
         InputError: the model, the dataset or the PEFT configuration cannot be used.
-        UnreadError: the disk has no room for the rows' images.
+        UnreadError: the disk has no room for the rows' images, or the rows to evaluate on are in another format.
     """
     known = adapter(request.trainer)
     config, processor, model = _read_model(request.model, known, context.folder)
@@ -76,10 +76,11 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         return workload
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
-        raise InputError(
-            f"The rows to evaluate on, {evaluation.name}, are in the format {evaluation.format}, and those to train on "
-            f"in {dataset.format}.",
-            hint=f"TRL prepares both in the same way: give {dataset.format}.",
+        # By the first row to train on, `SFTTrainer` decides which tokens the loss counts of both.
+        raise UnreadError(
+            f"The rows to train on, {request.dataset.name}, are in the format {dataset.format}, and those to evaluate "
+            f"on, {request.evaluation.name}, in {evaluation.format}: TRL may take both, and autotune reads one format.",
+            hint="Write both in one format.",
         )
     if (evaluation.images is None) != (dataset.images is None):
         pictured, plain = (dataset, evaluation) if evaluation.images is None else (evaluation, dataset)

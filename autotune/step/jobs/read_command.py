@@ -169,13 +169,11 @@ def _check_made_later(args: TrainingArguments) -> None:
         RefusedError: transformers or PyTorch cannot make it.
     """
     loading = ("num_workers", "persistent_workers", "multiprocessing_context", "prefetch_factor")
-    rows, workers = args.per_device_train_batch_size, {name: getattr(args, f"dataloader_{name}") for name in loading}
-    if args.gradient_accumulation_steps < 1:
-        refuse(f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, and transformers divides by it.")
+    workers = {name: getattr(args, f"dataloader_{name}") for name in loading}
     with _refusing(args, "report_to", hint=" Write report_to: none for no tracker."):
         get_reporting_integration_callbacks(args.report_to)
-    with _refusing(args, "per_device_train_batch_size", *(f"dataloader_{name}" for name in loading)):
-        DataLoader([0], rows, **workers)
+    with _refusing(args, *(f"dataloader_{name}" for name in loading)):
+        DataLoader([0], **workers)
     if args.torch_compile:
         with _refusing(args, "torch_compile_backend", "torch_compile_mode"):
             # accelerate takes a backend in any case (TorchDynamoPlugin).

@@ -36,6 +36,8 @@ from autotune.virtual.tracing import compiled_again_for
 from autotune.virtual.unsupported import COMPILED
 
 _AMPERE = (8, 0)
+_RESULTS = ("loss", "runtime", "samples_per_second", "steps_per_second")
+"""The results of every evaluation (transformers' ``Trainer.evaluation_loop``, ``speed_metrics``)."""
 
 
 @dataclass
@@ -160,7 +162,11 @@ def _cache_emptied(device: torch.device) -> AbstractContextManager[object]:
 
 
 def _evaluate(trainer: Any, known: Adapter) -> None:
-    """Evaluate the largest micro-batch; the evaluations of several differ in a number for each."""
+    """Evaluate the largest micro-batch; the evaluations of several differ in a number for each.
+
+    Raises:
+        KeyError: the training's ``metric_for_best_model`` is none of the results.
+    """
     # Rows to evaluate on are each there once for every copy of it.
     places = np.arange(trainer.args.per_device_train_batch_size) * known.drawing(trainer).copies
     with for_real():
@@ -168,6 +174,9 @@ def _evaluate(trainer: Any, known: Adapter) -> None:
     with phase(EVALUATE):
         trainer.model.eval()
         trainer.prediction_step(trainer.model, trainer.read_batch(rows), prediction_loss_only=True)
+    # `Trainer.evaluate` has these in its result, and TRL's `log` adds its own to them.
+    names = (*_RESULTS, *getattr(trainer, "_metrics", {}).get("eval", ()))
+    trainer._determine_best_metric({f"eval_{name}": 0.0 for name in names}, None)
 
 
 def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) -> None:

@@ -171,7 +171,8 @@ def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> f
         )
     with progress.inside(EVALUATE):
         trainer.eval_dataset = largest
-        trainer.evaluate()
+        # As in training, which ends where the metric that it is to compare is none of these.
+        trainer._determine_best_metric(trainer.evaluate(), None)
         trainer.eval_dataset = timed
         # It ends with the losses on the host, so the device is done.
         started = time.monotonic()

@@ -65,6 +65,7 @@ def _case(name: str, body: str, outcome: Outcome, says: Mapping[str, int | None]
 # Of the four completions of a prompt, a micro-batch has two.
 HALF_A_GROUP = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 1\n"
 ADAPTERS = "use_peft: true\nlora_target_modules: all-linear\ndtype: bfloat16\n"
+BEST = "eval_strategy: epoch\ntest_split_size: 0.2\nload_best_model_at_end: true\nsave_strategy: epoch\n"
 SERVED = "use_vllm: true\nvllm_mode: server\n"
 FITS, NOT, RUNS_NOT = Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.CANNOT_RUN
 UNKNOWN = Outcome.UNKNOWN
@@ -129,6 +130,15 @@ CASES = (
         FITS,
         nightly=True,
     ),
+    _case(
+        "sft: the best by a metric that evaluation lacks",
+        f"{BEST}metric_for_best_model: accuracy\n",
+        RUNS_NOT,
+        {"ends at its first evaluation. The `metric_for_best_model` training argument": 4},
+    ),
+    _case("sft: the best by a metric of TRL's", f"{BEST}metric_for_best_model: eval_mean_token_accuracy\n", FITS),
+    _case("dpo: the best by its rows", f"{BEST}metric_for_best_model: rewards/accuracies\n", FITS, nightly=True),
+    _case("reward: the best by its accuracy", f"{BEST}metric_for_best_model: accuracy\n", FITS, nightly=True),
     _case("sft: evaluated on no rows", "eval_strategy: epoch\n", RUNS_NOT, {"TRL ends with a KeyError": -5}),
     _case("sft: padding-free without a length", "padding_free: true\nmax_length: null\n", FITS, nightly=True),
     _case("sft: a package that is not here", "optim: galore_adamw\noptim_target_modules: [q_proj]\n", UNKNOWN),
@@ -160,8 +170,33 @@ CASES = (
         RUNS_NOT,
         {"needs num_workers > 0": 0},
     ),
-    _case("sft: no rows in a micro-batch", "per_device_train_batch_size: 0\n", RUNS_NOT, {"positive integer": 0}),
-    _case("sft: no micro-batch in a step", "gradient_accumulation_steps: 0\n", RUNS_NOT, {"divides by it": 0}),
+    _case(
+        "sft: no rows, no micro-batches and no tokens",
+        "per_device_train_batch_size: 0\ngradient_accumulation_steps: 0\nmax_length: -1\n",
+        RUNS_NOT,
+        {
+            "per_device_train_batch_size is 0, and has to be": 0,
+            "gradient_accumulation_steps is 0, and has to be": 1,
+            "max_length is -1, and has to be at least 1.": 2,
+        },
+    ),
+    _case(
+        "sft: no rows to evaluate on in a micro-batch",
+        "eval_strategy: epoch\ntest_split_size: 0.2\nper_device_eval_batch_size: 0\n",
+        RUNS_NOT,
+        {"per_device_eval_batch_size is 0": 2},
+    ),
+    _case("sft: no rows of an evaluation that there is not", "per_device_eval_batch_size: 0\n", FITS, nightly=True),
+    _case(
+        "sft: fewer rows than a micro-batch",
+        "per_device_train_batch_size: 64\ndataloader_drop_last: true\n",
+        RUNS_NOT,
+        {"leaves no micro-batch: an epoch has 48 rows, and one of all processes 64": 1},
+    ),
+    _case("sft: no step", "max_steps: 0\n", FITS, {"transformers ends after the first step": 0}),
+    _case("sft: no epoch", "num_train_epochs: 0\n", FITS, {"transformers ends before the first step": 0}),
+    _case("sft: the best by nothing", "save_strategy: best\n", RUNS_NOT, {"without metric_for_best_model": 0}),
+    _case("sft: evaluated on no rows at first", "eval_on_start: true\n", RUNS_NOT, {"no rows to evaluate on": 0}),
     _case("sft: loaded without a cache", "model_init_kwargs: {use_cache: false}\n", FITS),
     _case("sft: compiled", "torch_compile: true\n", FITS, {"a compiled step needs what the same step": None}),
     _case(
@@ -181,6 +216,13 @@ CASES = (
         "fp16: true\nuse_peft: true\nload_in_4bit: true\n",
         RUNS_NOT,
         {"CUDA does not scale gradients in bfloat16": 0},
+        gpu="T4",
+    ),
+    _case(
+        "sft: FlashAttention on a GPU that is too old for it",
+        "fp16: true\nattn_implementation: flash_attention_2\n",
+        RUNS_NOT,
+        {"needs a GPU of compute capability 8.0 or later": None},
         gpu="T4",
     ),
     _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
@@ -203,6 +245,13 @@ CASES = (
     _case("dpo: no loss", "loss_type: sigmoids\n", RUNS_NOT, {"Unknown loss type: sigmoids": 0}),
     _case("dpo: too little memory", "", NOT, {}, gpu="24GiB", memory_budget="400MiB", nightly=True),
     _case("kto: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
+    _case("kto: in any order", "train_sampling_strategy: random\n", RUNS_NOT, {"takes sequential alone": 0}),
+    _case(
+        "kto: in any order without a KL divergence",
+        "train_sampling_strategy: random\nloss_type: apo_zero_unpaired\n",
+        UNKNOWN,
+        nightly=True,
+    ),
     _case("kto: one row", "per_device_train_batch_size: 1\n", RUNS_NOT, {"at least 2": 0}),
     _case(
         "kto: one row without a KL divergence",
@@ -251,9 +300,23 @@ CASES = (
         "grpo: groups that do not divide", "per_device_train_batch_size: 6\n", RUNS_NOT, {"must be divisible by": -2}
     ),
     _case(
+        "grpo: no rows, and trained on no time",
+        "per_device_train_batch_size: 0\nnum_iterations: 0\n",
+        RUNS_NOT,
+        {"per_device_train_batch_size is 0": 0, "num_iterations is 0": 1},
+    ),
+    _case(
         "grpo: tokens of high entropy, and how each is drawn",
         "top_entropy_quantile: 0.2\ngeneration_kwargs: {top_k: 20, do_sample: true}\n",
         FITS,
+    ),
+    _case("grpo: rewards scaled by nothing", "scale_rewards: none_\n", RUNS_NOT, {"TRL refuses scale_rewards": 0}),
+    _case(
+        "grpo: no level of sampling",
+        "importance_sampling_level: row\n",
+        RUNS_NOT,
+        {"TRL refuses importance_sampling_level": 0},
+        nightly=True,
     ),
     _case("grpo: a length of generations", "generation_kwargs: {max_new_tokens: 8}\n", UNKNOWN),
     _case("grpo: no loss", "loss_type: gspo\n", RUNS_NOT, {"write loss_type: grpo, importance_sampling_level": 0}),

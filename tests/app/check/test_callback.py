@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import Dataset, IterableDataset, load_dataset
-from peft import IA3Config, LoraConfig
+from peft import IA3Config, LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -37,6 +38,7 @@ from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
+from autotune.userconfig.fields import configuration_of
 from tests.app.check.conftest import cache_of
 from tests.small import messages_rows, write_rows
 from tests.step.test_reading import MARKED
@@ -62,7 +64,7 @@ def built(trainer: str, model: Path, file: Path, folder: Path, budget: str, **mo
     if trainer == "grpo":
         more.setdefault("reward_funcs", lambda completions, **_: [0.0] * len(completions))
     return kind(
-        model=loaded,
+        model=more.pop("trained", loaded),
         args=args,
         processing_class=tokenizer,
         train_dataset=load_dataset("json", data_files=str(file), split="train"),
@@ -153,6 +155,54 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
 
 
+class OwnLoss(SFTTrainer):  # type: ignore[misc]  # TRL is not followed by the type checker
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "more", "evaluates", "own"),
+    [
+        (SFTTrainer, {"compute_metrics": len}, True, "compute_metrics"),
+        (SFTTrainer, {"compute_metrics": len}, False, ""),
+        (SFTTrainer, {"compute_loss_func": len}, False, "compute_loss_func"),
+        (SFTTrainer, {"data_collator": list}, False, "data_collator"),
+        (OwnLoss, {}, False, "compute_loss"),
+        (SFTTrainer, {}, True, ""),
+    ],
+)
+def test_a_step_that_is_not_trl_s_own_is_not_traced(
+    kind: Any,
+    more: dict[str, object],
+    evaluates: bool,
+    own: str,
+    small_model_directory: Path,
+    rows: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(CLASSES, "sft", (kind, *CLASSES["sft"][1:]))
+    training = built("sft", small_model_directory, rows("sft"), tmp_path, "4GiB", **more)
+    with pytest.raises(InputError, match=f"has a {own} of its own") if own else nullcontext():
+        preflight._check_own_step(training, evaluates=evaluates)
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_trained_adapter_as_the_reference_is_not_taken_for_memory_of_the_training(
+    small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    lora = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    tuned = get_peft_model(base, lora)
+    training = built("dpo", small_model_directory, rows("dpo"), tmp_path, "1MiB", trained=tuned)
+    with caplog.at_level(logging.INFO):
+        training.train()
+    assert training.state.global_step == 1
+    assert "The model has 2 adapters (default, ref), and one alone is traced." in caplog.text
+    assert "autotune: " not in caplog.text
+
+
 @pytest.mark.slow
 def test_a_reference_that_is_a_copy_of_the_model_is_traced(
     small_model_directory: Path, rows: Callable[[str], Path], tmp_path: Path
@@ -221,7 +271,7 @@ def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() ->
 
 def begun(callback: autotune.PreflightCallback, **given: Any) -> None:
     """Begin a training on a CPU with a model, a tokenizer and rows."""
-    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"))
+    args = SimpleNamespace(process_index=0, world_size=1, device=SimpleNamespace(type="cpu"), eval_strategy="no")
     callback.on_train_begin(args, TrainerState(), TrainerControl(), **given)
 
 
@@ -256,6 +306,16 @@ def test_a_model_of_which_a_trace_shows_another_training_trains_with_a_warning(
     model.hf_device_map = {"": 0}
     model.model.layers[0].requires_grad_(requires_grad=False)
     assert "Some of the model's weights are frozen, which is not traced." in warned(model)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_layers_are_recomputed_in_a_check_as_the_model_was_told(small_model_directory: Path, enabled: bool) -> None:
+    model = AutoModelForCausalLM.from_pretrained(small_model_directory)
+    if enabled:
+        model.gradient_checkpointing_enable()
+    args = SFTConfig(use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=not enabled)
+    found = configuration_of(preflight._arguments(args, model, None))
+    assert found.values["gradient_checkpointing"] is enabled
 
 
 def test_an_adapter_that_transformers_has_added_is_checked_as_one(

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,25 @@ def test_a_configuration_object_is_checked_as_a_file_is(
     assert of_file.need is not None
     assert verdict.need is not None
     assert verdict.need.bytes == of_file.need.bytes
+
+
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
+        ({"gradient_accumulation_steps": -1}, "gradient_accumulation_steps is -1"),
+        ({"max_length": 0}, "max_length is 0"),
+        ({"per_device_eval_batch_size": 0, "eval_strategy": "epoch"}, "per_device_eval_batch_size is 0"),
+    ],
+    ids=str,
+)
+def test_a_number_of_a_configuration_object_that_no_step_takes_is_told(
+    args: dict[str, Any], name: str, model: Path, rows: Callable[[str], Path], checked: Checked
+) -> None:
+    config = SFTConfig(use_cpu=True, bf16=True, report_to="none", **args)
+    verdict = checked(config=config, model=str(model), dataset=str(rows("sft")), gpu=GPU)
+    assert verdict.outcome is Outcome.CANNOT_RUN
+    assert [item.message for item in verdict.findings] == [f"{name}, and has to be at least 1."]
 
 
 def test_the_api_raises_what_will_not_fit(write: Write, checked: Checked) -> None:

@@ -70,6 +70,19 @@ def test_a_key_that_went_is_an_error_where_the_installed_release_does_not_take_i
     assert [(item.severity, item.message) for item in problems(written(str(file), "sft"), read)] == [(severity, WENT)]
 
 
+def test_a_number_at_which_trl_s_class_ends_without_a_word_is_told_by_its_key(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("num_generations: 0\npacking: true\n", encoding="utf-8")
+    read = ReadCommand(
+        faults=(Fault("packing", "", unknown=True),), refused="ZeroDivisionError: integer modulo by zero"
+    )
+    found = [(item.line, item.message) for item in problems(written(str(file), "grpo"), read)]
+    assert found == [
+        (1, "num_generations is 0, and has to be at least 1."),
+        (2, "packing is a key of sft, and not of grpo."),
+    ]
+
+
 def test_a_file_may_be_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.joinpath("mine.yaml").write_text("packing: true\n", encoding="utf-8")
     monkeypatch.setenv("HOME", str(tmp_path))

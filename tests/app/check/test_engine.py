@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,53 @@ def test_fsdp_by_accelerate_wraps_no_layers_unless_its_file_does() -> None:
     document["fsdp_config"] |= {"fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True}
     with pytest.raises(UnreadError, match="fsdp_activation_checkpointing_offload is not traced"):
         engine_args(document, NOTHING)
+
+
+BEST = {"save_only_model": True, "load_best_model_at_end": True}
+
+
+@pytest.mark.parametrize(
+    ("document", "own", "refused"),
+    [
+        ("zero3", {"auto_find_batch_size": True}, "auto_find_batch_size with ZeRO-3"),
+        ("zero2", {"auto_find_batch_size": True}, ""),
+        ("zero2", {"fsdp": True}, "fsdp together with DeepSpeed"),
+        ("zero2", BEST, "save_only_model and load_best_model_at_end with deepspeed"),
+        ("fsdp2", BEST, "save_only_model and load_best_model_at_end with fsdp"),
+        ("fsdp2", {"save_only_model": True}, ""),
+        ("multi_gpu", BEST, ""),
+    ],
+    ids=str,
+)
+def test_what_transformers_refuses_beside_an_engine_is_told(
+    document: str, own: dict[str, object], refused: str
+) -> None:
+    config = Configuration("SFTConfig", own, {})
+    with pytest.raises(InputError, match=refused) if refused else nullcontext():
+        engine_args(shipped(document), config)
+
+
+def test_weights_alone_are_saved_by_fsdp_where_they_are_gathered() -> None:
+    # transformers compares the same text (Trainer.create_accelerator_and_postprocess).
+    assert "SHARDED_STATE_DICT" in str(FullyShardedDataParallelPlugin(fsdp_version=2).state_dict_type)
+    keys = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "NO_WRAP"}
+    document: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": keys}
+    alone = Configuration("SFTConfig", {"save_only_model": True}, {})
+    with pytest.raises(InputError, match=r"fsdp_state_dict_type: SHARDED_STATE_DICT.* Write .*FULL_STATE_DICT"):
+        engine_args(document, alone)
+    keys["fsdp_state_dict_type"] = "FULL_STATE_DICT"
+    assert engine_args(document, alone)["fsdp"] is True
+    # transformers' own default is another one.
+    own = {"save_only_model": True, "fsdp": True, "fsdp_config": {"version": 2}}
+    assert engine_args({}, Configuration("SFTConfig", own, {}))["fsdp"] is True
+    own["fsdp_config"] = {"state_dict_type": "SHARDED_STATE_DICT"}
+    with pytest.raises(InputError, match="save_only_model with"):
+        engine_args({}, Configuration("SFTConfig", own, {}))
+
+
+def test_what_trains_by_another_engine_is_not_taken_for_replicas() -> None:
+    with pytest.raises(UnreadError, match="distributed_type: MEGATRON_LM is not known"):
+        engine_args({"distributed_type": "MEGATRON_LM", "num_processes": 8}, NOTHING)
 
 
 def test_a_relative_document_of_deepspeed_leads_from_the_working_directory(

@@ -96,7 +96,7 @@ class File:
     @property
     def remedies(self) -> Remedies:
         here, trainer = setting(machine=self.machine, global_batch_size=64), find_trainer(self.trainer)
-        here = replace(here, workload=replace(here.workload, trainer=self.trainer))
+        here = replace(here, workload=replace(here.workload, trainer=self.trainer), checked=self.plan)
         space = load(default_file(self.trainer), self.trainer, trainer.techniques)
         started = Launching(self.machine.hardware.processes, document=self.document, is_observed=True)
         own = writable(self.values, self.config, started, on_cpu=self.machine.hardware.kind == "cpu")
@@ -237,6 +237,18 @@ def test_one_process_frees_no_weights_unless_it_has_a_copy_of_them(file: Any) ->
     changed = mine.remedies.smallest(60 * GIB, 0, heavy=True)
     assert changed is not None
     assert changed.keys == {("precompute_ref_log_probs",): True}
+
+
+def test_nothing_is_proposed_that_a_synchronised_reference_does_not_go_with(file: Any) -> None:
+    def proposed(own: Mapping[str, object]) -> set[str]:
+        return {path for entries in file(own, trainer="dpo").changes for path, value in entries.items() if value == 3}
+
+    stage, precomputed = "args.deepspeed.zero_optimization.stage", ("precompute_ref_log_probs",)
+    assert proposed({}) == {stage}
+    assert proposed({"sync_ref_model": True}) == set()
+    alone: dict[str, Any] = {"document": {}, "machine": GPU, "trainer": "dpo"}
+    assert file({}, **alone).remedies.smallest(60 * GIB, 0, heavy=True).keys == {precomputed: True}
+    assert file({"sync_ref_model": True}, **alone).remedies.smallest(60 * GIB, 0, heavy=True) is None
 
 
 @pytest.mark.slow

@@ -148,9 +148,16 @@ def test_a_script_may_find_its_model_rows_and_rewards_by_itself(
         (f"{IMPORTS}from peft import LoraConfig\n", "", "uses LoraConfig"),
         (f"{IMPORTS}import transformers\ntransformers.BitsAndBytesConfig()\n", "", "uses BitsAndBytesConfig"),
         (IMPORTS.replace("ModelConfig, ", ""), "use_peft: true\n", "no ModelConfig, so what it does with use_peft"),
+        (f"{IMPORTS}class Own(SFTTrainer):\n    def compute_loss(self): ...\n", "", "uses compute_loss, so a step may"),
+        (f"{IMPORTS}SFTTrainer(data_collator=None)\n", "", "uses data_collator"),
+        (
+            f"{IMPORTS}SFTTrainer(compute_metrics=len)\n",
+            "eval_strategy: epoch\ntest_split_size: 0.2\n",
+            "uses compute_metrics",
+        ),
     ],
 )
-def test_a_model_or_an_adapter_that_a_script_makes_itself_cannot_be_known(
+def test_a_model_an_adapter_or_a_step_that_a_script_makes_itself_cannot_be_known(
     source: str, keys: str, reason: str, checked: Checked, script: Path, write: Write
 ) -> None:
     script.write_text(source, encoding="utf-8")
