@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.json_text import read_json
-from autotune.core.text import decodable, printable, uncompressed
+from autotune.core.text import decodable, printable
+from autotune.emit.arguments import short_name
 from autotune.emit.files import write_text
 from autotune.errors import InputError
 from autotune.inspection.paths import user_path
@@ -97,10 +98,9 @@ def default_output(model: str, dataset: str, base: str | Path | None = None) -> 
     """Return the name of a directory: ``autotune-<model>-<dataset>``, or ``autotune-<base>`` without its ending."""
     if base is not None:
         return f"autotune-{_slug(Path(base).stem)}"
-    model_path, dataset_path = Path(model), uncompressed(dataset)
-    model_name = model_path.parent.name if model_path.name == "config.json" else model_path.name
-    dataset_name = dataset_path.stem if dataset_path.suffix else dataset_path.name
-    return f"autotune-{_slug(model_name)}-{_slug(dataset_name)}"
+    path = Path(model)
+    model_name = path.parent.name if path.name == "config.json" else path.name
+    return f"autotune-{_slug(model_name)}-{_slug(short_name(dataset))}"
 
 
 def open_output(directory: str | Path) -> Output:

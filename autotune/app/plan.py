@@ -80,7 +80,7 @@ def plan(asked: PlanArguments) -> Plan:
     batch = global_batch_of(options, planned)
     cache = user_cache()
     tracking = Tracking(listener)
-    with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer:
+    with ServerTracer(planned.hardware.cores, tracking.pass_on) as tracer, tracking:
         read = partial(planned_workload, options, source, rows, tracer, cache, listener, evaluation)
         workload = read()
         workload = rows_of_length(workload, asked.seq_len, batch)

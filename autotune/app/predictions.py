@@ -60,8 +60,10 @@ def predictions_of(
     """
     asked.listener(StageStarted("Tracing training steps without running them, to spare probes"))
     seconds, limit_seconds = EFFORTS[asked.effort].planning_seconds, time_limit(asked.timeout)
+    longest_seconds = None
     if limit_seconds is not None:
         seconds = min(seconds, limit_seconds * _LARGEST_SHARE)
+        longest_seconds = limit_seconds * _LARGEST_SHARE * _UNTIL_ONE_MAY_FIT
     machine, cache = problem.setting.machine, user_cache()
 
     def measured(gpu: GpuSpeeds | None) -> GpuSpeeds:
@@ -74,7 +76,8 @@ def predictions_of(
         with suppress(AutotuneError):  # reported where a device is made of them
             speeds = measured(None)
     times = times_of(machine, speeds, limit_bytes, server, tracer, cache)
-    return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
+    with tracer.within(longest_seconds):
+        return trace_before_search(problem, limit_bytes, tracer, cache, measured, seconds, asked.listener, times=times)
 
 
 @dataclass(frozen=True)

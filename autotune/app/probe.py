@@ -42,7 +42,7 @@ from autotune.userconfig.written import written
 
 def probe(asked: ProbeArguments) -> Result:
     """Search, confirm, hand over, and return the document of the result; see :func:`autotune.probe`."""
-    started, listener = time.monotonic(), asked.listener
+    started, listener, limit = time.monotonic(), asked.listener, time_limit(asked.timeout)
     config = written(str(asked.base), asked.trainer) if asked.base is not None else None
     options = probe_options(asked if config is None else replace(asked, trainer=config.trainer))
     given = _given(asked) if config is None else None
@@ -59,7 +59,7 @@ def probe(asked: ProbeArguments) -> Result:
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
     running = worker_servers(hardware, own, without(listener, StageStarted), early=asked.plan)
-    with out.held(), running as (server, tracer):
+    with out.held(), running as (server, tracer), tracer.within(limit):
         _check_study(asked, out)
         # The study that a run resumes has the budget that it was made with: another one is refused later.
         if not asked.resume or out.remembered_budget() is None:
@@ -88,7 +88,7 @@ def probe(asked: ProbeArguments) -> Result:
         listener(WorkloadReady(workload, budget_bytes, problem.size, problem.baseline, own=base is not None))
         limit_bytes = int(budget_bytes * (1 - asked.margin))
         # A further worker is sent the run, and a listener is of this process.
-        run, limit = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes), time_limit(asked.timeout)
+        run = Run(replace(asked, listener=ignore), problem, server, out, limit_bytes)
         check_same(run)
         predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem

@@ -177,7 +177,8 @@ class _Survey:
         self.vllm.update(problem.choices.get(VLLM, ()))
         evaluator = Evaluator(problem, planned.gpu, budget_bytes, self.traces)
         starts = (*problem.recipes, *(best for best in self._bests if best.keys() == problem.baseline.keys()))
-        Tracking(without(self.asked.listener, StageStarted, Ranked)).search(evaluator, starts, _MOST_TRACED)
+        with Tracking(without(self.asked.listener, StageStarted, Ranked)) as tracking:
+            tracking.search(evaluator, starts, _MOST_TRACED)
         self.searched |= len(evaluator.candidates) < problem.size
         self._bests.update(dict.fromkeys(found.candidate for found in evaluator.ranked()[:1]))
         return self._best(blank, evaluator), evaluator

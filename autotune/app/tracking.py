@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import distinct
-from autotune.core.events import Event, Listener, Ranked, StageStarted, Tracing
+from autotune.core.events import Event, Listener, Noted, Ranked, StageStarted, Tracing
 from autotune.planning.evaluator import Evaluator
+from autotune.reporting.words import differences
 from autotune.study import MOST_TRACED, search_by_traces
+from autotune.units import counted, format_bytes
 
 _AT_ONCE = 16
 """Most candidates that are traced between two rankings."""
@@ -23,6 +25,8 @@ _SHOWN = 5
 class Tracking:
     """Reports to a listener how far the traces of a plan are, whatever number of calls of the tracer they take.
 
+    As a context manager, it also reports what an interruption of the context leaves.
+
     Args:
         clock: returns the time in seconds.
     """
@@ -33,6 +37,14 @@ class Tracking:
         self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
         self._to_come = 0
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._evaluator is not None and error is not None and issubclass(error, KeyboardInterrupt):
+            for text in _left_by_interruption(self._evaluator):
+                self._listener(Noted(text))
 
     def pass_on(self, event: Event) -> None:
         """Pass an event of the tracer on, except the stages of its single calls."""
@@ -77,3 +89,15 @@ class Tracking:
         remaining = (self._clock() - self._started_seconds) * left / run if run else None
         done = traces.count + event.done
         return Tracing(done, done + left, remaining)
+
+
+def _left_by_interruption(evaluator: Evaluator) -> Iterator[str]:
+    """Yield the best that an interrupted search has found, and whether another run goes on from there, in sentences."""
+    best = next((found for found in evaluator.ranked() if found.memory is not None), None)
+    if best is not None and best.memory is not None:
+        needs, budget = format_bytes(best.memory.device_bytes), format_bytes(evaluator.budget_bytes)
+        traced = counted(len(evaluator.candidates), "traced candidate")
+        choices = differences(best.candidate, evaluator.problem.baseline)
+        yield f"The best of {traced} so far is predicted to need {needs} of {budget}: {choices}."
+    if evaluator.traces.cache.keeps:
+        yield "The traces that ended are kept: the same command goes on from there."

@@ -81,14 +81,12 @@ class GpuFigures:
         capability, speeds: of these GPUs.
         replays: for the ways to use the caching allocator that were asked for; empty with the target ``cpu``, which has
             none.
-        step: time of an optimizer step on the largest micro-batch; None without a GPU whose speeds are known.
-        times: of its sections, in their order.
+        times: of its sections, in their order; None without a GPU whose speeds are known.
     """
 
     capability: tuple[int, int] | None
     speeds: GpuSpeeds | None
     replays: tuple[Replayed, ...]
-    step: StepTime | None
     times: tuple[StepTime | None, ...]
 
     def are_of(self, gpu: Gpu | None) -> bool:
@@ -150,7 +148,7 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class TraceReply:
-    """The traced memory of training, and the predicted time of an optimizer step.
+    """The traced memory of training, and the predicted times of an optimizer step's parts.
 
     Attributes:
         device: peak on the device, from building the model to the end of the second step on the worst micro-batch.
@@ -192,11 +190,6 @@ class TraceReply:
     def replays(self) -> tuple[Replayed, ...]:
         """The replays of the request's GPU."""
         return self.own.replays
-
-    @property
-    def step(self) -> StepTime | None:
-        """The time of an optimizer step on the request's GPU."""
-        return self.own.step
 
     def replayed(self, allocator: AllocatorUse) -> Replayed:
         """Return the figures for one way to use the caching allocator, or those of tensors where there is no choice.

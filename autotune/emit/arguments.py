@@ -6,6 +6,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.text import uncompressed
 from autotune.core.workload import Workload
 from autotune.emit.rows import TrainingRows
+from autotune.inspection.dataset import builder_of
 from autotune.trainers import find_trainer
 
 PEFT_CONFIG = "peft_config.json"
@@ -51,4 +52,4 @@ def thread_variables(threads: int | None) -> dict[str, str]:
 def short_name(name: str) -> str:
     """Return the last part of a hub id or a path, without the ending of a data file."""
     path = uncompressed(name)
-    return path.stem if path.suffix in {".json", ".jsonl", ".csv", ".parquet"} else path.name
+    return path.name if builder_of(path) is None else path.stem

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class ServerTracer:
         self.folder = Path(self._scratch.name)
         self._numbers = count()
         self._given_up = False
+        self._end_seconds = math.inf
 
     def __enter__(self) -> ServerTracer:
         if self._early:
@@ -96,6 +98,16 @@ class ServerTracer:
         finally:
             self._listener = listener
 
+    @contextmanager
+    def within(self, seconds: float | None) -> Iterator[None]:
+        """End traces after a time in this context, and run none after it; None: whenever they end."""
+        before = self._end_seconds
+        self._end_seconds = min(before, math.inf if seconds is None else time.monotonic() + seconds)
+        try:
+            yield
+        finally:
+            self._end_seconds = before
+
     @property
     def server(self) -> JobServer:
         """The server, for other jobs as well."""
@@ -103,8 +115,10 @@ class ServerTracer:
             self._server = JobServer("cpu", threads=1)
         return self._server
 
-    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
-        """Run traces; a step that cannot be traced is returned as :class:`Untraceable`, unusable input is raised.
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterator[Traced]:
+        """Run traces, and yield them in their order, each as soon as those before it are there.
+
+        A step that cannot be traced is yielded as :class:`Untraceable`, unusable input is raised.
 
         Raises:
             InputError: the model cannot be used.
@@ -113,7 +127,7 @@ class ServerTracer:
         self._listener(StageStarted(f"Tracing {counted(len(requests), 'training step')} with no GPU"))
         # Not in a thread: an interrupted command has to end while its server starts, too.
         self.server.wait()
-        left = dict(sorted(enumerate(requests), key=lambda item: item[1].layers or 0, reverse=True))
+        left = dict(enumerate(requests))
         found: dict[int, Traced] = {}
         self._given_up = False
 
@@ -124,14 +138,13 @@ class ServerTracer:
         with ThreadPoolExecutor(self._count) as pool:
             running = [pool.submit(run) for _ in requests]
             try:
-                self._follow(running)
+                yield from self._in_order(running, found)
             except BaseException:
                 self._give_up(running)
                 raise
-        return [found[index] for index in range(len(requests))]
 
     def _next(self, left: dict[int, TraceRequest]) -> int | None:
-        """Take the index of the next request: the deepest one, of those for which a worker is idle if there is one."""
+        """Take the index of the next request: the first one, of those for which a worker is idle if there is one."""
         with self._lock:
             if self._given_up or not left:
                 return None
@@ -148,10 +161,13 @@ class ServerTracer:
         """
         libraries = _libraries(request)
         while True:
+            left_seconds = self._end_seconds - time.monotonic()
+            if left_seconds <= 0:
+                return Untraceable("no time was left", lasting=False)
             worker, usable = self._worker(libraries), False
             was_new = not worker.jobs
             try:
-                reply = trace(worker, request, self.new_folder(), _LONGEST_SECONDS)
+                reply = trace(worker, request, self.new_folder(), min(_LONGEST_SECONDS, left_seconds))
                 usable = True
                 return reply
             except (InputError, ProbeServerError):
@@ -185,13 +201,16 @@ class ServerTracer:
             else:
                 worker.close()
 
-    def _follow(self, running: Sequence[Future[None]]) -> None:
-        """Wait until all is traced, or for the first error, and report progress to the listener."""
-        started, count = time.monotonic(), len(running)
+    def _in_order(self, running: Sequence[Future[None]], found: Mapping[int, Traced]) -> Iterator[Traced]:
+        """Yield what is found by its index until all is traced, or the first error, and report progress."""
+        started, count, yielded = time.monotonic(), len(running), 0
         self._listener(Tracing(0, count))
         for done, ended in enumerate(as_completed(running), start=1):
             ended.result()
             self._listener(Tracing(done, count, (time.monotonic() - started) * (count - done) / done))
+            while yielded in found:
+                yield found[yielded]
+                yielded += 1
 
     def _give_up(self, running: Sequence[Future[None]]) -> None:
         """End all traces that run: threads wait for them, and an interrupted command has to end now."""

@@ -128,10 +128,10 @@ def settled(parameter: torch.Tensor) -> None:
         _running[-1][1].settle(parameter.grad)
 
 
-def holds_gradients(tensor: torch.Tensor) -> None:
-    """Record in the running trace that a tensor of an engine's own holds gradients."""
+def holds(tensor: torch.Tensor, category: Category) -> None:
+    """Record in the running trace what a tensor of an engine's own holds, such as gradients."""
     if _running:
-        _running[-1][1].tag(tensor, Category.GRADIENT)
+        _running[-1][1].tag(tensor, category)
 
 
 @contextmanager

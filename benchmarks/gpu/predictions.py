@@ -21,6 +21,7 @@ from benchmarks.gpu.accuracy import Prediction
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.prepared import Prepared
 from benchmarks.gpu.trace_pool import NO_TIME, TracePool
+from benchmarks.plan.accuracy import whole_step
 
 Told = Callable[[Case, str, Prediction | str], None]
 """Is told of a case, a kind of prediction, and the prediction or why there is none."""
@@ -60,7 +61,8 @@ def _traced(where: Prepared, case: Case, reply: TraceReply) -> Prediction:
     gpu = where.planned.gpu
     context_bytes = gpu.context_bytes if gpu is not None else 0
     # Where rows differ in length, the largest micro-batch takes longer than others do.
-    step = reply.step if len(where.scenario.lengths) == 1 else None
+    plan = where.problem.trainer.plan(where.candidate(case), where.problem.setting)
+    step = whole_step(plan, reply) if len(where.scenario.lengths) == 1 else None
     replayed = reply.replayed(AllocatorUse())
     return Prediction(
         allocated_bytes=replayed.allocated_bytes,

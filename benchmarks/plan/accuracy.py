@@ -23,11 +23,14 @@ from autotune.app.requests import traces_of
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.events import ignore
-from autotune.core.plan import AllocatorUse
+from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.step_time import StepTime
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError
 from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
+from autotune.planning.extrapolation.fit import Fit
+from autotune.planning.extrapolation.forecast import mixed_times
 from autotune.planning.tracing.cache import Cache
 from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
@@ -44,6 +47,7 @@ _SEED = 5
 class Compared:
     """A candidate as it was planned and as it was traced whole."""
 
+    plan: TrainingPlan
     estimate: Estimate
     whole: TraceReply
 
@@ -61,10 +65,17 @@ class Compared:
     @property
     def time_error(self) -> float | None:
         """Share by which the planned time of a step is off; None: a plan does not time what cannot fit."""
-        memory, step = self.estimate.memory, self.whole.step
+        memory, step = self.estimate.memory, whole_step(self.plan, self.whole)
         if memory is None or memory.step_seconds is None or step is None:
             return None
         return memory.step_seconds / step.seconds - 1
+
+
+def whole_step(plan: TrainingPlan, whole: TraceReply) -> StepTime | None:
+    """Return the time of an optimizer step by a trace of all layers; None where speeds are not known."""
+    forecast = Fit({1: whole}, 1).forecast(plan.micro_batches)
+    terms = [(time, float(forecast.repeats(part, plan.micro_batches))) for part, time in forecast.times.items()]
+    return mixed_times(terms) if terms else None
 
 
 def main() -> None:
@@ -102,7 +113,7 @@ def _compared(folder: Path, gpu: str, samples: int) -> Iterator[tuple[TrainerPro
             plan = problem.trainer.plan(candidate, problem.setting)
             request = TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu)
             try:
-                yield problem, Compared(estimate, trace(tracer.server, request, folder / "job"))
+                yield problem, Compared(plan, estimate, trace(tracer.server, request, folder / "job"))
             except AutotuneError as error:
                 print(f"| {error.message} |")
 

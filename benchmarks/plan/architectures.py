@@ -36,6 +36,7 @@ from autotune.probing import trace
 from autotune.probing.tracing import ServerTracer
 from autotune.trainers import find_trainer
 from benchmarks.common import read_rows
+from benchmarks.plan.accuracy import whole_step
 
 FOLDER = Path(__file__).resolve().parent
 VOCABULARY = 512
@@ -187,12 +188,13 @@ def _planned_and_whole(name: str, planned: Machine, tracer: ServerTracer, folder
     rows = ((_PLANNED_TOKENS,),) * int(problem.baseline["per_device_train_batch_size"])
     plan = problem.trainer.plan(problem.baseline, problem.setting)
     whole = trace(tracer.server, TraceRequest(plan, source, "cuda", rows, gpu=planned.gpu), folder / "job")
-    assert whole.step is not None
+    step = whole_step(plan, whole)
+    assert step is not None
     replayed = whole.replayed(AllocatorUse())
     return {
         "allocated": [memory.peak_bytes, replayed.allocated_bytes],
         "reserved": [memory.reserved_bytes, replayed.reserved_bytes],
-        "seconds": [memory.step_seconds, whole.step.seconds],
+        "seconds": [memory.step_seconds, step.seconds],
     }
 
 

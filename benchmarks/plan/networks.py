@@ -25,6 +25,7 @@ from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.probing.tracing import ServerTracer
+from benchmarks.plan.accuracy import whole_step
 from benchmarks.shapes import LLAMA_8B, write_model
 
 _GPU, _PROCESSES, _MACHINES, _DOCUMENTS, _TOKENS = "H100-80GB", 32, 4, 128, 2048
@@ -74,11 +75,11 @@ def _compared(way: dict[str, Choice], model: str, cache: Cache) -> Iterator[str]
         candidate = problem.baseline
         plan = problem.trainer.plan(candidate, problem.setting)
         rows = ((_TOKENS,),) * int(candidate["per_device_train_batch_size"])
-        whole = traces.get([TraceRequest(plan, source, "cuda", rows, gpu=gpus[0])])[0]
-        assert isinstance(whole, TraceReply), whole
-        for network, gpu in zip(_NETWORKS, gpus, strict=True):
+        asked = [TraceRequest(plan, source, "cuda", rows, gpu=gpu) for gpu in gpus]
+        for network, gpu, whole in zip(_NETWORKS, gpus, traces.get(asked), strict=True):
+            assert isinstance(whole, TraceReply), whole
             memory = Evaluator(problem, gpu, gpu.memory_bytes, traces).run([candidate])[0].memory
-            step = next(figures.step for figures in whole.gpus if figures.are_of(gpu))
+            step = whole_step(plan, whole)
             assert memory is not None
             assert memory.step_seconds is not None
             assert step is not None

@@ -23,6 +23,10 @@ from autotune.study.problem import ComparisonTurn
         ("./models/small/config.json", "trl-lib/Capybara", "autotune-small-Capybara"),
         ("model", "rows/data.jsonl.gz", "autotune-model-data"),
         ("models/a b", "folder/with rows/", "autotune-a-b-with-rows"),
+        # What stands after a dot is no ending of a file.
+        ("meta-llama/Llama-3.2-1B", "rajpurkar/squad_v1.1", "autotune-Llama-3.2-1B-squad_v1.1"),
+        ("model", "rows/answers.v2/", "autotune-model-answers.v2"),
+        ("model", "ROWS.JSONL", "autotune-model-ROWS"),
     ],
 )
 def test_a_directory_is_named_after_model_and_dataset(model: str, dataset: str, name: str) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from autotune.app.predictions import Predictions, note_on_traced, trace_before_search
+from autotune.app.arguments import ProbeArguments
+from autotune.app.predictions import Predictions, note_on_traced, predictions_of, trace_before_search
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
-from autotune.core.events import Event, Noted
+from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
@@ -20,7 +23,8 @@ from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
 from autotune.planning.predictor import PlannedPredictor
 from autotune.planning.tracing.cache import Cache
-from autotune.probing.tracing import Traced
+from autotune.probing import JobServer
+from autotune.probing.tracing import ServerTracer, Traced
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import UNTRACEABLE, AnalyticTracer
@@ -219,6 +223,23 @@ def test_what_a_process_holds_beside_tensors_ranks_and_rules_nothing_out() -> No
     assert large.need_bytes == SIZES[LARGE]
     assert large.over(round(0.97 * tensor_bytes) - 2)
     assert not large.over(round(0.97 * tensor_bytes) + 2)
+
+
+def test_a_time_limit_ends_the_traces_before_a_search(monkeypatch: pytest.MonkeyPatch, job_server: JobServer) -> None:
+    left = list[float]()
+    with ServerTracer(1, ignore, job_server) as tracer:
+
+        def search(*_: object, **__: object) -> Predictions:
+            left.append(tracer._end_seconds - time.monotonic())
+            return Predictions()
+
+        monkeypatch.setattr("autotune.app.predictions.trace_before_search", search)
+        for timeout in (None, 100.0):
+            asked = ProbeArguments("model", "rows.jsonl", timeout=timeout)
+            predictions_of(asked, problem_of(), LIMIT_BYTES, job_server, tracer)
+    assert left[0] == inf
+    # Three times a tenth of it.
+    assert 20 < left[1] <= 30
 
 
 class FailingTracer(AnalyticTracer):

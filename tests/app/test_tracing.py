@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
+import threading
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,21 @@ def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest
     return TraceRequest(plan, ModelSource(model), "cuda", ((64,),) * rows)
 
 
-def test_a_trace_of_a_whole_model_starts_first(monkeypatch: pytest.MonkeyPatch, job_server: JobServer) -> None:
-    started = list[int | None]()
+def test_a_trace_is_handed_over_before_the_next_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+) -> None:
+    received, requests = threading.Event(), [request(), request(2)]
 
     def traced(_worker: object, asked: TraceRequest, *_: object) -> TraceReply:
-        started.append(asked.layers)
-        raise AutotuneError("not traced")
+        assert asked is requests[0] or received.wait(20)
+        return A_REPLY
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
-    whole = replace(request(gradient_checkpointing=False), layers=32)
     with ServerTracer(1, ignore, job_server) as tracer:
-        assert len(list(tracer([replace(request(), layers=2), replace(request(2), layers=1), whole]))) == 3
-    assert started == [32, 2, 1]
+        found = iter(tracer(requests))
+        assert next(found) is A_REPLY
+        received.set()
+        assert list(found) == [A_REPLY]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_only_those_for_which_libraries_are_the_same_are_traced_in_the_same_proc
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
     with ServerTracer(1, ignore, job_server) as tracer:
-        tracer([request(), request(**other), request(), request(**other)])
+        assert list(tracer([request(), request(**other), request(), request(**other)])) == [A_REPLY] * 4
     assert len(used) == processes
 
 
@@ -193,7 +196,7 @@ def test_what_no_trace_can_do_without_ends_all(
 
     monkeypatch.setattr("autotune.probing.tracing.trace", traced)
     with ServerTracer(1, ignore, job_server) as tracer, pytest.raises(type(error), match=error.message):
-        tracer([request()])
+        list(tracer([request()]))
 
 
 def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
@@ -209,10 +212,23 @@ def test_one_that_takes_too_long_is_not_known_and_may_be_tried_again(
     assert "exceeded its time limit" in late.reason
 
 
+def test_traces_end_when_their_time_is_up(job_server: JobServer, tmp_path: Path) -> None:
+    model = str(write_small_model(tmp_path / "model", weights=False))
+    with ServerTracer(1, ignore, job_server) as tracer:
+        with tracer.within(60.0), tracer.within(0.01):
+            # The first one runs when its time is up.
+            found = list(tracer([request(model=model)] * 2))
+        (traced,) = tracer([request(model=model)])
+
+    assert all(isinstance(each, Untraceable) and not each.lasting for each in found)
+    assert found[1] == Untraceable("no time was left", lasting=False)
+    assert isinstance(traced, TraceReply)
+
+
 def test_how_many_have_been_run_is_told_up_to_the_last(job_server: JobServer, tmp_path: Path) -> None:
     model, told = str(write_small_model(tmp_path / "model", weights=False)), list[Event]()
     with ServerTracer(1, told.append, job_server) as tracer:
-        tracer([request(model=model), request(model=model, optim="adafactor")])
+        assert len(list(tracer([request(model=model), request(model=model, optim="adafactor")]))) == 2
     stage, *counts = told
     assert stage == StageStarted("Tracing 2 training steps with no GPU")
     assert all(isinstance(event, Tracing) and event.expected == 2 for event in counts)
@@ -243,7 +259,7 @@ def test_an_interrupt_ends_the_traces_that_run_and_starts_no_more(
     with ServerTracer(1, interrupt, job_server) as tracer:
         server = tracer.server
         with pytest.raises(KeyboardInterrupt):
-            tracer(requests)
+            list(tracer(requests))
         assert asked == requests[:1]
         # The server is there for what comes next.
         monkeypatch.setattr("autotune.probing.tracing.trace", trace)

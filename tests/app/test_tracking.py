@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, smallest_changes
 from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
-from autotune.units import GIB
+from autotune.units import GIB, format_bytes
 from tests.planning.stand_in import AnalyticTracer, LosingTracer
 from tests.planning.test_evaluator import evaluator_of, problem_of
 
@@ -70,6 +72,25 @@ def test_a_search_of_which_every_trace_fails_for_the_same_reason_ends_early(tmp_
     Tracking(ignore).search(evaluator)
     assert evaluator.common_failure == evaluator.why_unknown == "a job ended with signal 9"
     assert len(evaluator.candidates) <= 20 < evaluator.problem.size
+
+
+def test_an_interrupted_search_names_the_best_so_far_and_that_its_traces_are_kept(tmp_path: Path) -> None:
+    told = list[Event]()
+
+    def interrupt(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, Ranked) and len(event.best) > 1:
+            raise KeyboardInterrupt
+
+    evaluator = new_evaluator(tmp_path, 8 * GIB)
+    with pytest.raises(KeyboardInterrupt), Tracking(interrupt) as tracking:
+        tracking.search(evaluator)
+    best, kept = (event.text for event in told if isinstance(event, Noted))
+    found = evaluator.ranked()[0]
+    assert found.memory is not None
+    assert best.startswith(f"The best of {len(evaluator.candidates)} traced candidates so far is predicted to need ")
+    assert f"{format_bytes(found.memory.device_bytes)} of 8.00 GiB: " in best
+    assert kept == "The traces that ended are kept: the same command goes on from there."
 
 
 def test_where_nothing_fits_what_needs_the_least_is_found(tmp_path: Path) -> None:

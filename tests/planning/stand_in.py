@@ -80,7 +80,7 @@ def _answer(request: TraceRequest) -> Traced:
         replays.append(Replayed(use, allocated_bytes, reserved, reserved))
     times = tuple(section.time for section in sections)
     gpus = [
-        GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, tuple(replays), None, times)
+        GpuFigures(gpu.compute_capability if gpu else None, gpu.speeds if gpu else None, tuple(replays), times)
         for gpu in (request.gpu, *request.others)
     ]
     return TraceReply(

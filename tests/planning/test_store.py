@@ -200,3 +200,55 @@ def test_a_change_anywhere_below_the_package_counts(tmp_path: Path, file: str) -
     assert digest_of(tmp_path) != before
     target.rename(target.with_name(f"other{target.suffix}"))
     assert digest_of(tmp_path) != before
+
+
+def test_the_deepest_traces_are_run_first(tmp_path: Path) -> None:
+    tracer = AnalyticTracer()
+    asked = [replace(request(), layers=layers) for layers in (2, 32, 1)]
+    found = Traces(tracer, Cache(tmp_path), "model", {}).get(asked)
+    assert [each.layers for each in tracer.requests] == [32, 2, 1]
+    peaks = [reply.device.bytes for reply in found if isinstance(reply, TraceReply)]
+    assert peaks[2] < peaks[0] < peaks[1]
+
+
+def test_traces_that_run_end_with_an_error_of_what_keeps_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = list[int]()
+
+    class Running(AnalyticTracer):
+        """Hands over one trace after another."""
+
+        def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+            """Answer requests."""
+            try:
+                yield from super().__call__(requests)
+            finally:
+                ended.append(len(requests))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Cache, "put", interrupted)
+    with pytest.raises(KeyboardInterrupt) as interruption:
+        Traces(Running(), Cache(tmp_path), "model", {}).get([request()])
+    # The frames that the error has passed through are still there.
+    assert interruption.traceback
+    assert ended == [1]
+
+
+def test_what_was_traced_before_an_interruption_is_not_traced_again(tmp_path: Path) -> None:
+    class Interrupted(AnalyticTracer):
+        """Traces one step, and is interrupted."""
+
+        def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+            """Answer the first request."""
+            yield from super().__call__(requests[:1])
+            raise KeyboardInterrupt
+
+    asked = [replace(request(), layers=layers) for layers in (3, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        Traces(Interrupted(), Cache(tmp_path), "model", {}).get(asked)
+    tracer = AnalyticTracer()
+    Traces(tracer, Cache(tmp_path), "model", {}).get(asked)
+    assert [each.layers for each in tracer.requests] == [2]

@@ -22,7 +22,7 @@ from autotune.step.child import execute
 from autotune.step.job import JobContext, JobType
 from autotune.step.jobs.probe import _failed, probe
 from autotune.step.run.failures import judge
-from autotune.step.run.meters import CpuMeter, HostMemory
+from autotune.step.run.meters import CpuMeter, CudaMeter, HostMemory
 from autotune.step.run.progress import Progress
 from autotune.units import GIB, MIB
 from tests.small import write_small_model
@@ -201,3 +201,19 @@ def test_what_cuda_pins_is_shared_and_counts_beside_a_gpu_alone(counts_shared: b
         pinned[:: mmap.PAGESIZE] = bytes(len(pinned) // mmap.PAGESIZE)
         held_bytes = meter.lap()
     assert counted_bytes <= held_bytes < counted_bytes + 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("others_bytes", "grown"),
+    # The limit leaves room for 4 GiB.
+    [(GIB, ""), (3 * GIB, ""), (9 * GIB, " hold of the GPU grew from 1.00 GiB to 9.00 GiB, which leaves less")],
+)
+def test_memory_that_others_took_during_a_probe_is_named(
+    others_bytes: int, grown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = CudaMeter.__new__(CudaMeter)
+    meter._total_bytes, meter._others_before_bytes = 24 * GIB, GIB
+    monkeypatch.setattr(CudaMeter, "_others_bytes", lambda _: others_bytes)
+    found = meter.crowded(20 * GIB)
+    assert grown in found
+    assert bool(found) == bool(grown)

@@ -21,6 +21,7 @@ from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError
 from autotune.inspection.gpus import find_gpu
+from autotune.planning.extrapolation.fit import Fit
 from autotune.probing import JobServer, trace
 from autotune.probing.server import Worker
 from autotune.step.job import JobContext
@@ -96,37 +97,47 @@ def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
     assert replace(asked, varied_bytes=None, seconds=0.0) == replace(run(), seconds=0.0)
 
 
+def seconds_of(reply: TraceReply, figure: str) -> float:
+    """Return the sum of a figure over the parts of a step that was traced."""
+    return sum(getattr(section.time, figure) for section in reply.sections if section.time is not None)
+
+
 def test_padding_that_the_loss_leaves_out_costs_what_it_costs_in_real_rows(run: Any) -> None:
     gpu = find_gpu("A100-80GB")
     assert gpu.speeds is not None
     # Products take as long as they have operations.
     slow = replace(gpu, speeds=replace(gpu.speeds, fp32=1e9, bf16=1e9, achieved=AchievedRates()))
-    real = run(worst=((120,), (40,)), layers=2, gpu=slow).step
+    real = seconds_of(run(worst=((120,), (40,)), layers=2, gpu=slow), "matmul_seconds")
     # The same tokens for the loss, in rows that are nearly as wide as the widest.
-    spread, full = (run(worst=((120,), (119,)), trainable=share, layers=2, gpu=slow).step for share in (160 / 240, 1.0))
+    replies = (run(worst=((120,), (119,)), trainable=share, layers=2, gpu=slow) for share in (160 / 240, 1.0))
+    spread, full = (seconds_of(reply, "matmul_seconds") for reply in replies)
 
-    assert spread.matmul_seconds == pytest.approx(real.matmul_seconds, rel=0.002)
-    assert full.matmul_seconds > 1.01 * real.matmul_seconds
+    assert spread == pytest.approx(real, rel=0.002)
+    assert full > 1.01 * real
 
 
 def test_a_step_takes_longer_the_more_micro_batches_it_has(run: Any) -> None:
-    steps = [run({"gradient_accumulation_steps": count}, worst=((60,), (40,)), layers=2) for count in (2, 8)]
+    counts = (2, 8)
+    steps = [run({"gradient_accumulation_steps": count}, worst=((60,), (40,)), layers=2) for count in counts]
+    forecasts = [Fit({2: reply}, 2).forecast(count) for reply, count in zip(steps, counts, strict=True)]
+    seconds = [found.step_seconds(count) or 0.0 for found, count in zip(forecasts, counts, strict=True)]
 
     assert steps[1].tokens_per_step == 4 * steps[0].tokens_per_step == 800
     # Further micro-batches take a little more than the first: they add to its gradients.
-    assert 3 < steps[1].step.seconds / steps[0].step.seconds < 4.1
+    assert 3 < seconds[1] / seconds[0] < 4.1
     assert steps[1].device.bytes == steps[0].device.bytes
 
 
 def test_without_the_speeds_of_a_gpu_no_time_is_told(run: Any) -> None:
-    assert run(gpu=None).step is None
+    assert set(run(gpu=None).own.times) == {None}
 
 
 def test_a_host_whose_time_for_an_operator_was_measured_takes_that_time(run: Any) -> None:
     gpu = find_gpu("A100-80GB")
     assert gpu.speeds is not None
     slow = replace(gpu, speeds=replace(gpu.speeds, launch_seconds=3 * USUAL_PACE.launch_seconds))
-    assert run(gpu=slow).step.launch_seconds == pytest.approx(3 * run().step.launch_seconds)
+    found, usual = (seconds_of(reply, "launch_seconds") for reply in (run(gpu=slow), run()))
+    assert found == pytest.approx(3 * usual)
 
 
 def test_on_the_cpu_tensors_are_all_there_is(run: Any) -> None:

@@ -14,7 +14,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.probing import JobServer, trace
 from tests.small import VOCABULARY, write_small_model
 from tests.step.plans import fsdp2
-from tests.step.test_trace_ranks import INNER, LAYERS, PARAMETERS, RANKS, WIDTH, a_plan, a_request
+from tests.step.test_trace_ranks import INNER, LAYERS, PARAMETERS, RANKS, WIDTH, a_plan, a_request, in_step
 
 MACHINES = 2
 A100 = find_gpu("A100-80GB")
@@ -48,10 +48,8 @@ def _name(args: Mapping[str, object]) -> str:
 
 
 def _communication(reply: TraceReply, gpu: Gpu) -> float:
-    steps = [figures.step for figures in reply.gpus if figures.are_of(gpu)]
-    assert len(steps) == 1
-    assert steps[0] is not None
-    return steps[0].communication_seconds
+    (figures,) = (figures for figures in reply.gpus if figures.are_of(gpu))
+    return sum(time.communication_seconds for time in in_step(reply, figures))
 
 
 def test_replicas_on_two_machines_send_their_sum_once(times: Times) -> None:

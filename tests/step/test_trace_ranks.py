@@ -15,8 +15,9 @@ from autotune.core.candidate import Candidate
 from autotune.core.gpu import AchievedRates
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.core.program import CONSTRUCTION, MICRO_BATCH, SAVE
+from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import TraceReply, TraceRequest
+from autotune.core.traced import GpuFigures, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError
 from autotune.inspection.gpus import find_gpu
@@ -113,8 +114,9 @@ def highest(reply: TraceReply, occurrence: Occurrence) -> int:
         pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param(zero(2), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
         pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=[pytest.mark.nightly, needs_deepspeed]),
+        pytest.param(zero(3), 6 / RANKS, 2 / RANKS, 8 / RANKS, marks=needs_deepspeed),
     ],
-    ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded"],
+    ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded", "zero3"],
 )
 def test_a_rank_holds_its_shares_between_steps(
     traced: Any, args: dict[str, Any], parameters: float, gradients: float, states: float
@@ -226,9 +228,17 @@ def test_of_the_whole_model_the_rank_of_zero_2_that_needs_the_most_is_traced(
 
 def sending(reply: TraceReply) -> float:
     """Return the bytes that a rank sends in a step over links that reach all of their speed."""
-    assert reply.step is not None
     assert FULL_SPEED.nvlink is not None
-    return reply.step.communication_seconds * FULL_SPEED.nvlink
+    return sum(time.communication_seconds for time in in_step(reply, reply.own)) * FULL_SPEED.nvlink
+
+
+def in_step(reply: TraceReply, figures: GpuFigures) -> list[StepTime]:
+    """Return the times of the parts of a traced optimizer step on a GPU."""
+    step = (Occurrence.ONCE, Occurrence.FIRST, Occurrence.FURTHER)
+    timed = zip(reply.sections, figures.times, strict=True)
+    found = [time for section, time in timed if time is not None and section.part.occurrence in step]
+    assert found
+    return found
 
 
 def test_the_more_ranks_share_a_row_the_less_each_holds_of_it(traced: Any) -> None:

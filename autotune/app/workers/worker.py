@@ -82,7 +82,8 @@ def _search(connection: Connection) -> None:
     with worker_servers(hardware, share, ignore) as (server, tracer):
         run = unpacked(connection.recv_bytes(), server, tracer)
         threading.Thread(target=_end_with_the_first, args=(connection,), daemon=True).start()
-        run_search(run, connection.send)
+        with tracer.within(run.timeout_seconds):
+            run_search(run, connection.send)
 
 
 def _end_with_the_first(connection: Connection) -> None:

@@ -96,6 +96,11 @@ class Cache:
             if not os.access(directory, os.W_OK | os.X_OK):
                 self.failure = f"{directory} is not writable"
 
+    @property
+    def keeps(self) -> bool:
+        """Whether documents are kept between runs."""
+        return bool(self._limit_bytes) and not self.failure
+
     def get(self, kind: type[_Kind], key: str) -> _Kind | None:
         """Return the document as an object of a class, or None if there is none; a document of another is removed."""
         if not self._limit_bytes:
@@ -114,7 +119,7 @@ class Cache:
 
     def put(self, key: str, value: object) -> None:
         """Keep an object as a document; if that fails, record the failure and go on."""
-        if self.failure or not self._limit_bytes:
+        if not self.keeps:
             return
         file = self._file(key)
         try:

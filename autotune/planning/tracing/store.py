@@ -91,13 +91,18 @@ class Traces:
         return any(traced is found for traced in self._new)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
-        """Return the traces of requests, in their order; those that are missing are run."""
+        """Return the traces of requests, in their order; those that are missing are run, the deepest first.
+
+        What was run before an error or an interruption is kept.
+        """
         asked = [self._asked(request) for request in requests]
         places = [self._at(request) for request in asked]
         missing = self._missing(zip(places, asked, strict=True))
-        replies = self._tracer([*missing.values()]) if missing else ()
-        for at, traced in zip(missing, replies, strict=True):
-            self._keep(at, traced)
+        deepest_first = sorted(missing, key=lambda at: missing[at].layers or 0, reverse=True)
+        if missing:
+            # In no variable, so that what runs ends with this loop, however it ends.
+            for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
+                self._keep(at, traced)
         self._places.update(places)
         traces = (self._find(at) for at in places)
         found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True) if traced]

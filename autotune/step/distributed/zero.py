@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,7 +14,8 @@ import torch
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.distributed.engines import Engine, engine_of, zero_stage
-from autotune.virtual import UnsupportedError, assume, holds_gradients, is_tracing
+from autotune.virtual import UnsupportedError, assume, holds, is_tracing
+from autotune.virtual.records import Category
 from autotune.virtual.tracing import moving_gradients
 
 
@@ -33,6 +34,7 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
     from deepspeed.comm import comm
     from deepspeed.ops.op_builder.builder import OpBuilder
     from deepspeed.ops.op_builder.cpu.no_impl import NotImplementedBuilder
+    from deepspeed.runtime.zero.partition_parameters import Init
     from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3 as Zero3
     from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer as Zero2
     from deepspeed.utils import groups
@@ -47,10 +49,12 @@ def engine_on(device: torch.device, plan: TrainingPlan) -> Iterator[None]:
         mock.patch.object(backend, "build_shm_op", return_value=None),
         mock.patch.object(Zero2, "has_overflow", _finite(Zero2.has_overflow)),
         mock.patch.object(Zero3, "has_overflow", _finite(Zero3.has_overflow)),
-        mock.patch.object(Zero2, "copy_grads_in_partition", _noted(Zero2.copy_grads_in_partition)),
-        mock.patch.object(
-            Zero2, "_build_compact_grad_partition_buffer", _built(Zero2._build_compact_grad_partition_buffer)
-        ),
+        # ZeRO-2's buffer that gradients are copied to; a rank's share in float32, which takes its place where
+        # `data_types.grad_accum_dtype` is wider than the model's type; and ZeRO-3's share, and weights.
+        _leaving(Zero2, "copy_grads_in_partition", lambda _, optimizer, *__: optimizer.grads_in_partition),
+        _leaving(Zero2, "_build_compact_grad_partition_buffer", lambda buffers, *_: buffers.flat_partition),
+        _leaving(Zero3, "_setup_for_real_optimizer", lambda _, optimizer: optimizer.grad_partitions_flat_buffer),
+        _leaving(Init, "_partition_param", lambda _, __, parameter, *___: parameter.ds_tensor, Category.PARAMETER),
         mock.patch.object(Zero2, "backward_epilogue", _tagging(Zero2.backward_epilogue)),
         mock.patch.object(
             Zero2, "independent_gradient_partition_epilogue", _tagging(Zero2.independent_gradient_partition_epilogue)
@@ -138,29 +142,23 @@ def _finite(look: Callable[..., Any]) -> Callable[..., bool]:
     return has_overflow
 
 
-def _noted(copy: Callable[..., None]) -> Callable[..., None]:
-    """Return a method of ZeRO-2 that also tags the buffer it copies gradients to as gradients."""
+def _leaving(
+    owner: type[Any],
+    name: str,
+    left: Callable[..., torch.Tensor | None],
+    category: Category = Category.GRADIENT,
+) -> AbstractContextManager[object]:
+    """Patch a method to tag a tensor that is there at its end: ``left`` returns it, given the result and arguments."""
+    method = getattr(owner, name)
 
-    def copy_grads_in_partition(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        copy(optimizer, *args, **kwargs)
-        if optimizer.grads_in_partition is not None:
-            holds_gradients(optimizer.grads_in_partition)
+    def leaving(*args: Any, **kwargs: Any) -> Any:
+        result = method(*args, **kwargs)
+        tensor = left(result, *args)
+        if tensor is not None:
+            holds(tensor, category)
+        return result
 
-    return copy_grads_in_partition
-
-
-def _built(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method of ZeRO-2 that also tags what it builds as gradients: the share of a rank in float32.
-
-    It takes the place of the other buffer where ``data_types.grad_accum_dtype`` is wider than the model's type.
-    """
-
-    def _build_compact_grad_partition_buffer(optimizer: Any, group: int) -> Any:
-        buffers = build(optimizer, group)
-        holds_gradients(buffers.flat_partition)
-        return buffers
-
-    return _build_compact_grad_partition_buffer
+    return mock.patch.object(owner, name, leaving)
 
 
 def _tagging(end: Callable[..., None]) -> Callable[..., None]:
@@ -175,7 +173,7 @@ def _tagging(end: Callable[..., None]) -> Callable[..., None]:
             for parameter in group:
                 gradient = optimizer.get_gradient_for_reduction(parameter)
                 if gradient is not None:
-                    holds_gradients(gradient)
+                    holds(gradient, Category.GRADIENT)
 
     def tagged(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         tag(optimizer)

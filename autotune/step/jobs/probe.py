@@ -107,7 +107,7 @@ def _failed(
         limit_bytes=request.limit_bytes,
         headroom_bytes=meter.headroom_bytes,
     )
-    out_of_memory = None
+    out_of_memory, crowded = None, ""
     if judged.status is ProbeStatus.OUT_OF_MEMORY:
         out_of_memory = OutOfMemory(
             phase=progress.phase,
@@ -115,6 +115,7 @@ def _failed(
             held_bytes=meter.held_bytes,
             limit_bytes=request.limit_bytes,
         )
+        crowded = meter.crowded(request.limit_bytes) if request.limit_bytes is not None else ""
     elif judged.status is ProbeStatus.HOST_OUT_OF_MEMORY:
         # The device's memory does not show the host's, and the host has no limit of its own.
         out_of_memory = OutOfMemory(progress.phase, requested_bytes=None, held_bytes=None, limit_bytes=None)
@@ -122,7 +123,7 @@ def _failed(
     first = progress.first_step_seconds
     return Measurement(
         status=judged.status,
-        reason=f"in {progress.phase}: {judged.reason}",
+        reason=f"in {progress.phase}: {judged.reason}{crowded}",
         rows=batches.population if batches is not None else None,
         worst_rows=batches.rows if batches is not None else None,
         worst_tokens=progress.worst_tokens,

@@ -39,9 +39,10 @@ from autotune.step.run.traced_training import TraceFacts, capability_of, traced_
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
+from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.allocator import CachingAllocator
-from autotune.virtual.costs import Kind, Work, operator_seconds, step_seconds
+from autotune.virtual.costs import Kind, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
 from autotune.virtual.records import OperatorRecord, Peak, Trace
@@ -88,24 +89,23 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         traced,
         traced.phase(step_name(1)),
         of_run=program.before,
-        of_step=program.apart,
+        of_step=_synchronised(program.apart),
         after=program.after,
-        leading=program.leading,
+        leading=_synchronised(program.leading),
     )
     run = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
         for _, span in course
     ]
-    # The micro-batch of a step that stands for those between its first and its last.
-    between = Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER
-    gpus = tuple(_figures(traced, request, run, _step_works(traced, facts, between)))
+    gpus = tuple(_figures(traced, request, run))
     operators, counts = _operators(run, request)
     return TraceReply(
         device=_peak(traced.device_peak),
         host=_peak(traced.host_peak),
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
-        between=between,
+        # The micro-batch of a step that stands for those between its first and its last.
+        between=Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER,
         tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
@@ -117,6 +117,11 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         gpus=gpus,
         operators=operators,
     )
+
+
+def _synchronised(phases: Sequence[str]) -> Sequence[str]:
+    """Return phases with what a generation by vLLM begins with apart, if they have a generation."""
+    return (SYNCHRONISATION, *phases) if GENERATION in phases else phases
 
 
 def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
@@ -197,13 +202,12 @@ def _operators(
 
 
 def _figures(
-    traced: Trace, request: TraceRequest, run: Sequence[Sequence[OperatorRecord] | None], whole: Sequence[Work]
+    traced: Trace, request: TraceRequest, run: Sequence[Sequence[OperatorRecord] | None]
 ) -> Iterator[GpuFigures]:
     """Yield the figures of the request's GPU, and of the others whose kernels are the same.
 
     Args:
         run: the operators of each section that take time, or None if it has none.
-        whole: the works of an optimizer step.
     """
     works = [None if records is None else [record.work for record in records] for records in run]
     replays: dict[int, tuple[Replayed, ...]] = {}
@@ -214,12 +218,11 @@ def _figures(
         if workspace not in replays:
             replays[workspace] = tuple(_replay_of(traced, gpu, use) for use in request.replayed)
         if gpu is None or gpu.speeds is None:
-            yield GpuFigures(capability, None, replays[workspace], None, (None,) * len(run))
+            yield GpuFigures(capability, None, replays[workspace], (None,) * len(run))
             continue
         launch, pace = request.plan.launch, _pace(request.plan, gpu.speeds)
         times = tuple(None if each is None else step_seconds(each, gpu, pace, launch) for each in works)
-        step = step_seconds(whole, gpu, pace, launch)
-        yield GpuFigures(capability, gpu.speeds, replays[workspace], step, times)
+        yield GpuFigures(capability, gpu.speeds, replays[workspace], times)
 
 
 def _pace(plan: TrainingPlan, speeds: GpuSpeeds) -> Pace:
@@ -264,17 +267,6 @@ def _replay_of(traced: Trace, gpu: Gpu | None, use: AllocatorUse) -> Replayed:
     found = run(None)
     needed_bytes = short_of_memory(found, run).peak_reserved_bytes
     return Replayed(use, found.peak_allocated_bytes, found.peak_reserved_bytes, needed_bytes)
-
-
-def _step_works(traced: Trace, facts: TraceFacts, between: Occurrence) -> list[Work]:
-    """Return the works of a whole optimizer step."""
-    step = traced.phase(step_name(1))
-    run = micro_batches(traced, step)
-    last, stands = run[-1], run[-1] if between is Occurrence.FURTHER else run[0]
-    before = traced.operators[step.first_operator : last.end_operator]
-    again = traced.operators[stands.first_operator : stands.end_operator]
-    after = traced.operators[last.end_operator : step.end_operator]
-    return [record.work for record in (*before, *again * (facts.micro_batches - len(run)), *after)]
 
 
 # accelerate parses those of the same packages a dozen times per training (accelerate/utils/imports.py).

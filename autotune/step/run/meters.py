@@ -70,6 +70,10 @@ class Meter(ABC):
             InputError: they hold more, so that a failed allocation would say nothing about a candidate.
         """
 
+    def crowded(self, limit_bytes: int) -> str:
+        """Return what besides a candidate may have made an allocation fail, in words; empty if nothing did."""
+        return ""
+
     def lift_limit(self) -> None:  # noqa: B027 a caching allocator's limit does not apply to what a report needs
         """Remove a limit under which the failure could not be reported."""
 
@@ -215,6 +219,7 @@ class CudaMeter(Meter):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._allocated_bytes = self._reserved_bytes = 0
+        self._others_before_bytes = self._others_bytes()
 
     def require(self, limit_bytes: int) -> None:
         """Check that other processes leave ``limit_bytes``; where NVML is missing, theirs is not known."""
@@ -229,6 +234,14 @@ class CudaMeter(Meter):
             f"{format_bytes(limit_bytes)} are needed for a probe.",
             hint="End what uses the GPU, then run the command again; a search goes on with --resume.",
         )
+
+    def crowded(self, limit_bytes: int) -> str:
+        """Return that what others hold has grown since the start, and leaves less than the limit."""
+        before_bytes, others_bytes = self._others_before_bytes, self._others_bytes()
+        if others_bytes <= before_bytes or limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:
+            return ""
+        grown = f"grew from {format_bytes(before_bytes)} to {format_bytes(others_bytes)}"
+        return f"; what others than this probe's allocator hold of the GPU {grown}, which leaves less than the limit"
 
     def _others_bytes(self) -> int:
         free_bytes, _ = torch.cuda.mem_get_info()
