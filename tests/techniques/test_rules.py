@@ -284,6 +284,28 @@ def test_fp16_on_a_cpu_is_refused_since_accelerate_computes_in_float32() -> None
     assert SFT.illegal(candidate(here, precision="float32+fp16"), here) is None
 
 
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+@pytest.mark.parametrize(
+    ("sharding", "lora", "reference", "refused"),
+    [
+        ("fsdp2", "r16", "precomputed", True),
+        ("fsdp2", "none", "precomputed", False),
+        ("fsdp2", "r16", "beside", False),
+        ("zero3", "r16", "precomputed", False),
+    ],
+)
+def test_fsdp2_has_no_adapters_on_the_gpu_before_it_trains(
+    name: str, sharding: str, lora: str, reference: str, refused: bool
+) -> None:
+    trainer, of = trainers()[name], replace(workload(), trainer=name)
+    for machine in (replace(GPU, hardware=replace(GPU.hardware, processes=2)), TWO):
+        here = setting(machine=machine, of=of)
+        start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+        chosen = start.but(sharding=sharding, lora=lora, reference=reference)
+        found = find("sharding", trainer.techniques).conflict(sharding, chosen, here)
+        assert isinstance(found, CrashReason) is (refused and machine is not TWO)
+
+
 @pytest.mark.parametrize("zero3", [True, False])
 def test_selective_checkpointing_of_adapters_is_refused_where_weights_are_shared_out(zero3: bool) -> None:
     machine = replace(TWO, packages={**TWO.packages, "transformers": "5.16.0"})
