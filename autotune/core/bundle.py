@@ -61,6 +61,7 @@ class PlannedBundle:
         error: share of that by which it may be off, either way.
         spare_bytes: the budget less the need.
         doubts: why it might not fit, in sentences; empty where it is sure to.
+        host_bytes: memory of the host that a machine is predicted to need, for all processes that train on it.
         tokens_per_second: predicted; None where the device's speed is not known, or vLLM generates.
         server: the split into GPUs that generate and GPUs that train; None without a server.
         environment: versions of the software that was traced, by package.
@@ -83,6 +84,7 @@ class PlannedBundle:
     error: float
     spare_bytes: int
     doubts: tuple[str, ...] = ()
+    host_bytes: int = 0
     tokens_per_second: float | None = None
     server: ServerSplit | None = None
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -102,6 +102,8 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
     rate = document.tokens_per_second
     speed = f", and {format_rate(rate)} on typical ones" if rate is not None else ""
     yield f"Predicted: a need of {need}, give or take {100 * document.error:.0f} %{speed}."
+    if document.host_bytes and plan.launch.processes > 1:
+        yield f"A machine needs up to {format_bytes(document.host_bytes)} of host memory, for all processes on it."
     yield from document.doubts
     asks = plan.args.get("vllm_mode") == SERVER and bool(plan.args.get("use_vllm"))
     if split is not None:
@@ -115,8 +117,9 @@ def _planned(document: PlannedBundle, workload: Workload, max_tokens: int | None
         yield f"Server and training need {SUPPORTED} in addition to TRL. autotune probe starts no server."
     if plan.launch.machines > 1:
         yield (
-            f"{ACCELERATE} is for the first of {plan.launch.machines} machines: set main_process_ip in it, and"
-            " machine_rank on each of the others."
+            f"On each of {plan.launch.machines} machines, give --main_process_ip with the address of the first one, and"
+            f" --machine_rank, from 0 on, to `trl` or, before train.py, to `accelerate launch`; or write both into"
+            f" {ACCELERATE} there."
         )
     measures = "" if asks else "; autotune probe measures on the device itself"
     yield f"Predictions are for this model, dataset, device and software alone{measures}."

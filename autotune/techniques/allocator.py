@@ -9,8 +9,8 @@ from autotune.core.plan import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
 from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
-from autotune.techniques.vllm import NAME as VLLM
-from autotune.techniques.vllm import SLEEPING
+from autotune.techniques.vllm import is_colocated
+from autotune.techniques.vllm_tensor_parallel_size import VllmTensorParallelSize
 
 DEFAULT = "default"
 
@@ -27,15 +27,21 @@ class Allocator(Equipped):
     trl_default = DEFAULT
     # Its allocator has no segments.
     without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
-    needs = "a CUDA GPU"
+    needs = "a CUDA GPU, and no vLLM engine on several GPUs"
     writes = frozenset(f"env.{name}" for name in ALLOCATOR_VARIABLES)
     impact = TraceImpact(Scope.ALLOCATOR)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason with vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
-        if choice != DEFAULT and candidate.get(VLLM) == SLEEPING:
-            return "vLLM's sleep mode has a memory pool of its own, which does not go with expandable segments"
-        return None
+        """Return a reason where several GPUs share vLLM's engine, in the processes of the training.
+
+        Its all-reduce exports buffers to the other GPUs by handles that growing segments do not have
+        (``csrc/custom_all_reduce.cuh``), and ends the process (https://github.com/vllm-project/vllm/issues/42609).
+        Sleep mode needs no rule: vLLM turns them off for its pool alone (``CuMemAllocator.use_memory_pool``).
+        """
+        gpus = int(candidate.get(VllmTensorParallelSize.name, 1)) if is_colocated(candidate) else 1
+        if choice == DEFAULT or gpus == 1:
+            return None
+        return f"the all-reduce of vLLM among {gpus} GPUs cannot share segments that grow, and may end the process"
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return no entry for the default: a probe runs without the variables of the user's environment."""

@@ -6,12 +6,15 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import CrashReason, Effect, Option, Technique
+from autotune.techniques.lora import has_adapters
 from autotune.techniques.sharding import DDP, FSDP2, ZERO_STAGES
 from autotune.techniques.trace_impact import NO_PATCHES
 from autotune.techniques.versions import missing
 
 _ADAFACTOR = "adafactor"
 _BITSANDBYTES = "bitsandbytes"
+_UNCOUNTED = 2**31
+"""Elements of a tensor from which on bitsandbytes' number of them overflows (``backends/cuda/ops.py``, 0.50)."""
 _PACKAGES = {
     "paged_adamw_32bit": _BITSANDBYTES,
     "adamw_bnb_8bit": _BITSANDBYTES,
@@ -39,8 +42,8 @@ class Optimizer(Technique):
     )
     trl_default = "adamw_torch_fused"
     needs = (
-        "8-bit, paged: the package bitsandbytes, and not FSDP2; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; "
-        "paged: a GPU"
+        "8-bit, paged: the package bitsandbytes, not FSDP2, and with zero1 and zero2 fewer than 2^31 weights for each "
+        "process; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; paged: a GPU"
     )
     changes = "other update rules, or AdamW with its state rounded to 8 bits"
     writes = frozenset({"args.optim"})
@@ -61,8 +64,9 @@ class Optimizer(Technique):
 
         DeepSpeed flattens each process's share of a group of parameters to one tensor
         (``single_partition_of_fp32_groups`` of ``stage_1_and_2.py``, ``fp32_partitioned_groups_flat`` of
-        ``stage3.py``). transformers' Adafactor factors the second moments of matrices alone, and clips by the root mean
-        square of a tensor's update.
+        ``stage3.py``, there of 1e9 elements). transformers' Adafactor factors the second moments of matrices alone, and
+        clips by the root mean square of a tensor's update. bitsandbytes starts a kernel with the number of elements in
+        32 bits: CUDA refuses a negative one, and what is above twice as many leaves most weights as they are.
         """
         sharding = candidate.get("sharding", DDP)
         if choice == _ADAFACTOR:
@@ -74,7 +78,15 @@ class Optimizer(Technique):
                 f"{choice} trains something else with sharding={sharding} than with sharding={own}: DeepSpeed gives it"
                 " one flat tensor, whose second moments it does not factor, and which it clips as a whole"
             )
-        if _PACKAGES.get(str(choice)) != _BITSANDBYTES or sharding != FSDP2:
+        if _PACKAGES.get(str(choice)) != _BITSANDBYTES:
+            return None
+        share = setting.workload.model.parameters // setting.machine.hardware.processes
+        if sharding in ("zero1", "zero2") and share >= _UNCOUNTED and not has_adapters(candidate):
+            return CrashReason(
+                f"{_BITSANDBYTES} cannot count the {share:,} elements of the one tensor that {sharding} makes of a"
+                " process's share of the weights"
+            )
+        if sharding != FSDP2:
             return None
         # https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1633; tests/contract/test_bitsandbytes.py
         return CrashReason(

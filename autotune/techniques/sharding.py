@@ -10,9 +10,11 @@ from autotune.core.machine import Machine
 from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
-from autotune.techniques.reference import SYNCHRONISED, SYNCHRONISED_WHOLE
+from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts
+from autotune.techniques.lora import has_adapters
+from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
+from autotune.techniques.versions import missing
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
@@ -22,7 +24,6 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by choice."""
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
-NO_DEEPSPEED = "the package deepspeed is not installed (pip install deepspeed)"
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 _AUTO = "auto"
 # `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width
@@ -115,11 +116,11 @@ class Sharding(Technique):
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where DeepSpeed is missing, or where a single process has no device to offload from."""
+        """Return a reason where DeepSpeed is missing or too old, or one process has no device to offload from."""
         if choice == DDP:
             return None
-        if choice in ZERO_STAGES and "deepspeed" not in machine.packages:
-            return NO_DEEPSPEED
+        if choice in ZERO_STAGES and (lacking := missing("deepspeed", machine)):
+            return lacking
         if machine.hardware.processes > 1:
             return None
         if choice not in ("zero2", "zero3"):
@@ -127,12 +128,20 @@ class Sharding(Technique):
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
-        """Return a reason for a single process without offload, sharded quantised weights, or a gathered reference."""
+        """Return a reason for a single process without offload, sharded quantised weights, or a reference.
+
+        Before it trains, TRL asks the model itself where it has adapters, and FSDP has not moved that to the GPU by
+        then (trl 1.16, ``_precompute_ref_logps``; without adapters a copy is asked,
+        https://github.com/huggingface/trl/issues/6470).
+        """
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"
         if choice in WEIGHTS_SHARED and candidate.get("quantization", "none") != "none":
             return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
+        precomputed = candidate.get("reference") == PRECOMPUTED and setting.machine.hardware.kind == "cuda"
+        if choice == FSDP2 and precomputed and has_adapters(candidate):
+            return CrashReason(f"reference={PRECOMPUTED} asks a model with adapters before {FSDP2} has it on the GPU")
         return SYNCHRONISED_WHOLE if choice == "zero3" and setting.users_entry(SYNCHRONISED) else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

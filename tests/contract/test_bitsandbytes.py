@@ -1,9 +1,13 @@
-"""Contract with bitsandbytes: its versions, and its optimizers, which update no parameter that FSDP2 shards."""
+"""Contract with bitsandbytes: its versions, and what its optimizers cannot update: shards of FSDP2, and 2^31 elements.
+
+DeepSpeed makes one tensor of a process's share of the weights, which may have so many.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,8 +18,9 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from autotune.core.machine import Machine
 from autotune.techniques import find, versions
+from autotune.techniques.base import CrashReason
 from autotune.trainers import find_trainer
-from tests.settings import GPU, problem, setting
+from tests.settings import GPU, problem, setting, workload
 
 ROWS = 8192
 """Rows of a matrix that is large enough for state in 8 bits."""
@@ -64,3 +69,32 @@ def test_they_are_no_candidates_beside_fsdp2() -> None:
     assert told["lion_8bit", "fsdp2"] == (
         "bitsandbytes cannot update the parameters that sharding=fsdp2 shares out, which are DTensors"
     )
+
+
+def test_their_kernels_count_elements_in_32_bits() -> None:
+    spec = find_spec("bitsandbytes")
+    if spec is None or spec.origin is None:
+        pytest.skip("bitsandbytes is not installed")
+    kernels = Path(spec.origin).with_name("backends") / "cuda" / "ops.py"
+    assert kernels.read_text(encoding="utf-8").count("ct.c_int32(g.numel())") == 2
+
+
+@pytest.mark.parametrize(("processes", "refused"), [(2, {"zero1", "zero2"}), (4, set())])
+def test_they_get_no_tensor_of_deepspeed_s_whose_elements_they_cannot_count(processes: int, refused: set[str]) -> None:
+    of = workload()
+    of = replace(of, model=replace(of.model, parameters=8_030_261_248))
+    machine = Machine(replace(GPU.hardware, processes=processes), {**GPU.packages, "deepspeed": "0.19.8"})
+    here = problem(setting(machine=machine, of=of, allowed=frozenset(["lora", "optimizer"])))
+    optimizer = find("optimizer", find_trainer("sft").techniques)
+
+    def told(choice: str, **choices: str) -> set[str]:
+        engines = ("ddp", "zero1", "zero2", "zero3")
+        found = {
+            engine: optimizer.conflict(choice, here.baseline.but(sharding=engine, **choices), here.setting)
+            for engine in engines
+        }
+        assert all(reason is None or isinstance(reason, CrashReason) for reason in found.values())
+        return {engine for engine, reason in found.items() if reason}
+
+    assert all(told(choice) == refused for choice in OF_BITSANDBYTES)
+    assert told("adamw_torch_fused") == told("paged_adamw_32bit", lora="r16") == set()

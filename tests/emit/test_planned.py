@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from trl.cli.accelerate_config import resolve_accelerate_config_argument
 
 from autotune.core.bundle import PlannedBundle, ServerSplit
 from autotune.core.codec import decode
@@ -191,7 +194,28 @@ def test_threads_are_written_only_for_a_machine_that_is_known(tmp_path: Path) ->
 def test_several_machines_need_what_is_not_known_here(tmp_path: Path) -> None:
     document = a_bundle(None)
     folder = write(replace(document, plan=replace(document.plan, launch=Launch(2, 2))), tmp_path)
-    assert "set main_process_ip in it, and machine_rank" in text_of(folder / "config.yaml")
+    assert "On each of 2 machines, give --main_process_ip with the address" in text_of(folder / "config.yaml")
+    parser = importlib.import_module("trl.scripts.grpo").make_parser()
+    words = ["--main_process_ip", "node-0", "--machine_rank", "1"]
+    *_, of_file, further = parser.parse_args_and_config(
+        ["--config", str(folder / "config.yaml"), "--output_dir", str(tmp_path), *words],
+        return_remaining_strings=True,
+        separate_remaining_strings=True,
+    )
+    assert further == words
+    launch = resolve_accelerate_config_argument([*of_file, *further])
+    read, _, _ = _validate_launch_command(launch_command_parser().parse_args([*launch, "grpo.py"]))
+    prepare_multi_gpu_env(read)
+    assert (read.nnodes, read.nproc_per_node, read.node_rank) == ("2", "1", 1)
+    assert read.rdzv_endpoint == "node-0:29500"
+
+
+def test_the_host_memory_of_several_processes_is_in_the_head(tmp_path: Path) -> None:
+    several, alone = a_bundle(None, host_bytes=40 * GIB), a_bundle(None)
+    alone = replace(alone, host_bytes=40 * GIB, processes=1, plan=replace(alone.plan, launch=Launch()))
+    for name, bundle, shown in (("several", several, True), ("alone", alone, False), ("before", a_bundle(None), False)):
+        head = text_of(write(bundle, tmp_path / name) / "config.yaml")
+        assert ("A machine needs up to 40.00 GiB of host memory, for all processes on it." in head) == shown
 
 
 def test_another_plan_takes_the_place_of_the_files_that_it_has_not(served: Path) -> None:

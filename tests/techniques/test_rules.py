@@ -220,13 +220,27 @@ def test_evaluation_has_a_size_of_its_own_only_where_there_is_one() -> None:
     assert problem(evaluated).choices[knob] == (8, 1, 2, 4, 16, 32)
 
 
-def test_what_vllm_generates_is_neither_batched_by_transformers_nor_asleep_beside_growing_segments() -> None:
+def test_segments_grow_beside_vllm_unless_its_engine_is_on_several_gpus() -> None:
+    grpo = trainers()["grpo"]
+    here = setting(machine=GPU, of=replace(workload(), trainer="grpo"), allowed=frozenset({"vllm"}))
+    start = Candidate({item.name: item.default(here) for item in grpo.techniques})
+    for vllm, gpus, refused in (
+        ("colocate-sleep", 1, False), ("colocate-sleep", 2, True), ("colocate", 4, True), ("server", 2, False),
+    ):  # fmt: skip
+        shared = start.but(vllm=vllm, vllm_tensor_parallel_size=gpus)
+        found = [
+            find("allocator", grpo.techniques).conflict(choice, shared.but(allocator=choice), here)
+            for choice in ("default", "expandable_segments")
+        ]
+        assert found[0] is None
+        assert (f"among {gpus} GPUs cannot share segments that grow" in str(found[1])) is refused
+
+
+def test_what_vllm_generates_is_not_batched_by_transformers() -> None:
     grpo = trainers()["grpo"]
     of = replace(workload(), trainer="grpo")
     here = setting(machine=replace(GPU, planned=True), of=of, allowed=frozenset({"vllm", "continuous_batching"}))
     start = Candidate({item.name: item.default(here) for item in grpo.techniques})
-    sleeping = start.but(vllm="colocate-sleep", allocator="expandable_segments")
-    assert "sleep mode" in str(find("allocator", grpo.techniques).conflict("expandable_segments", sleeping, here))
     newer = replace(here, machine=replace(GPU, packages={"transformers": "5.24.0"}))
     failing = find("continuous_batching", grpo.techniques).conflict("on", start, newer)
     assert isinstance(failing, CrashReason)
@@ -268,6 +282,28 @@ def test_fp16_on_a_cpu_is_refused_since_accelerate_computes_in_float32() -> None
     assert "computes in float32 on a CPU" in str(SFT.illegal(candidate(here, precision="float32+fp16"), here))
     here = replace(here, machine=GPU)
     assert SFT.illegal(candidate(here, precision="float32+fp16"), here) is None
+
+
+@pytest.mark.parametrize("name", ["dpo", "kto"])
+@pytest.mark.parametrize(
+    ("sharding", "lora", "reference", "refused"),
+    [
+        ("fsdp2", "r16", "precomputed", True),
+        ("fsdp2", "none", "precomputed", False),
+        ("fsdp2", "r16", "beside", False),
+        ("zero3", "r16", "precomputed", False),
+    ],
+)
+def test_fsdp2_has_no_adapters_on_the_gpu_before_it_trains(
+    name: str, sharding: str, lora: str, reference: str, refused: bool
+) -> None:
+    trainer, of = trainers()[name], replace(workload(), trainer=name)
+    for machine in (replace(GPU, hardware=replace(GPU.hardware, processes=2)), TWO):
+        here = setting(machine=machine, of=of)
+        start = Candidate({item.name: item.default(here) for item in trainer.techniques})
+        chosen = start.but(sharding=sharding, lora=lora, reference=reference)
+        found = find("sharding", trainer.techniques).conflict(sharding, chosen, here)
+        assert isinstance(found, CrashReason) is (refused and machine is not TWO)
 
 
 @pytest.mark.parametrize("zero3", [True, False])
