@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import notes_on_launcher, notes_on_loading
 from autotune.core.candidate import Candidate
+from autotune.core.length_report import LengthLimit, histogram, limit
 from autotune.core.machine import Hardware
 from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
@@ -15,10 +16,12 @@ from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIM
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
 from autotune.core.spread import Interval, mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
+from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
 from autotune.reporting.words import baseline_name, differences
 from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
+from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
@@ -50,7 +53,7 @@ class RunFacts:
 
 def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
     """Return the document of a search that ended, however it ended."""
-    setting = problem.setting
+    setting, trainer, workload = problem.setting, problem.trainer, problem.setting.workload
     recommended, baseline = (
         _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
     )
@@ -64,8 +67,8 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     return Result(
         schema=SCHEMA,
         status=_status(outcome, trials),
-        trainer=problem.trainer.name,
-        workload=setting.workload,
+        trainer=trainer.name,
+        workload=workload,
         hardware=setting.machine.hardware,
         environment=environment(setting.machine),
         budget_bytes=facts.budget_bytes,
@@ -100,7 +103,24 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         ended=outcome.ending,
         compared=_compared(trials, problem.size, outcome) if recommended else "",
         smallest=outcome.smallest,
+        lengths=histogram(workload.dataset.documents),
+        limit=length_limit(trainer, workload, recommended.candidate) if recommended else None,
+        shorter=() if recommended else shorter_limits(trials, trainer, workload),
     )
+
+
+def shorter_limits(trials: Sequence[Trial], trainer: Trainer, workload: Workload) -> tuple[LengthLimit, ...]:
+    """Return maximum lengths below those that were to fit, with what they keep; none where no row is cut or dropped."""
+    documents = workload.dataset.documents
+    if not limits_rows(trainer):
+        return ()
+    tried = [(trial, int(trial.candidate["max_length"])) for trial in trials if "max_length" in trial.candidate]
+    shortest = min([*(length for trial, length in tried if not trial.illegal), documents.longest])
+    # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
+    ran = [length for trial, length in tried if trial.status is ProbeStatus.OK and length < shortest]
+    lengths = sorted({shortest // 2, shortest // 4, *ran}, reverse=True)
+    kept = (limit(documents, length) for length in lengths if length >= workload.least_length)
+    return tuple(each for each in kept if each.row_coverage)
 
 
 def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) -> str:

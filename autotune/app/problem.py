@@ -13,6 +13,8 @@ from autotune.errors import InputError
 from autotune.space import resolve
 from autotune.techniques import find
 from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
+from autotune.techniques.packing import NAME as PACKING
+from autotune.techniques.packing import NONE
 from autotune.trainers.problem import TrainerProblem, require_legal
 
 
@@ -74,6 +76,7 @@ def problem_of(
     offloads = base is not None and "args.deepspeed" in base.documents
     entries = base.entries if base is not None else {}
     args = {path.removeprefix("args."): value for path, value in entries.items() if path.startswith("args.")}
+    args[PACKING] = base is not None and base.choices.get(PACKING, NONE) != NONE
     depends = options.trainer.loss_depends_on(args, workload.model)
     wishes = options.wishes
     setting = Setting(workload, machine, batch, coverage, options.allowed, base, shared, offloads, wishes, depends)

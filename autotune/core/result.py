@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.epoch import Epoch
+from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.machine import Hardware
 from autotune.core.measurement import HeldMemory
 from autotune.core.memory_timeline import MemoryTimeline
@@ -232,6 +233,10 @@ class Result:
             words that follow "it is"; empty without a recommendation, and where no candidate was left.
         smallest: the candidate with the smallest predicted need, if nothing is recommended, needs are predicted, and
             there was time to look for it.
+        lengths: of the rows, as ``autotune lengths`` counts them; empty in documents of earlier versions.
+        limit: what the ``max_length`` of the recommendation keeps of them; None where a shorter one would cut and drop
+            none, as that of a trainer that has no ``max_length``, or without a recommendation.
+        shorter: if nothing is recommended, shorter maximum lengths with what they would keep.
     """
 
     schema: int
@@ -265,6 +270,9 @@ class Result:
     ended: Ending | None = None
     compared: str = ""
     smallest: Smallest | None = None
+    lengths: tuple[LengthBin, ...] = ()
+    limit: LengthLimit | None = None
+    shorter: tuple[LengthLimit, ...] = ()
 
     @property
     def written(self) -> Result:

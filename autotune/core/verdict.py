@@ -118,7 +118,8 @@ class Remedy:
         diff: the change of the file, as a unified diff; empty if there is no file.
         bytes: the traced need afterwards.
         most_bytes: upper bound of it, by the stated error.
-        slower: time of a step afterwards, divided by that of now; None where it is not known.
+        slower: time of a step of the largest micro-batches afterwards, divided by that of now; None where it is not
+            known.
     """
 
     keys: Mapping[str, object]

@@ -96,7 +96,7 @@ def _rate(need: Need) -> str:
 def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
     slower = "; no speed is predicted"
     if remedy.slower is not None:
-        slower = f", and a step takes {remedy.slower:.2f} times as long"
+        slower = f", and a step of the largest micro-batches takes {remedy.slower:.2f} times as long"
     fits = f"{format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of {format_bytes(budget_bytes)}"
     lead = f"The smallest change that fits: {fits}{slower}"
     keys = () if remedy.diff else tuple(f"{key}: {value}" for key, value in remedy.keys.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
@@ -21,7 +21,7 @@ from autotune.reporting.words import (
     status_text,
     written,
 )
-from autotune.trainers import find_trainer, limits_rows
+from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes, format_duration
 
 _REASONS_SHOWN = 4
@@ -210,7 +210,7 @@ def way_out_lines(result: Result) -> tuple[str, ...]:
         return ()
     return (
         *allow_lines(result.unlockable),
-        *_shorter_lines(result),
+        *(f"--max-length {limit.max_length} would keep {kept_text(limit)}" for limit in result.shorter),
         more_memory_text(result.budget_bytes, result.hardware.memory_bytes),
     )
 
@@ -218,24 +218,6 @@ def way_out_lines(result: Result) -> tuple[str, ...]:
 def more_memory_text(budget_bytes: int, device_bytes: int) -> str:
     """Return how a training gets more memory."""
     return "a larger --memory-budget" if budget_bytes < device_bytes else "a device with more memory"
-
-
-def _shorter_lines(result: Result) -> Iterator[str]:
-    """Yield maximum lengths with what they keep; none where no row can be cut or dropped."""
-    workload, documents = result.workload, result.workload.dataset.documents
-    if not limits_rows(find_trainer(workload.trainer)):
-        return
-    failed = [trial for trial in result.trials if not trial.illegal]
-    shortest = min([*_lengths(failed), documents.longest])
-    # A length that keeps too few tokens may have run all the same: TRL's default is always probed.
-    known = [length for length in _lengths(ran(result.trials)) if length < shortest]
-    for length in sorted({shortest // 2, shortest // 4, *known}, reverse=True):
-        if documents.row_coverage(length) > 0 and length >= workload.least_length:
-            yield f"--max-length {length} would keep {kept_text(documents, length)}"
-
-
-def _lengths(trials: Iterable[Trial]) -> list[int]:
-    return [int(trial.candidate["max_length"]) for trial in trials if "max_length" in trial.candidate]
 
 
 def next_command(result: Result, program: Callable[[str], str] = str) -> str:

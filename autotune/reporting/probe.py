@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.length_report import histogram
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
@@ -49,7 +48,6 @@ from autotune.reporting.words import (
     short_path,
     status_text,
 )
-from autotune.trainers import find_trainer, length_limit
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
@@ -62,8 +60,6 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
     nothing_fits = result.status is RunStatus.NOTHING_FITS
     model, dataset = result.workload.model.name, result.workload.dataset.name
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    chosen, trainer = result.recommended, find_trainer(result.trainer)
-    limit = None if chosen is None else length_limit(trainer, result.workload, chosen.candidate)
     plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
     return doc.Document(
         title=f"{result.trainer}: {short(model)} on {short(dataset)}",
@@ -77,7 +73,7 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
             *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
-            *lengths_section(histogram(result.workload.dataset.documents), limit, "the recommendation"),
+            *lengths_section(result.lengths, result.limit, "the recommendation"),
             *doc.listing("Not searched", left_out_lines(result.left_out)),
             *doc.listing(
                 "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
@@ -260,6 +256,7 @@ def _bundle(result: Result, program: Callable[[str], str]) -> Iterator[doc.Secti
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     model, dataset, hardware = result.workload.model, result.workload.dataset, result.hardware
     yield "model", f"{model.name} ({model.architecture}, {model.parameters:,} parameters)"
-    yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows, {dataset.lengths.tokens:,} tokens)"
+    tokens = f", {sum(part.tokens for part in result.lengths):,} tokens" if result.lengths else ""
+    yield "dataset", f"{dataset.name} ({dataset.lengths.rows:,} rows{tokens})"
     yield "device", f"{hardware.name}, {hardware.variables}" if hardware.variables else hardware.name
     yield from sorted(result.environment.items())

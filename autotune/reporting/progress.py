@@ -251,6 +251,6 @@ def workload_text(event: WorkloadReady) -> str:
     model, dataset = event.workload.model, event.workload.dataset
     return (
         f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "
-        f"{dataset.lengths.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
+        f"{dataset.documents.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
         f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
     )

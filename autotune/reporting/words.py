@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.candidate import Candidate
-from autotune.core.documents import Documents
 from autotune.core.estimate import Estimate
+from autotune.core.length_report import LengthLimit
 from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_duration, format_rate
 
@@ -88,11 +88,10 @@ def share_text(share: float) -> str:
     return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
 
 
-def kept_text(documents: Documents, max_length: int) -> str:
+def kept_text(limit: LengthLimit) -> str:
     """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
-    rows = documents.row_coverage(max_length)
-    kept_rows = f" and {share_text(rows)} of the rows" if rows < 1 else ""
-    return f"{share_text(documents.coverage(max_length))} of the tokens{kept_rows}"
+    kept_rows = f" and {share_text(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
+    return f"{share_text(limit.coverage)} of the tokens{kept_rows}"
 
 
 def short_path(path: Path) -> str:

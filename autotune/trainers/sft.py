@@ -9,7 +9,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
 from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE, IGNORED_LABEL, ModelProfile
-from autotune.techniques.max_length import TRUNCATION
+from autotune.techniques.max_length import TRUNCATION, MaxLength
 from autotune.techniques.packing import CUTTING, SEPARATING
 from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.per_device_train_batch_size import ROWS
@@ -72,12 +72,17 @@ class SupervisedFineTuning(FusedHead):
         return (1, *lengths)
 
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
-        """Return that the tokens of a micro-batch alone divide its loss, if the model's class leaves it at that."""
-        found = super().loss_depends_on(args, model)
-        if model is None or model.accepts_loss_kwargs:
-            return found
-        how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
-        return {**found, **dict.fromkeys((ROWS, PACKING), how)}
+        """Return that the tokens of a micro-batch alone divide its loss, if the model's class leaves it at that.
+
+        The length of the rows that a configuration packs sets what a micro-batch holds, as packing does.
+        """
+        found = dict(super().loss_depends_on(args, model))
+        if model is not None and not model.accepts_loss_kwargs:
+            how = f"{model.architecture} averages its loss over the tokens of each micro-batch, which has more or fewer"
+            found |= dict.fromkeys((ROWS, PACKING), how)
+        if args.get("packing") and PACKING in found:
+            found[MaxLength.name] = found[PACKING]
+        return found
 
     def laid_out(
         self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False

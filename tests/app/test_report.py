@@ -15,6 +15,7 @@ from autotune.core.result import BaseFile, Result, Timelines
 from autotune.emit.document import json_text
 from autotune.errors import InputError, UnwrittenError
 from autotune.units import MIB
+from tests.app.test_outcome import BASELINE, WINNER, result
 from tests.reporting.examples import a_result, a_timeline, traced
 from tests.reporting.pages import html, markdown
 from tests.reporting.plans import a_plan
@@ -29,6 +30,15 @@ def lying_in(folder: Path, result: Result) -> Result:
 def written(tmp_path: Path) -> Path:
     (tmp_path / "result.json").write_text(json_text(a_result()), encoding="utf-8")
     return tmp_path
+
+
+def test_a_result_has_the_lengths_of_rows_and_what_the_recommendation_or_shorter_ones_keep() -> None:
+    chosen, nothing = result(BASELINE, WINNER, winner=WINNER), result(BASELINE)
+    assert sum(part.rows for part in nothing.lengths) == 100
+    assert chosen.limit is not None
+    assert (chosen.limit.max_length, chosen.limit.coverage, chosen.shorter) == (2000, 1.0, ())
+    assert nothing.limit is None
+    assert [limit.max_length for limit in nothing.shorter] == [1024, 1000, 500]
 
 
 def test_a_page_of_an_earlier_version_s_result_has_none_of_its_secrets(tmp_path: Path) -> None:

@@ -54,8 +54,9 @@ micro-batch together (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and i
 class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
 `per_device_train_batch_size`, and the last two on `packing`. Those that put together what is generated at once (GRPO's
 `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. NEFTune's noise depends on what
-sets the width of micro-batches: `per_device_train_batch_size`, `packing`, `padding_free`, `pad_to_multiple_of`. Other
-choices of these are searched only with `--allow`.
+sets the width of micro-batches: `per_device_train_batch_size`, `packing`, `padding_free`, `pad_to_multiple_of`. What
+depends on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these
+are searched only with `--allow`.
 
 """
 

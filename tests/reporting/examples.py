@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autotune.app.outcome import shorter_limits
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.length_report import histogram
 from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware
 from autotune.core.memory_timeline import Mark, MemoryTimeline
@@ -17,6 +19,7 @@ from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.timeline import Occurrence, Part
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.core.workload import DatasetProfile, DatasetSource, ModelProfile, ModelSource, PackingCheck, Workload
+from autotune.trainers import find_trainer, length_limit
 from autotune.units import GIB
 
 BASELINE = Candidate(
@@ -215,7 +218,18 @@ def a_result(**changes: Any) -> Result:
         speedup_high=2.51,
         pairs=5,
     )
-    return replace(result, **changes)
+    return with_lengths(replace(result, **changes))
+
+
+def with_lengths(result: Result) -> Result:
+    """The same result with the lengths of its rows, and what the recommendation or shorter ones keep of them."""
+    chosen, trainer, workload = result.recommended, find_trainer(result.trainer), result.workload
+    return replace(
+        result,
+        lengths=histogram(workload.dataset.documents),
+        limit=length_limit(trainer, workload, chosen.candidate) if chosen else None,
+        shorter=() if chosen else shorter_limits(result.trials, trainer, workload),
+    )
 
 
 def nothing_fits() -> Result:
@@ -264,18 +278,20 @@ def only_the_default_fits() -> Result:
     workload = replace(workload, dataset=replace(workload.dataset, lengths=lengths))
     illegal = "max_length=1024 keeps 24.3 % of the dataset's tokens, and 99.0 % of the tokens were asked for"
     ran_out = ProbeStatus.OUT_OF_MEMORY
-    return replace(
-        nothing_fits(),
-        workload=workload,
-        baseline=a_choosable(0, BASELINE, peak_bytes=10 * GIB, token_coverage=0.243),
-        trials=(
-            a_trial(0, BASELINE, peak_bytes=10 * GIB, illegal=illegal),
-            failed(1, ran_out, "out of memory in backward", max_length=8192),
-            failed(2, ran_out, "out of memory in backward", max_length=8192, per_device_train_batch_size=1),
-            replace(failed(3, ProbeStatus.VETOED, illegal, liger="on"), illegal=illegal),
-        ),
-        budget_bytes=24 * GIB,
-        smallest_peak_bytes=30 * GIB,
+    return with_lengths(
+        replace(
+            nothing_fits(),
+            workload=workload,
+            baseline=a_choosable(0, BASELINE, peak_bytes=10 * GIB, token_coverage=0.243),
+            trials=(
+                a_trial(0, BASELINE, peak_bytes=10 * GIB, illegal=illegal),
+                failed(1, ran_out, "out of memory in backward", max_length=8192),
+                failed(2, ran_out, "out of memory in backward", max_length=8192, per_device_train_batch_size=1),
+                replace(failed(3, ProbeStatus.VETOED, illegal, liger="on"), illegal=illegal),
+            ),
+            budget_bytes=24 * GIB,
+            smallest_peak_bytes=30 * GIB,
+        )
     )
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting.check import fixed_report, verdict_report
-from autotune.reporting.document import Paragraph
+from autotune.reporting.document import Listing, Paragraph
 from autotune.reporting.terminal import show
 from autotune.units import GIB, MIB, format_bytes
 from tests.cli.screen import screen
@@ -90,6 +90,17 @@ def test_a_search_that_found_no_change_is_no_proof_that_there_is_none() -> None:
     (section,) = (one for one in verdict_report(replace(VERDICT, remedy=None)).sections if one.title == "Remedy")
     sentence = "No change was found that surely fits and trains the same (techniques are changed in turn, up to three)."
     assert section.blocks == (Paragraph(sentence),)
+
+
+def test_the_time_of_a_change_is_that_of_the_micro_batches_that_were_traced() -> None:
+    assert VERDICT.remedy is not None
+    (section,) = (
+        one
+        for one in verdict_report(replace(VERDICT, remedy=replace(VERDICT.remedy, slower=1.5))).sections
+        if one.title == "Remedy"
+    )
+    assert isinstance(section.blocks[0], Listing)
+    assert section.blocks[0].lead.endswith(", and a step of the largest micro-batches takes 1.50 times as long")
 
 
 def test_each_of_several_verdicts_names_its_file() -> None:

@@ -30,6 +30,7 @@ from tests.reporting.examples import (
     interrupted,
     nothing_fits,
     only_the_default_fits,
+    with_lengths,
 )
 
 
@@ -94,8 +95,7 @@ def test_ways_out_are_the_lengths_below_the_shortest_that_was_to_fit_and_that_wh
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo", "distillation", "online_dpo"])
 def test_no_length_is_offered_where_none_limits_rows(trainer: str) -> None:
-    result = nothing_fits()
-    said = way_out_lines(replace(result, workload=replace(result.workload, trainer=trainer)))
+    said = way_out_lines(with_lengths(replace(nothing_fits(), trainer=trainer)))
     assert said[1:] == ("a larger --memory-budget",)
 
 
@@ -106,7 +106,7 @@ def test_no_length_is_offered_that_cuts_a_token_of_an_image() -> None:
     for least, expected in ((lengths[-1] + 1, []), (lengths[-1], plain[:1])):
         ends = LengthDistribution({least: 700})
         dataset = replace(result.workload.dataset, images=ImageProfile(one, one, one, ends))
-        said = way_out_lines(replace(result, workload=replace(result.workload, dataset=dataset)))
+        said = way_out_lines(with_lengths(replace(result, workload=replace(result.workload, dataset=dataset))))
         assert [line for line in said if line.startswith("--max-length")] == expected
 
 

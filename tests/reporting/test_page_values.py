@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.core.codec import decode, encode
 from autotune.core.documents import Documents
 from autotune.core.length_report import LengthBin, histogram, length_report, limit
 from autotune.core.lengths import LengthDistribution
@@ -15,6 +16,7 @@ from autotune.reporting.document import (
     Bar,
     Candidates,
     Charts,
+    Facts,
     Paragraph,
     Plane,
     Point,
@@ -174,6 +176,20 @@ def test_rows_that_are_dropped_are_not_called_cut() -> None:
     section, *_ = lengths_section((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
     text = "100 rows of up to 1,024 tokens; the recommendation drops 10 (max_length 512)."
     assert section.blocks[0] == Paragraph(text)
+
+
+def test_a_page_that_is_written_again_has_the_lengths_of_all_sequences_and_the_rows_that_are_dropped() -> None:
+    pairs = Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)])
+    dataset = replace(a_workload().dataset, several=pairs, lengths=LengthDistribution({100: 90, 1000: 10}))
+    chosen = a_result().recommended
+    assert chosen is not None
+    shorter = replace(chosen, candidate=WINNER.but(packing="none", max_length=512))
+    result = a_result(trainer="reward", workload=a_workload(trainer="reward", dataset=dataset), recommended=shorter)
+    again = decode(Result, encode(result.written))
+    assert lengths(again) == lengths(result)
+    assert lengths(again)[0] == "100 rows of up to 1,000 tokens; the recommendation drops 10 (max_length 512)."
+    (facts,) = probe_report(again).blocks(Facts)
+    assert dict(facts.pairs)["dataset"] == "chats.jsonl (100 rows, 21,300 tokens)"
 
 
 def test_a_length_that_only_changes_scoring_limits_no_row() -> None:

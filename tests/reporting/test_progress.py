@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from autotune.core.candidate import Candidate
+from autotune.core.documents import Documents
 from autotune.core.events import (
     CandidateVetoed,
     Event,
@@ -22,6 +24,7 @@ from autotune.core.events import (
     Tracing,
     WorkloadReady,
 )
+from autotune.core.lengths import LengthDistribution
 from autotune.core.measurement import Measurement, OutOfMemory
 from autotune.core.program import BACKWARD
 from autotune.core.status import ProbeStatus
@@ -94,6 +97,13 @@ def test_every_event_is_one_plain_line() -> None:
         "probe 2 started (2 of at most 16): packing=bfd",
         "probe 2 out of memory: in backward, asking for 1.00 GiB: packing=bfd",
     ]
+
+
+def test_rows_are_announced_with_the_tokens_of_all_their_sequences() -> None:
+    pairs = Documents.of_groups([(90, 101, 150, 180), (10, 101, 300, 120)])
+    dataset = replace(a_workload().dataset, several=pairs, lengths=LengthDistribution({180: 90, 300: 10}))
+    (line,) = plain(WorkloadReady(a_workload(trainer="dpo", dataset=dataset), 24 * GIB, 2, BASELINE))
+    assert "on 100 rows, 33,900 tokens, the longest 300; budget" in line
 
 
 def test_a_reason_of_several_lines_stays_one_plain_line() -> None:

@@ -131,6 +131,14 @@ def test_noise_that_depends_on_the_width_of_micro_batches_holds_what_sets_it(tmp
         assert [len(choices[knob]) == 1 for knob in width] == [held] * len(width)
 
 
+@pytest.mark.parametrize("length", [1024, 2048])
+def test_what_depends_on_packing_holds_the_length_of_rows_that_the_file_packs(length: int, tmp_path: Path) -> None:
+    packs = f"packing: true\nmax_length: {length}\nper_device_train_batch_size: 1\n"
+    for text, held in (("", False), ("neftune_noise_alpha: 5\n", True)):
+        found = started(a_base(tmp_path, f"{text}{packs}"), workload(lengths={20: 50, 100: 40, 500: 10}))
+        assert (len(found.problem.choices["max_length"]) == 1) is held
+
+
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
 def test_sft_divides_by_the_tokens_of_a_micro_batch_where_the_model_is_given_no_others(trainer: str) -> None:
     model = replace(workload().model, accepts_loss_kwargs=False)
