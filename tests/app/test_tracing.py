@@ -144,8 +144,8 @@ def test_a_trace_that_finds_a_full_disk_ends_all(tmp_path: Path) -> None:
         trace(Ended(JobExit(1.0)), request(), tmp_path)
 
 
-class Ended(Worker):
-    """A worker whose jobs have ended already, in the folders that they are given."""
+class Ended(JobServer):
+    """A server whose jobs have ended already, in the folders that they are given."""
 
     def __init__(self, ending: JobExit) -> None:
         self.ending = ending
