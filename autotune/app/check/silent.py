@@ -42,10 +42,10 @@ def silent_findings(
         given: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
-    rows, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
-    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, rows, drops_last=drops_last))
-    if drops_last and rows < at_once:
-        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(rows, 'row')}, and one of all"
+    epoch, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
+    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, epoch, drops_last=drops_last))
+    if drops_last and epoch < at_once:
+        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all"
         yield Finding(Severity.ERROR, f"{message} processes {at_once:,}.", "dataloader_drop_last")
     yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
