@@ -11,7 +11,7 @@ from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.attention import EAGER, UNEVEN, uneven_images
-from autotune.techniques.base import CrashReason, facts, refused_or_ignored
+from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
@@ -246,6 +246,7 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: Neares
             continue
         choice = known.candidate[technique.name]
         conflict = technique.conflict(choice, known.candidate, setting)
+        conflict = None if isinstance(conflict, UnsearchedReason) else conflict
         fails = isinstance(conflict, CrashReason)
         reason = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
         if reason and technique.name not in ("packing", "padding_free", "max_length"):
