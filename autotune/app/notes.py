@@ -261,8 +261,12 @@ def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
 
 def notes_on_assumptions(assumptions: Collection[str]) -> Iterator[str]:
     """Yield the assumptions of traces, if they made any."""
+    places: dict[str, list[str]] = {}
+    for what, _, place in (each.partition(" (in ") for each in assumptions):
+        places.setdefault(what, []).extend([place.removesuffix(")")] if place else [])
+    grouped = (f"{what} (in {', '.join(found)})" if found else what for what, found in places.items())
     if assumptions:
-        yield f"Traces have no data, and compile nothing. They assumed: {'; '.join(assumptions)}."
+        yield f"Traces have no data, and compile nothing. They assumed: {'; '.join(grouped)}."
 
 
 def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | None) -> Iterator[str]:

@@ -67,7 +67,7 @@ class Setting:
         last_resorts: whether choices are searched that are for where nothing else fits.
         wishes: the user's options about single knobs.
         loss_depends_on: by knob that the loss of the training depends on, how; see ``Trainer.loss_depends_on``.
-        checked: the plan of a user's configuration of which a check proposes a change; None elsewhere.
+        checked: the plan of a user's configuration that is checked; None elsewhere.
         impossible: by technique and choice, why it is impossible in every candidate, as far as that was asked.
     """
 

@@ -40,6 +40,12 @@ class CrashReason(str):
     __slots__ = ()
 
 
+class UnsearchedReason(str):
+    """A conflict for which a choice is not searched, though training with it may work; a check has no word on it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Option:
     """One documented choice of a technique.

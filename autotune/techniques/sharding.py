@@ -10,7 +10,7 @@ from autotune.core.machine import Machine
 from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts, UnsearchedReason
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
@@ -51,6 +51,7 @@ _DOCUMENT_3: Mapping[str, object] = {
 _NOT_AHEAD: Mapping[str, object] = {"args.deepspeed.zero_optimization.stage3_prefetch_bucket_size": 0}
 # accelerate's `prepare_model` moves no model under FSDP, and for evaluation wraps none either (accelerate 1.15).
 _ON_THE_HOST = "DistillationTrainer leaves the teacher on the host under FSDP, and its first pass fails"
+_STORAGE = "bnb_4bit_quant_storage"
 _SHARDS = "args.parallelism_config.dp_shard_size"
 _ZERO = "args.deepspeed.zero_optimization"
 _STAGE = f"{_ZERO}.stage"
@@ -87,6 +88,14 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,
         gathers_ahead=bool(plan.args.get("fsdp")) or stage == ZERO_STAGES["zero3"],
     )
+
+
+def _floats(setting: Setting) -> bool:
+    """Return whether the user's own weights in 4 bits lie in numbers that accelerate shares out by FSDP2.
+
+    It leaves others out (accelerate 1.15, ``fsdp2_prepare_model``); bitsandbytes takes bytes by default.
+    """
+    return "float" in str(setting.users_entry(f"model.{_STORAGE}"))
 
 
 class Sharding(Technique):
@@ -137,11 +146,17 @@ class Sharding(Technique):
         alone = setting.machine.hardware.processes == 1
         if choice != DDP and alone and candidate.get("offload", "none") == "none":
             return f"sharding={choice} of one process does nothing without offload"
-        if choice in WEIGHTS_SHARED and candidate.get("quantization", "none") != "none":
-            return f"sharding={choice} cannot share out quantised weights, which lie in packed integers"
+        quantised = candidate.get("quantization", "none")
+        if choice == FSDP2 and quantised not in ("8bit", "none") and not _floats(setting):
+            return (
+                f"accelerate shares no packed integers out, so each process holds the {quantised} weights whole, unless"
+                f" {_STORAGE} is a floating type"
+            )
         precomputed = candidate.get("reference") == PRECOMPUTED and setting.machine.hardware.kind == "cuda"
         if choice == FSDP2 and precomputed and has_adapters(candidate):
             return CrashReason(f"reference={PRECOMPUTED} asks a model with adapters before {FSDP2} has it on the GPU")
+        if choice in WEIGHTS_SHARED and quantised != "none":
+            return UnsearchedReason(f"sharding={choice} of quantised weights is not searched")
         return SYNCHRONISED_WHOLE if choice == "zero3" and setting.users_entry(SYNCHRONISED) else None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -161,18 +161,18 @@ class Trainer(MicroBatches):
 
     def illegal(self, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a candidate may not be tried or recommended, in words, or None when it may."""
-        return next(filter(None, self._violations(candidate, setting)), None)
+        return next(filter(None, self.violations(candidate, setting)), None)
 
     def knobs_of_violated_rule(self, candidate: Candidate, setting: Setting) -> Collection[str]:
         """Return the knobs that the first violated rule reads; every knob if none is violated."""
         watched = Watched(candidate)
-        for reason in self._violations(watched, setting):
+        for reason in self.violations(watched, setting):
             if reason:
                 return watched.read
             watched.read.clear()
         return candidate
 
-    def _violations(self, candidate: Candidate, setting: Setting) -> Iterator[str | None]:
+    def violations(self, candidate: Candidate, setting: Setting) -> Iterator[str | None]:
         """Yield why a candidate violates a rule, or None, for each rule: the techniques', then the trainer's own."""
         for technique in self.techniques:
             yield illegal(technique, candidate, setting) if technique.name in candidate else None

@@ -50,8 +50,17 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Iterator[None]:
                     fill=lambda tensor, value, **more: tensor.fill_(value),
                 )
             )
+        modules = sys.modules.get("bitsandbytes.nn.modules")
+        if modules is not None:
+            stack.enter_context(mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _with_state))
         stack.enter_context(mock.patch.multiple(torch, get_rng_state=_rng_state, set_rng_state=lambda state: None))
         yield
+
+
+def _with_state(module: torch.nn.Module) -> None:
+    """Give a weight in 4 bits the state that it loses where FSDP2 gathers it; bitsandbytes also changes its class."""
+    if getattr(module.weight, "quant_state", None) is None:
+        module.weight.quant_state = module.quant_state
 
 
 def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device | None = None) -> torch.Tensor:

@@ -37,6 +37,7 @@ def fill_quantized(model: nn.Module, dtype: torch.dtype, device: torch.device) -
             module.bias = nn.Parameter(bias, requires_grad=False)
         if isinstance(module, bnb_nn.Linear4bit):
             module.weight = _weight_4bit(module, dtype, device)
+            module.quant_state = module.weight.quant_state
         else:
             module.weight = _weight_8bit(module, device)
 
@@ -71,7 +72,9 @@ def _parameter(weight: torch.Tensor, kind: type[Any]) -> Any:
     """Return a frozen parameter whose class name libraries recognise as one of bitsandbytes."""
     parameter = nn.Parameter(weight, requires_grad=False)
     key = kind.__name__, type(parameter)
-    own = {"__deepcopy__": _copied_4bit} if kind is bnb_nn.Params4bit else {}
+    # FSDP finds a part of the state in a checkpoint by the parameter's property of its name.
+    named = {name: item for name, item in vars(kind).items() if isinstance(item, property)}
+    own = {**named, "__deepcopy__": _copied_4bit} if kind is bnb_nn.Params4bit else {}
     parameter.__class__ = _namesakes.setdefault(key, type(kind.__name__, (type(parameter),), own))
     return parameter
 

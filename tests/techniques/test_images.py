@@ -83,7 +83,7 @@ def test_rows_with_images_share_no_row(choices: dict[str, str]) -> None:
 def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(choice: str) -> None:
     attention, here = Attention(), pictured()
     of = replace(here.workload, model=replace(here.workload.model, bidirectional_images=True))
-    bidirectional = replace(here, workload=of)
+    bidirectional = replace(here, workload=of, machine=GPU)
     start = Candidate({item.name: item.default(here) for item in SFT.techniques})
     for found in (
         attention.unsuitable(choice, bidirectional),

@@ -127,7 +127,8 @@ class Fitting:
         allowed = frozenset({GLOBAL_BATCH, *(technique.name for technique in trainer.techniques)})
         setting = Setting(workload, planned, max(1, round(geometry.documents)), 0.0, allowed)
         depends = trainer.loss_depends_on(plan.args, workload.model)
-        setting = replace(setting, ranks_per_row=plan.launch.processes // plan.data_ranks, loss_depends_on=depends)
+        ranks = plan.launch.processes // plan.data_ranks
+        setting = replace(setting, ranks_per_row=ranks, loss_depends_on=depends, checked=plan)
         built = self._built(plan, geometry, workload)
         known = as_candidate(plan, trainer, setting, options.file)
         given = {**task.written.given, **dict.fromkeys(item.key for item in self.read.overrides)}
@@ -206,7 +207,6 @@ class Fitting:
             setting,
             token_coverage=token_coverage(known.candidate, setting),
             allowed=setting.allowed - {GLOBAL_BATCH},
-            checked=plan,
         )
         own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
         remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)

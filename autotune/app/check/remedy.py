@@ -123,8 +123,8 @@ class Remedies:
         return {path: new.get(path) for path in sorted({*old, *new} - idle) if new.get(path) != old.get(path)}
 
     def _newly_illegal(self, candidate: Candidate, other: Candidate) -> bool:
-        after = self.trainer.illegal(other, self.setting)
-        return after is not None and after != self.trainer.illegal(candidate, self.setting)
+        before, after = (set(self.trainer.violations(each, self.setting)) for each in (candidate, other))
+        return not after <= before | {None}
 
     def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
         """Return the memory with a change, with a budget as a check against it traces it; None if it cannot be."""

@@ -11,7 +11,7 @@ from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
 from autotune.techniques.attention import EAGER, UNEVEN, uneven_images
-from autotune.techniques.base import CrashReason, facts, refused_or_ignored
+from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import Trainer
@@ -42,10 +42,10 @@ def silent_findings(
         given: the keys that the user wrote.
         drops_last: the configuration's ``dataloader_drop_last``.
     """
-    rows, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
-    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, rows, drops_last=drops_last))
-    if drops_last and rows < at_once:
-        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(rows, 'row')}, and one of all"
+    epoch, at_once = _rows_of_epoch(plan, geometry, trainer, setting.workload), plan.rows * plan.data_ranks
+    yield Finding(Severity.NOTE, _step(plan, geometry, trainer, epoch, drops_last=drops_last))
+    if drops_last and epoch < at_once:
+        message = f"dataloader_drop_last leaves no micro-batch: an epoch has {counted(epoch, 'row')}, and one of all"
         yield Finding(Severity.ERROR, f"{message} processes {at_once:,}.", "dataloader_drop_last")
     yield from _left_out(plan, trainer, setting.workload)
     for profile, whose in zip(setting.workload.profiles, ("", " of the evaluation"), strict=False):
@@ -246,6 +246,7 @@ def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: Neares
             continue
         choice = known.candidate[technique.name]
         conflict = technique.conflict(choice, known.candidate, setting)
+        conflict = None if isinstance(conflict, UnsearchedReason) else conflict
         fails = isinstance(conflict, CrashReason)
         reason = conflict if fails else refused_or_ignored(technique, choice, trainer.name) or conflict
         if reason and technique.name not in ("packing", "padding_free", "max_length"):

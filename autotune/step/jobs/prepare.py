@@ -76,7 +76,7 @@ def prepare(request: PrepareRequest, context: JobContext) -> Workload:
         return workload
     evaluation = read(replace(request, dataset=request.evaluation, tokenized_directory=request.evaluation_directory))
     if evaluation.format != dataset.format:
-        # By the first row to train on, `SFTTrainer` decides which tokens the loss counts of both.
+        # By the first row to train on, TRL decides which tokens the loss counts of both.
         raise UnreadError(
             f"The rows to train on, {request.dataset.name}, are in the format {dataset.format}, and those to evaluate "
             f"on, {request.evaluation.name}, in {evaluation.format}: TRL may take both, and autotune reads one format.",

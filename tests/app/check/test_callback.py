@@ -157,7 +157,7 @@ def test_a_reference_that_no_trace_has_is_not_taken_for_memory_of_the_training(
         preflight._check_no_other_model(training, training.model, adapts=adapter is not None)
 
 
-class OwnLoss(SFTTrainer):  # type: ignore[misc]  # TRL is not followed by the type checker
+class OwnLoss(SFTTrainer):
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         return super().compute_loss(*args, **kwargs)
 

@@ -206,6 +206,19 @@ def test_a_configuration_of_eight_processes_is_judged_by_what_the_worst_of_them_
     assert needs["zero3"] == pytest.approx(needs["multi_gpu"] / 8, rel=0.1)
 
 
+@pytest.mark.parametrize("storage", ["", "bnb_4bit_quant_storage: bfloat16\n"])
+def test_weights_in_4_bits_are_traced_with_fsdp2_whether_it_shares_them_out(
+    storage: str, write: Write, checked: Checked
+) -> None:
+    adapters = f"use_peft: true\nload_in_4bit: true\ndtype: bfloat16\nmax_length: 64\n{storage}"
+    file = write("sft", f"accelerate_config: fsdp2\nper_device_train_batch_size: 1\n{adapters}")
+    verdict = checked(config=str(file), trainer="sft", gpu="H100-80GB")
+    assert verdict.outcome is Outcome.FITS, verdict.headline
+    told = [item.message for item in verdict.findings if "sharding" in item.message]
+    assert len(told) == (0 if storage else 1)
+    assert all("each process holds the 4bit-nf4 weights whole" in message for message in told)
+
+
 def test_choices_that_fail_beside_an_engine_are_errors(write: Write, checked: Checked) -> None:
     own = {
         "fsdp2": "optim: adamw_bnb_8bit\n",
