@@ -9,8 +9,9 @@ from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques.base import Option, Technique
-from autotune.techniques.sharding import DDP, FSDP2, NO_DEEPSPEED, NO_OTHER_MEMORY, ZERO_STAGES, offloads, zero_of
+from autotune.techniques.sharding import DDP, FSDP2, NO_OTHER_MEMORY, ZERO_STAGES, offloads, zero_of
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
+from autotune.techniques.versions import missing
 
 NONE, OPTIMIZER, PARAMETERS, BOTH = "none", "optimizer", "parameters", "both"
 _OPTIMIZER_DEVICE = "args.deepspeed.zero_optimization.offload_optimizer.device"
@@ -60,8 +61,8 @@ class Offload(Technique):
         """Return a reason where one process, which offloads by DeepSpeed alone, cannot."""
         if choice == NONE or machine.hardware.processes > 1:
             return None
-        if "deepspeed" not in machine.packages:
-            return NO_DEEPSPEED
+        if lacking := missing("deepspeed", machine):
+            return lacking
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

@@ -14,6 +14,7 @@ from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, Tr
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
+from autotune.techniques.versions import missing
 
 ENGINE_FIELDS = ("deepspeed", "fsdp", "fsdp_config", "parallelism_config")
 """Fields of ``transformers.TrainingArguments`` that select the engine that shards a training, and how."""
@@ -23,7 +24,6 @@ ZERO_STAGES: Mapping[Choice, int] = {"zero1": 1, "zero2": 2, "zero3": 3}
 """DeepSpeed's stages by choice."""
 WEIGHTS_SHARED = frozenset({"zero3", FSDP2})
 """The choices in which no process holds all weights."""
-NO_DEEPSPEED = "the package deepspeed is not installed (pip install deepspeed)"
 NO_OTHER_MEMORY = "there is one process, and a CPU has no other memory to offload to"
 _AUTO = "auto"
 # `auto` takes the value of the trainer's own argument, and sizes of buckets that go with the model's width
@@ -116,11 +116,11 @@ class Sharding(Technique):
         return setting.machine.hardware.processes > 1 or setting.last_resorts
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return a reason where DeepSpeed is missing, or where a single process has no device to offload from."""
+        """Return a reason where DeepSpeed is missing or too old, or one process has no device to offload from."""
         if choice == DDP:
             return None
-        if choice in ZERO_STAGES and "deepspeed" not in machine.packages:
-            return NO_DEEPSPEED
+        if choice in ZERO_STAGES and (lacking := missing("deepspeed", machine)):
+            return lacking
         if machine.hardware.processes > 1:
             return None
         if choice not in ("zero2", "zero3"):

@@ -7,20 +7,24 @@ from importlib import metadata
 
 from autotune.core.machine import Machine
 
-_TAKEN = {"bitsandbytes": ">=0.46.1"}
-"""The versions that all supported releases of transformers accept (``transformers/utils/import_utils.py``)."""
+_TAKEN = {"bitsandbytes": ">=0.46.1", "deepspeed": ">=0.19.8"}
+"""The versions of bitsandbytes that all supported releases of transformers accept (``utils/import_utils.py``).
+
+Those of DeepSpeed that the extra of this package asks for: some before gave ZeRO-2 wrong gradients, and said nothing
+(https://github.com/deepspeedai/DeepSpeed/issues/8224).
+"""
 _BY_METADATA = "kernels"
 """The package of which each release accepts others; its metadata names them."""
 
 
 def missing(package: str, machine: Machine) -> str | None:
-    """Return that a package is not installed, or not in a version that transformers accepts; None if it is."""
-    if package not in machine.packages:
-        return f"the package {package} is not installed"
+    """Return that a package is not installed, or not in a version that is accepted; None if it is."""
     versions = taken(package)
+    if package not in machine.packages:
+        return f"the package {package} is not installed" + (f" (pip install '{package}{versions}')" if versions else "")
     if not versions or installed(machine, package, versions):
         return None
-    return f"transformers takes {package}{versions} only, and {machine.packages[package]} is installed"
+    return f"{package}{versions} is needed, and {machine.packages[package]} is installed"
 
 
 def installed(machine: Machine, package: str, versions: str) -> bool:
@@ -34,7 +38,7 @@ def installed(machine: Machine, package: str, versions: str) -> bool:
 
 @cache
 def taken(package: str) -> str:
-    """Return the versions of a package that the installed transformers accepts, such as ``>=1.15,<2``.
+    """Return the versions of a package that are accepted, such as ``>=1.15,<2``.
 
     Empty: any one.
     """

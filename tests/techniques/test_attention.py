@@ -107,4 +107,4 @@ def test_kernels_of_the_hub_need_the_versions_of_the_installed_transformers(
     machine = replace(GPU, packages={**GPU.packages, "kernels": kernels})
     for technique, choice in (("hub_kernels", "on"), ("attention", "kernels-community/flash-attn2")):
         reason = find(technique, SFT.techniques).unavailable(choice, machine)
-        assert reason == (None if there else f"transformers takes kernels{versions} only, and {kernels} is installed")
+        assert reason == (None if there else f"kernels{versions} is needed, and {kernels} is installed")
