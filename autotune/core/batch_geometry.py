@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate, pairwise
 from operator import neg
 from typing import TYPE_CHECKING
 
@@ -161,6 +162,20 @@ class BatchGeometry:
     def typical(self) -> Shape:
         """The mean shape of micro-batches."""
         return mean_shape(self.sizes)
+
+    @cached_property
+    def awaited(self) -> tuple[Typical, ...]:
+        """The sizes, with the share of each among the largest of the micro-batches that all ranks run at once.
+
+        The others wait for it: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``, trl 1.16).
+        """
+        if self.ranks == 1:
+            return self.sizes
+        ascending = sorted(self.sizes, key=lambda size: (size.shape.tokens, size.shape.beside))
+        below = [share**self.ranks for share in accumulate((size.share for size in ascending), initial=0.0)]
+        return tuple(
+            replace(size, share=end - start) for size, (start, end) in zip(ascending, pairwise(below), strict=True)
+        )
 
     @property
     def tokens_per_step(self) -> float:

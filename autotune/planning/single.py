@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, mean_shape
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.gpu import Gpu
 from autotune.core.plan import AllocatorUse, TrainingPlan
@@ -73,7 +73,10 @@ class Sized:
         return found.spread(plan.pass_share)
 
     def typical(self, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own."""
+        """Return the forecast with the mean times over all micro-batches, and over all runs of phases of their own.
+
+        Of the micro-batches that several ranks run at once, the time is that of the largest.
+        """
         geometry, plan = self.geometry, self.plan
 
         def mean(sizes: Sequence[Typical]) -> Forecast:
@@ -82,7 +85,7 @@ class Sized:
                 [(fits[size].forecast(geometry.micro_batches, plan.allocator), weight) for size, weight in timed]
             )
 
-        found = mean(geometry.sizes)
+        found = mean(geometry.awaited)
         for apart in geometry.apart:
             found = found.taking(apart.phase, mean(apart.sizes), apart.per_step)
         return found.spread(plan.pass_share)
@@ -141,7 +144,7 @@ class TracedPlan(Sized):
         """Time of a step from that of the worst micro-batch, as if time were proportional to tokens; None: unknown."""
         geometry = self.geometry
         seconds = self.worst.step_seconds(geometry.micro_batches)
-        return seconds * geometry.typical.tokens / geometry.worst.tokens if seconds else None
+        return seconds * mean_shape(geometry.awaited).tokens / geometry.worst.tokens if seconds else None
 
     @property
     def aligned(self) -> bool:

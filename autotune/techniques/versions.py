@@ -19,9 +19,9 @@ _BY_METADATA = "kernels"
 
 def missing(package: str, machine: Machine) -> str | None:
     """Return that a package is not installed, or not in a version that is accepted; None if it is."""
-    if package not in machine.packages:
-        return f"the package {package} is not installed"
     versions = taken(package)
+    if package not in machine.packages:
+        return f"the package {package} is not installed" + (f" (pip install '{package}{versions}')" if versions else "")
     if not versions or installed(machine, package, versions):
         return None
     return f"{package}{versions} is needed, and {machine.packages[package]} is installed"

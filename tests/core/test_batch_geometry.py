@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, worst_micro_batches
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,12 @@ def test_rounding_up_is_padding_too(longest_first: list[int], rows: int, expecte
 
 def test_rows_laid_end_to_end_have_no_padding_to_look_for() -> None:
     assert worst_micro_batches([8, 8, 5], 2, padded=False) == ((0, 1),)
+
+
+def test_ranks_wait_for_the_largest_of_the_micro_batches_that_they_run_at_once() -> None:
+    sizes = (Typical(Shape(1, 300), 0.5), Typical(Shape(1, 100), 0.5))
+    one = BatchGeometry(Layout.FLAT, sizes[0].shape, sizes, tokens=200.0, documents=1.0, rows=10)
+    assert one.in_steps(4, 1).awaited == sizes
+    two = one.in_steps(4, 2)
+    assert [(size.shape.tokens, size.share) for size in two.awaited] == [(100, 0.25), (300, 0.75)]
+    assert two.tokens_per_step == 2 * one.in_steps(4, 1).tokens_per_step

@@ -16,11 +16,12 @@ from autotune.planning.extrapolation.forecast import mixed_times
 from autotune.planning.single import PlanTracer, Sized
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import Untraceable
 from autotune.trainers import find_trainer
 from autotune.trainers.evaluation import whole_geometry
 from autotune.units import GIB
 from tests.planning.stand_in import AnalyticTracer
-from tests.settings import GPU, TWO, problem, setting
+from tests.settings import GPU, TWO, problem, setting, workload
 
 SENDING = 10.0
 
@@ -80,6 +81,19 @@ def test_no_time_is_told_where_the_optimizer_runs_on_the_host(sharding: str, off
 @pytest.mark.parametrize(("sharding", "offload"), ON_DEVICE)
 def test_weights_on_the_host_alone_leave_the_time_known(sharding: str, offload: str, tmp_path: Path) -> None:
     assert told(TWO_GPUS, sharding, offload, tmp_path) == [True] * 3
+
+
+def test_the_time_of_several_ranks_is_that_of_the_largest_of_their_micro_batches(tmp_path: Path) -> None:
+    here = problem(setting(of=workload(lengths={100: 9, 600: 1}), machine=TWO_GPUS), Wishes({"packing": "none"}))
+    plan = here.trainer.plan(here.baseline, here.setting)
+    geometry = whole_geometry(find_trainer("sft"), plan, here.setting.workload)
+    assert geometry.ranks == 2
+    tracer = PlanTracer(Traces(AnalyticTracer(), Cache(tmp_path), "model", {}), here.setting, find_gpu("H100-80GB"))
+    times = []
+    for found in tracer.traced([Sized(plan, replace(geometry, ranks=ranks)) for ranks in (1, 2)], timed=True):
+        assert not isinstance(found, Untraceable)
+        times.append(found.memory.step_seconds or 0.0)
+    assert 0.0 < 1.05 * times[0] < times[1]
 
 
 def test_on_a_cpu_the_optimizer_runs_where_it_is_traced(tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape
+from autotune.core.batch_geometry import BatchGeometry, Layout, Recompiled, Shape, mean_shape
 from autotune.core.candidate import Candidate
 from autotune.core.codec import decode, encode
 from autotune.core.documents import Documents
@@ -152,6 +154,19 @@ def test_long_rows_of_long_answers_have_more_tokens_that_the_loss_counts(lay: Ca
     found = lay(documents, rows=1, length=None, multiple=1)
 
     assert found.worst.trained == 0.9
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 32])
+def test_the_largest_micro_batch_of_many_ranks_is_far_above_the_mean(ranks: int) -> None:
+    source = random.Random(1)
+    lengths = [min(16_000, int(source.lognormvariate(6.8, 1.0)) + 10) for _ in range(20_000)]
+    documents = Documents.of_rows([[1, length] for length in lengths], ordered=False)
+    drawn = fmean(max(source.choices(lengths, k=ranks)) for _ in range(20_000))
+    for lay in (padded, end_to_end):
+        found = lay(documents, rows=1, length=None, multiple=1).in_steps(1, ranks)
+        largest = mean_shape(found.awaited).tokens
+        assert 0.85 * drawn < largest < 1.02 * drawn
+        assert largest > 1.3 * found.typical.tokens
 
 
 FLEX = {"attn_implementation": "flex_attention"}
