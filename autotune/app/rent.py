@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.app.arguments import ALL, AUTO, RentArguments
 from autotune.app.epoch import epoch_of
-from autotune.app.notes import notes_on_plans, notes_on_processes, notes_on_workload
+from autotune.app.notes import TIME_ERROR, notes_on_plans, notes_on_processes, notes_on_workload
 from autotune.app.offload import OFFLOADED, with_last_resorts_if_nothing_fits
 from autotune.app.options import Options, plan_options
 from autotune.app.planned import (
@@ -264,6 +264,17 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
     return [fewest, best] if (best.rate_of_each or 0.0) > least else [fewest]
 
 
+def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
+    """Yield the offers that predicted times do not tell from the cheapest, and from the fastest."""
+    for best, figure in (("cheap as the cheapest", "cost"), ("fast as the fastest", "seconds")):
+        figures = {f"{offer.processes} x {offer.gpu.name}": getattr(offer, figure) for offer in offers}
+        known = {name: amount for name, amount in figures.items() if amount is not None}
+        least = min(known, key=known.__getitem__, default="")
+        near = [name for name, amount in known.items() if name != least and amount <= (1 + TIME_ERROR) * known[least]]
+        if near:
+            yield f"May be as {best}, since predicted times may be off by {100 * TIME_ERROR:.0f} %: {', '.join(near)}."
+
+
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:
     """Return the machine with a number of GPUs, those of this machine's kind in as many machines as any others."""
     return planned_machine(word, processes, machines_of(processes, machines), network)
@@ -310,6 +321,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
             " (--gpu NAME) names the fastest that has more to spare."
         )
     yield from notes_on_plans(survey.workload, survey.vllm, gpus.values(), survey.traces)
+    yield from close_calls(offers)
     unpriced = [offer.gpu.name for offer in offers if prices is not None and offer.gpu.name not in prices]
     if unpriced:
         yield f"Without a price: {', '.join(dict.fromkeys(unpriced))}."

@@ -64,6 +64,7 @@ class Rent:
 
     Attributes:
         offers: those that fit, the cheapest first where there are prices, else the fastest; then those that do not fit.
+            Of a single kind of GPU, they are in the order of their number.
         unit: unit that ``seconds`` and ``cost`` of the offers refer to.
         priced: whether prices were given.
         trace_count, new_trace_count: number of traces of the table, and how many of them were run now.

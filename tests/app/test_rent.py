@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.app.rent import close_calls
 from autotune.core.candidate import Choice
 from autotune.core.events import Event, StageStarted
 from autotune.core.rent import BILLION, Offer, Rent
@@ -21,6 +22,7 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import Traced
 from autotune.units import MIB
 from tests.app.test_last_resort import OffloadingTracer
+from tests.reporting.rents import CHEAPEST, TOO_SMALL, UNPRICED, an_offer
 from tests.settings import CPU, GPU
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.step.plans import needs_deepspeed
@@ -132,6 +134,17 @@ def test_the_cost_is_that_of_the_hours_of_all_gpus(table: Rent, model: str, rows
     pair = of(autotune.rent(model, rows, fix=ONE_WAY, prices=PRICES, num_processes=2), "H100-SXM")
     assert pair.seconds is not None
     assert pair.cost == pytest.approx(2 * 4 * pair.seconds / 3600)
+
+
+def test_what_predicted_times_do_not_tell_from_the_best_is_noted() -> None:
+    near, far = an_offer("A100-80GB", 22_000.0, 2.1), an_offer("H100-80GB", 100_000.0, 10.1)
+    cheap, fast = (
+        f"May be as {best}, since predicted times may be off by 25 %: 1 x {{}}."
+        for best in ("cheap as the cheapest", "fast as the fastest")
+    )
+    assert [*close_calls((CHEAPEST, near, far, UNPRICED, TOO_SMALL))] == [cheap.format("A100-80GB")]
+    assert [*close_calls((CHEAPEST, far, an_offer("H200", 81_000.0, None)))] == [fast.format("H200")]
+    assert [*close_calls((TOO_SMALL,))] == []
 
 
 def test_each_row_says_what_a_plan_for_that_gpu_says(table: Rent, model: str, rows: str) -> None:
