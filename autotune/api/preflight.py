@@ -112,7 +112,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
             RanksError: the processes cannot agree.
             AutotuneError: the first process failed by something else, which it raises itself.
         """
-        own = self._asked.memory_budget or _free(args)
+        own = self._asked.memory_budget or _free(args, _trainer_of(self))
         if ranks.rank > 0:
             ranks.gathered(own)
             return ranks.broadcast(_FirstRankReply()).result()
@@ -299,12 +299,36 @@ def _decoded(rows: Any, names: Mapping[str, str], processor: Any) -> Iterator[di
         yield {**kept, **{text: processor.decode(row[tokens]) for text, tokens in names.items()}}
 
 
-def _free(args: Any) -> int | None:
-    """Return the memory available to the training: free memory plus what it holds already."""
+def _free(args: Any, trainer: Any) -> int | None:
+    """Return the memory available to the training: free memory plus what it holds already.
+
+    What else the process holds, such as a model of an earlier cell of a notebook, stays there.
+    """
     if args.device.type == "cpu":
         return None
     import torch
 
     free_bytes, total_bytes = torch.cuda.mem_get_info(args.device)
-    available_bytes: int = min(total_bytes, free_bytes + torch.cuda.memory_reserved(args.device) + _CONTEXT_BYTES)
+    held_bytes, own_bytes = torch.cuda.memory_reserved(args.device), _own_bytes(args, trainer)
+    if own_bytes is not None:
+        held_bytes -= max(0, torch.cuda.memory_allocated(args.device) - own_bytes)
+    available_bytes: int = min(total_bytes, free_bytes + held_bytes + _CONTEXT_BYTES)
     return available_bytes
+
+
+def _own_bytes(args: Any, trainer: Any) -> int | None:
+    """Return the bytes of a trainer's models and of its optimizer's state on its device, which a trace has as well.
+
+    None where there is more that belongs to the training: of an engine, of vLLM, of a quantised model.
+    """
+    import torch
+
+    others = args.world_size > 1 or args.deepspeed or getattr(args, "use_vllm", False)
+    if trainer is None or others or getattr(trainer.model, "is_quantized", False):
+        return None
+    models = [part for part in vars(trainer).values() if isinstance(part, torch.nn.Module)]
+    tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
+    states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
+    tensors += [part for state in states for part in state.values() if isinstance(part, torch.Tensor)]
+    sizes: dict[int, int] = {id(each): each.nbytes for each in tensors if each.device.type == args.device.type}
+    return sum(sizes.values())

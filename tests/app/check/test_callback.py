@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset, IterableDataset, load_dataset
 from peft import IA3Config, LoraConfig
 from transformers import (
@@ -37,6 +38,7 @@ from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
+from autotune.units import GIB
 from tests.app.check.conftest import cache_of
 from tests.small import messages_rows, write_rows
 from tests.step.test_reading import MARKED
@@ -212,6 +214,21 @@ def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"text": "a"}]))
     with pytest.raises(InputError, match=r"no datasets\.Dataset"):
         preflight._rows(None, None, SimpleNamespace(dataset=stream), tmp_path)
+
+
+@pytest.mark.parametrize(("more", "available"), [({}, 10.5 * GIB), ({"use_vllm": True}, 14.5 * GIB)])
+def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
+    more: dict[str, bool], available: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = {"mem_get_info": (4 * GIB, 24 * GIB), "memory_reserved": 10 * GIB, "memory_allocated": 8 * GIB}
+    for name, figure in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, figure=figure: figure)
+    # Of 2 GiB, with as much of the optimizer's state.
+    model = torch.nn.Linear(1024, 1024 * 512, bias=False, device="meta")
+    state = {model.weight: {"step": 1, "exp_avg": torch.empty_like(model.weight)}}
+    trainer = SimpleNamespace(model=model, model_wrapped=model, optimizer=SimpleNamespace(state=state))
+    args = SimpleNamespace(device=SimpleNamespace(type="meta"), world_size=1, deepspeed=None, **more)
+    assert preflight._free(args, trainer) == available
 
 
 def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:
