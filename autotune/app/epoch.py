@@ -19,7 +19,8 @@ def epoch_of(
     setting = problem.setting
     plan = problem.trainer.plan(candidate, setting)
     geometry = problem.trainer.geometry(plan, setting.workload.dataset.documents)
-    tokens, length = geometry.tokens / plan.rows * geometry.rows, plan.args.get("max_length")
+    rows, length = plan.rows_loaded(geometry.rows, drops_last=drops_last), plan.args.get("max_length")
+    tokens = geometry.tokens / plan.rows * rows
     return Epoch(
         token_coverage=token_coverage(candidate, setting),
         row_coverage=row_coverage(candidate, setting),

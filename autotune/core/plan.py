@@ -186,13 +186,20 @@ class TrainingPlan:
         """Return the optimizer steps of an epoch; the last one may have fewer micro-batches, or smaller ones.
 
         Args:
+            rows, drops_last: as for :meth:`rows_loaded`.
+        """
+        at_once = self.rows * self.data_ranks * self.micro_batches
+        return max(1, ceil(self.rows_loaded(rows, drops_last=drops_last) / at_once))
+
+    def rows_loaded(self, rows: int, *, drops_last: bool) -> int:
+        """Return how many of the rows an epoch trains on.
+
+        Args:
             rows: of the dataset, packed if the trainer packs them.
             drops_last: whether rows that do not fill a micro-batch of every process are left out
                 (``dataloader_drop_last``).
         """
-        at_once = self.rows * self.data_ranks
-        micro_batches = rows // at_once if drops_last else ceil(rows / at_once)
-        return max(1, ceil(micro_batches / self.micro_batches))
+        return rows - rows % (self.rows * self.data_ranks) if drops_last else rows
 
     @property
     def in_group(self) -> bool:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from packaging.version import Version
 
+from autotune.app.epoch import epoch_of
 from autotune.app.search import fingerprint
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.plan import ALLOCATOR_VARIABLES, allocator_settings
@@ -17,7 +18,7 @@ from autotune.errors import InputError
 from autotune.reporting.outlook import left_out_lines
 from autotune.userconfig.reading import plan_of
 from tests.app.bases import a_base, disagreements, started
-from tests.settings import LENGTHS, TWO, workload
+from tests.settings import LENGTHS, TWO, problem, setting, workload
 
 TYPICAL = """\
 learning_rate: 1e-4
@@ -83,6 +84,14 @@ def test_a_mode_of_compiling_stays_unless_another_choice_replaces_it(tmp_path: P
     assert "torch_compile_mode: max-autotune" in held.start.base.held["torch_compile"]
     # A mode alone would compile, too.
     assert "torch_compile_mode" not in started(base, fix={"torch_compile": "off"}).plan.args
+
+
+def test_rows_that_the_loader_leaves_out_are_not_in_the_time_of_an_epoch() -> None:
+    here = problem(setting())
+    whole, full = (epoch_of(here.baseline, here, 100.0, drops_last=drops_last) for drops_last in (False, True))
+    assert (whole.steps_per_epoch, full.steps_per_epoch) == (13, 12)
+    assert whole.seconds_per_epoch is not None
+    assert full.seconds_per_epoch == pytest.approx(0.96 * whole.seconds_per_epoch)
 
 
 @pytest.mark.parametrize("packs", [True, False])
