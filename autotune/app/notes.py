@@ -34,6 +34,8 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
     positions, longest = workload.model.max_positions, workload.dataset.documents.longest
     if positions is not None and longest > positions:
         yield f"The longest row has {longest:,} tokens; the model was made for {positions:,} positions."
+    if workload.evaluation is not None:
+        yield "Speeds and times of an epoch leave evaluations out."
 
 
 def few_documents_text(workload: Workload, batch: int) -> str:

@@ -29,6 +29,12 @@ def test_what_a_trainer_does_unlike_others_is_a_note_and_in_the_documentation(tr
         assert sentence in written
 
 
+def test_speeds_of_a_training_that_is_evaluated_are_without_that() -> None:
+    sentence = "Speeds and times of an epoch leave evaluations out."
+    assert sentence in notes_on(problem(setting(of=replace(workload(), evaluation=workload().dataset))))
+    assert sentence not in notes_on(problem(setting()))
+
+
 def test_a_null_gpu_is_named_because_its_times_mean_nothing() -> None:
     here = setting()
     null = replace(here.machine, hardware=replace(here.machine.hardware, driver=NULL_DRIVER))
