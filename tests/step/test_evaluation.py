@@ -22,7 +22,7 @@ from autotune.probing import JobServer, prepare, probe
 from autotune.step.rows import RowSizes
 from autotune.step.run.meters import METERS
 from autotune.step.run.progress import Progress
-from autotune.step.run.training import as_trained_on, build_trainer, rows_at_once, train
+from autotune.step.run.training import as_trained_on, build_trainer, rows_at_once, train, whole_evaluation
 from autotune.step.run.worst import worst_order
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
@@ -202,6 +202,19 @@ def test_a_probe_evaluates_and_the_confirming_run_saves(
 
     brief = probed(job_server, replace(request, schedule=replace(BRIEF, timing_only=True)), tmp_path / "brief")
     assert (brief.evaluation_seconds, EVALUATE in brief.peaks) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("ended", "whole", "seconds"),
+    [
+        # Of 10 s, a loader's start and end take 3; two micro-batches of 20 tokens took 4.
+        ([4.0, 6.0, 8.0], 600.0, 63.0),
+        ([4.0, 6.0, 8.0], 70.0, 10.0),
+        ([8.0], 700.0, 100.0),
+    ],
+)
+def test_what_comes_once_in_an_evaluation_is_not_multiplied(ended: list[float], whole: float, seconds: float) -> None:
+    assert whole_evaluation(10.0, ended, np.array([30, 20, 20]), whole) == pytest.approx(seconds)
 
 
 def test_without_rows_to_evaluate_on_nothing_is_evaluated(

@@ -40,6 +40,7 @@ class Progress(TrainerCallback):
         program: the phases of the run; before they are known, those that every trainer has.
         peaks: by completed phase, the device's peak in bytes above the baseline during it.
         evaluation_seconds: time of an evaluation on all its rows, or None before it is known.
+        evaluated_seconds: when each micro-batch of evaluation ended.
         finishing: whether the next step is the last, and ends with the worst micro-batches again.
     """
 
@@ -53,6 +54,7 @@ class Progress(TrainerCallback):
         self.batches: Batches | None = None
         self.whole_step: WholeStep | None = None
         self.evaluation_seconds: float | None = None
+        self.evaluated_seconds: list[float] = []
         self.finishing = False
         self.program = StepProgram()
         self.peaks: dict[str, int] = {}
@@ -168,6 +170,11 @@ class Progress(TrainerCallback):
         self.phase = FORWARD
         self._lap(OPTIMIZER_STEP)
         return control
+
+    def on_prediction_step(self, *events: Any, **more: Any) -> None:
+        """Record the end of a micro-batch of evaluation."""
+        self._meter.synchronize()
+        self.evaluated_seconds.append(time.monotonic())
 
     def _lap(self, phase: str) -> None:
         """Record the device's peak in a phase that ends."""

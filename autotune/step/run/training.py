@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
 from autotune.step.objects import config, model_maker, peft_config, quantization_config
-from autotune.step.rows import spread
+from autotune.step.rows import Counts, spread
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
@@ -173,13 +173,30 @@ def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> f
         trainer.eval_dataset = largest
         trainer.evaluate()
         trainer.eval_dataset = timed
+        progress.evaluated_seconds.clear()
         # It ends with the losses on the host, so the device is done.
         started = time.monotonic()
         trainer.evaluate()
         seconds = time.monotonic() - started
     trainer.eval_dataset = rows
     # A last micro-batch with fewer rows repeats them here.
-    return float(seconds * tokens.sum() / tokens[places].sum() * len(rows) / blocks.size / ranks)
+    own = tokens.sum() * len(rows) / blocks.size / ranks
+    return whole_evaluation(seconds, progress.evaluated_seconds, tokens[places], own)
+
+
+def whole_evaluation(seconds: float, ended: Sequence[float], tokens: Counts, whole: float) -> float:
+    """Return the seconds of an evaluation on all tokens, by those of one on some micro-batches.
+
+    What comes before the first of these and after the last, as processes that load rows start and end, comes once.
+
+    Args:
+        ended: when each of them ended.
+        tokens: of each of them, as in ``whole``.
+    """
+    rate = seconds / tokens.sum()
+    if len(ended) == len(tokens) > 1:
+        rate = (ended[-1] - ended[0]) / tokens[1:].sum()
+    return float(max(0.0, seconds - rate * tokens.sum()) + rate * whole)
 
 
 def rows_at_once(trainer: Any, known: Adapter) -> int:
