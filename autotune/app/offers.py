@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate
-from autotune.core.setting import GLOBAL_BATCH, Setting
+from autotune.core.setting import Setting
 from autotune.planning.evaluator import Evaluator
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
@@ -50,22 +49,20 @@ def packing_offer(
     fixed: dict[str, Choice] = {"packing": CUTTING, "padding_free": "off", "per_device_train_batch_size": 1}
     if not rate or any(choice not in problem.choices.get(knob, ()) for knob, choice in fixed.items()):
         return ()
-    setting = problem.setting
-    unbound = replace(setting, allowed=setting.allowed | {GLOBAL_BATCH})
-    held_back: list[Candidate] = []
+    setting, processes = problem.setting, problem.setting.machine.hardware.processes
+    held_back: dict[Candidate, int] = {}
     for length in problem.choices["max_length"]:
         packed = best.candidate.but(**fixed, max_length=length)
-        if problem.illegal(packed) is not None and problem.trainer.illegal(packed, unbound) is None:
-            held_back.append(packed)
-    found = max(run(held_back), key=lambda each: _speedup(each, rate), default=None)
+        held = round(documents_per_row(setting.workload.dataset.documents, CUTTING, int(length)))
+        larger = held > setting.documents_per_process and problem.illegal(packed) is not None
+        if larger and problem.trainer.illegal(packed, replace(setting, global_batch_size=held * processes)) is None:
+            held_back[packed] = held
+    found = max(run([*held_back]), key=lambda each: _speedup(each, rate), default=None)
     if found is None or _speedup(found, rate) < _WORTH_SAYING:
         return ()
-    length = int(found.candidate["max_length"])
-    held = math.ceil(documents_per_row(setting.workload.dataset.documents, CUTTING, length))
-    if held <= setting.documents_per_process:
-        return ()
-    asked = held * setting.machine.hardware.processes
+    held, length = held_back[found.candidate], int(found.candidate["max_length"])
     what, speedup = f"Packed rows of {length:,} tokens hold {held:,} documents", _speedup(found, rate)
+    asked = held * processes
     return (f"{what}: with --global-batch-size {asked:,} they are predicted to be {speedup:.1f} times as fast.",)
 
 

@@ -13,7 +13,7 @@ from autotune.app.offers import dropping_offer, packing_offer
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin
 from autotune.core.setting import Setting, Wishes
-from autotune.core.workload import Rollouts
+from autotune.core.workload import Rollouts, Workload
 from autotune.planning.extrapolation.forecast import TRACED_ERROR
 from autotune.techniques.packing import CUTTING
 from autotune.trainers.problem import TrainerProblem
@@ -96,9 +96,14 @@ def test_nothing_is_offered_that_leaves_too_few_prompts_for_a_generation() -> No
     assert dropping_offer(found, estimate, whole) == ()
 
 
-def packing_offered(speedup: float, wishes: Wishes | None = None) -> tuple[str, list[Candidate]]:
+SHORT = workload(lengths={20: 1000, 100: 20})
+
+
+def packing_offered(
+    speedup: float, wishes: Wishes | None = None, of_rows: Workload = SHORT, batch: int = 8
+) -> tuple[str, list[Candidate]]:
     """Return the offer to pack, and what is traced for it, where packed rows are so many times as fast."""
-    of_search = replace(setting(of=workload(lengths={20: 1000, 100: 20})), wishes=wishes or Wishes())
+    of_search = replace(setting(of=of_rows, global_batch_size=batch), wishes=wishes or Wishes())
     found, asked = problem(of_search), list[Candidate]()
 
     def of(candidate: Candidate, rate: float) -> Estimate:
@@ -117,6 +122,13 @@ def test_an_offer_to_pack_stands_on_traces_of_the_packed_rows_themselves() -> No
     assert said.endswith("they are predicted to be 1.5 times as fast.")
     assert asked
     assert {candidate["packing"] for candidate in asked} == {CUTTING}
+
+
+def test_a_global_batch_that_is_offered_is_one_that_the_packed_rows_are_legal_with() -> None:
+    # Rows of 120 and 240 tokens hold 2.67 and 5.32 documents: 3 are more than a tenth away from 2.67, and 5 are not.
+    said, asked = packing_offered(1.5, of_rows=workload(lengths={30: 500, 60: 500}), batch=2)
+    assert said.startswith("Packed rows of 1,024 tokens hold 22 documents: with --global-batch-size 22 they are ")
+    assert {candidate["max_length"] for candidate in asked} == {240, 1024}
 
 
 @pytest.mark.parametrize(
