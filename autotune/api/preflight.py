@@ -371,4 +371,5 @@ def _own_bytes(args: Any, trainer: Any) -> int | None:
     tensors = [tensor for model in models for tensor in (*model.parameters(), *model.buffers())]
     states = trainer.optimizer.state.values() if trainer.optimizer is not None else ()
     tensors += [part for state in states for part in state.values() if isinstance(part, torch.Tensor)]
-    return sum({id(tensor): tensor.nbytes for tensor in tensors if tensor.device.type == args.device.type}.values())
+    sizes: dict[int, int] = {id(each): each.nbytes for each in tensors if each.device.type == args.device.type}
+    return sum(sizes.values())

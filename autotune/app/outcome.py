@@ -338,7 +338,7 @@ def _unfinished(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
     if ours >= outcome.comparisons:
         name, count = baseline_name(own=own), len(winner.comparison) - ours
     sentence = f"The search ended after {count} of {outcome.comparisons} short runs of {name}."
-    if speed is not None and speed.pairs == 0:
+    if speed is not None and speed.pairs == 0 and winner != baseline:
         sentence += " The speed-up is the ratio of one probe of each."
     return (sentence,)
 

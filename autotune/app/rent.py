@@ -266,15 +266,14 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
 
 
 def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
-    """Yield the offers that predicted times do not tell from the cheapest, or without prices from the fastest."""
-    priced = any(offer.cost is not None for offer in offers)
-    figures = {f"{offer.processes} x {offer.gpu.name}": offer.cost if priced else offer.seconds for offer in offers}
-    known = {name: figure for name, figure in figures.items() if figure is not None}
-    least = min(known, key=known.__getitem__, default="")
-    near = [name for name, figure in known.items() if name != least and figure <= (1 + TIME_ERROR) * known[least]]
-    if near:
-        best = "cheap as the cheapest" if priced else "fast as the fastest"
-        yield f"May be as {best}, since predicted times may be off by {100 * TIME_ERROR:.0f} %: {', '.join(near)}."
+    """Yield the offers that predicted times do not tell from the cheapest, and from the fastest."""
+    for best, figure in (("cheap as the cheapest", "cost"), ("fast as the fastest", "seconds")):
+        figures = {f"{offer.processes} x {offer.gpu.name}": getattr(offer, figure) for offer in offers}
+        known = {name: amount for name, amount in figures.items() if amount is not None}
+        least = min(known, key=known.__getitem__, default="")
+        near = [name for name, amount in known.items() if name != least and amount <= (1 + TIME_ERROR) * known[least]]
+        if near:
+            yield f"May be as {best}, since predicted times may be off by {100 * TIME_ERROR:.0f} %: {', '.join(near)}."
 
 
 def _machine(word: str | int | None, processes: int, machines: int | None, network: float | None = None) -> Machine:

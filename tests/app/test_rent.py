@@ -138,14 +138,12 @@ def test_the_cost_is_that_of_the_hours_of_all_gpus(table: Rent, model: str, rows
 
 def test_what_predicted_times_do_not_tell_from_the_best_is_noted() -> None:
     near, far = an_offer("A100-80GB", 22_000.0, 2.1), an_offer("H100-80GB", 100_000.0, 10.1)
-    offers = (CHEAPEST, near, far, UNPRICED, TOO_SMALL)
-    priced = "May be as cheap as the cheapest, since predicted times may be off by 25 %: 1 x A100-80GB."
-    assert [*close_calls(offers)] == [priced]
-    assert [*close_calls((CHEAPEST, far))] == []
-    timed = [replace(offer, cost=None) for offer in (near, far, an_offer("H200", 81_000.0, None))]
-    assert [*close_calls(timed)] == [
-        priced.replace("cheapest", "fastest").replace("cheap", "fast").replace("1 x A100-80GB", "1 x H200")
-    ]
+    cheap, fast = (
+        f"May be as {best}, since predicted times may be off by 25 %: 1 x {{}}."
+        for best in ("cheap as the cheapest", "fast as the fastest")
+    )
+    assert [*close_calls((CHEAPEST, near, far, UNPRICED, TOO_SMALL))] == [cheap.format("A100-80GB")]
+    assert [*close_calls((CHEAPEST, far, an_offer("H200", 81_000.0, None)))] == [fast.format("H200")]
     assert [*close_calls((TOO_SMALL,))] == []
 
 

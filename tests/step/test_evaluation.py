@@ -248,6 +248,7 @@ def test_a_save_writes_all_of_a_checkpoint_but_its_tensors(workload_of: MakeWork
     request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {})
     progress = Progress(BRIEF, METERS["cpu"]())
     trainer = train(replace(request, schedule=replace(BRIEF, saves=True)), tmp_path, progress)
+    assert len(progress.evaluated_seconds) == 6, "two rows at once, of 11"
     (folder,) = Path(trainer.args.output_dir).glob("checkpoint-*")
     saved = {file.name for file in folder.iterdir()}
     assert {"config.json", "tokenizer.json", "trainer_state.json"} <= saved
