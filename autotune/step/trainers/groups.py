@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -113,10 +114,13 @@ class Groups(Generating):
         return rewards if plan is None else {**rewards, "make_beside": make_model}
 
     def drawing(self, trainer: Any) -> Drawing:
-        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion."""
-        copies = trainer.num_generations
+        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion.
+
+        The completions of a process need not be whole groups; those of all processes are.
+        """
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
+        copies, uses = gcd(trainer.num_generations, drawn), trainer.args.steps_per_generation * trainer.num_iterations
+        return Drawing(drawn // copies, copies, uses, shared=trainer.num_generations // copies)
 
     def evaluation_drawing(self, trainer: Any) -> Drawing:
         """Return that each prompt is yielded once for each of its completions."""
