@@ -15,6 +15,7 @@ from autotune.core.result import Choosable
 from autotune.core.workload import Workload
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import assumed_beside
+from autotune.techniques.attention import EAGER, UNEVEN, Attention, uneven_images
 from autotune.techniques.base import OFF
 from autotune.techniques.packing import never_separated
 from autotune.techniques.vllm import COLOCATED, SERVER
@@ -38,6 +39,12 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
         yield "Speeds and times of an epoch leave evaluations out."
 
 
+def notes_on_images(problem: TrainerProblem) -> Iterator[str]:
+    """Yield a note if the user's own attention may need more memory for images that are not run."""
+    if problem.baseline[Attention.name] == EAGER and uneven_images(problem.setting.workload):
+        yield f"attention={EAGER} may need more memory than this: {UNEVEN}."
+
+
 def few_documents_text(workload: Workload, batch: int) -> str:
     """Return that a dataset has too few documents for one global batch, or an empty text if it has enough."""
     rows, counted = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
@@ -53,6 +60,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     setting = problem.setting
     workload, model = setting.workload, setting.workload.model
     yield from notes_on_workload(workload)
+    yield from notes_on_images(problem)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing that keeps documents apart and padding-free were not tried: {not_separated}."

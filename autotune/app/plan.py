@@ -14,6 +14,7 @@ from autotune.app.notes import (
     host_notes,
     notes_on_assumptions,
     notes_on_cache,
+    notes_on_images,
     notes_on_plans,
     notes_on_processes,
     notes_on_speed,
@@ -188,6 +189,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
     yield from notes_on_workload(workload)
+    yield from notes_on_images(problem)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)
     refused = problem.illegal(problem.baseline)

@@ -141,6 +141,7 @@ class ModelProfile:
         accepts_loss_kwargs: whether transformers' Trainer divides its loss by the tokens of a whole step.
         largest_weight: numbers in the largest of its weights, mostly the embedding.
         bidirectional_images: whether tokens of an image attend to one another, the later ones included.
+        language_modules: the ``linear_modules`` of the language model beside a vision tower; empty without one.
     """
 
     name: str
@@ -165,6 +166,7 @@ class ModelProfile:
     accepts_loss_kwargs: bool = True
     largest_weight: int = 0
     bidirectional_images: bool = False
+    language_modules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

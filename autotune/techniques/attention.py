@@ -20,8 +20,8 @@ SDPA = "sdpa"
 EAGER = "eager"
 FLEX = "flex_attention"
 UNEVEN = (
-    "it holds the scores of each image, and its worst row may be one with a large image, while those with the most "
-    "image data in all are run"
+    "it holds the scores of each image, and its worst micro-batch may be one with a large image, while those with the "
+    "most image data in all are run"
 )
 """Reason why memory with eager attention may be higher than measured or predicted; see :func:`uneven_images`."""
 _PAGED = "kernels-community/paged-attention"
@@ -152,13 +152,15 @@ def _lacking_gpu(choice: Choice, hardware: Hardware) -> str | None:
 
 
 def uneven_images(workload: Workload) -> bool:
-    """Return whether some rows have several images, and images differ in size.
+    """Return whether images of different sizes are always together, in a row or in a block of successive rows.
 
     Qwen's vision towers attend within each image (``Qwen2_5_VLVisionAttention.forward``), so that scores grow with the
     squares of their sizes: one large image may need more than several with more data in all.
     """
-    found = [profile.images for profile in workload.profiles if profile.images is not None]
-    return any(images.in_row.longest > 1 and len(images.pixels.counts) > 1 for images in found)
+    found = [(each.images, each.documents.order) for each in workload.profiles if each.images is not None]
+    return any(
+        (images.in_row.longest > 1 or order is not None) and len(images.pixels.counts) > 1 for images, order in found
+    )
 
 
 def _masks_otherwise(choice: Choice, setting: Setting) -> str | None:

@@ -7,12 +7,17 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
+from autotune.core.workload import ModelProfile
 from autotune.techniques.base import Effect, Option, Technique
 from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 
 NONE = "none"
-_GRAMMAR = re.compile(r"r(?P<rank>[1-9]\d*)(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?")
+LANGUAGE_MODEL = r"(.*\.)?(language|text)_model\..*"
+"""The names of the modules inside a vision-language model's language model, in transformers' modeling files."""
+_GRAMMAR = re.compile(
+    r"r(?P<rank>[1-9]\d*)(?P<language>-language)?(?P<attention>-attention)?(?P<rslora>-rslora)?(?P<dora>-dora)?"
+)
 # Names of the attention projections in transformers' modeling files.
 _ATTENTION_MODULES = frozenset(
     {
@@ -69,6 +74,7 @@ class Lora(Technique):
         Option("r16", "rank 16 (rN) on all linear modules", Effect.CHANGES_TRAINING, family=_GRAMMAR),
         Option("r64", "rank 64 on all linear modules", Effect.CHANGES_TRAINING),
         Option("r16-attention", "on the projections of attention only", Effect.CHANGES_TRAINING),
+        Option("r16-language", "on the language model only, not on its vision tower", Effect.CHANGES_TRAINING),
         Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
         Option("r16-dora", "with trained magnitudes (DoRA)", Effect.CHANGES_TRAINING),
     )
@@ -89,13 +95,21 @@ class Lora(Technique):
     impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: adapts_layers(plan.model))
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none)."""
-        found = _GRAMMAR.fullmatch(str(choice))
-        if found and found["dora"] and not found["attention"] and setting.workload.model.fused_experts:
+        """Return a reason for missing targets, and for DoRA on fused experts (PEFT's ``ParamWrapper`` has none).
+
+        Names inside the language model alone are those of the tower, too, once PEFT has split them for fused experts
+        (``_resolve_string_target_modules``).
+        """
+        found, model = _GRAMMAR.fullmatch(str(choice)), setting.workload.model
+        if found and found["dora"] and not found["attention"] and model.fused_experts:
             instead = f"r{found['rank']}-attention-dora"
             return f"PEFT has no DoRA for experts whose weights are one parameter; {instead} leaves them alone"
-        if found and found["attention"] and not _attention_modules(setting):
-            names = ", ".join(setting.workload.model.linear_modules)
+        if found and found["language"] and not model.language_modules:
+            return "this model has no language model beside a vision tower"
+        if found and found["language"] and model.fused_experts:
+            return "PEFT trains the tower too, where the weights of experts are one parameter"
+        if found and found["attention"] and not _modules(found, model):
+            names = ", ".join(model.linear_modules)
             return f"none of this model's linear modules ({names}) is known as a projection of attention"
         return None
 
@@ -115,7 +129,7 @@ class Lora(Technique):
             "model.use_peft": True,
             "model.lora_r": rank,
             "model.lora_alpha": _ALPHA_PER_RANK * rank,
-            "model.lora_target_modules": _targets(_attention_modules(setting)) if found["attention"] else "all-linear",
+            "model.lora_target_modules": _targets(found, setting.workload.model),
         }
         if setting.workload.model.fused_experts and not found["attention"]:
             # PEFT's ParamWrapper refuses any other, and TRL's default is 0.05.
@@ -127,11 +141,17 @@ class Lora(Technique):
         return entries
 
 
-def _targets(modules: list[str]) -> list[str] | str:
+def _targets(found: re.Match[str], model: ModelProfile) -> list[str] | str:
+    modules = _modules(found, model)
+    if found["language"]:
+        return rf"{LANGUAGE_MODEL}\.({'|'.join(modules)})"
+    if not found["attention"]:
+        return "all-linear"
     # TRL's ModelConfig turns a list of one into a string, and PEFT treats a string as a regular expression that has to
     # match the full name of a module.
     return modules if len(modules) > 1 else rf".*\.{modules[0]}"
 
 
-def _attention_modules(setting: Setting) -> list[str]:
-    return sorted(_ATTENTION_MODULES & set(setting.workload.model.linear_modules))
+def _modules(found: re.Match[str], model: ModelProfile) -> list[str]:
+    names = set(model.language_modules if found["language"] else model.linear_modules)
+    return sorted(names & _ATTENTION_MODULES if found["attention"] else names)

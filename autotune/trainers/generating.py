@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape
@@ -37,11 +38,12 @@ class Generating(Prompted):
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
         """Return that of the prompts of a generation batch."""
-        return super().layout(plan, rows * plan.steps_per_generation // self.copies(plan))
+        completions = rows * plan.steps_per_generation
+        return super().layout(plan, completions // gcd(self.copies(plan), completions))
 
     def rows_per_draw(self, plan: TrainingPlan) -> int:
-        """Return the prompts of a generation batch."""
-        return max(1, self.padded_together(plan) // self.copies(plan))
+        """Return the prompts of a generation batch, of which other processes may complete some, too."""
+        return self.padded_together(plan) // gcd(self.copies(plan), self.padded_together(plan))
 
     def rows_per_generation(self, plan: TrainingPlan) -> int:
         """Return the prompts of a generation batch of all processes (``trl.trainer.utils.RepeatSampler``)."""

@@ -152,14 +152,16 @@ class MicroBatches(Declared, ABC):
     def traced_plan(self, plan: TrainingPlan, layout: Layout, shape: Shape) -> TrainingPlan:
         """Return a plan for a trace at a shape, which replaces the plan's own sizes.
 
-        Rows of the dataset are collated as the plan collates them, and a step has as many micro-batches as the plan's.
+        Rows of the dataset are collated as the plan collates them, and a step has as many of them as the plan's: their
+        images are on the device together, also while others are evaluated.
         """
         args, model = without_sizes(plan)
         at = self.sizes_at(layout, shape)
+        of_step = -(-plan.rows * plan.micro_batches // shape.rows) if shape.chosen else traced_micro_batches(plan)
         sizes = {
             "per_device_train_batch_size": shape.rows,
             "per_device_eval_batch_size": shape.rows,
-            "gradient_accumulation_steps": plan.micro_batches if shape.chosen else traced_micro_batches(plan),
+            "gradient_accumulation_steps": of_step,
             **({name: plan.args[name] for name in at if name in plan.args} if shape.chosen else at),
         }
         return TrainingPlan(plan.trainer, {**args, **sizes}, model, launch=plan.launch, peft=plan.peft)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.step.data.profile import bidirectional_images
+from autotune.step.data.profile import bidirectional_images, linear_modules
 from autotune.step.images.tokens import image_end
+from autotune.step.models.loading import meta_model, model_class
+from autotune.techniques.lora import LANGUAGE_MODEL
 from tests.contract.building import built
+from tests.settings import plan_with, setting, workload
 from tests.vision import FAMILIES, picture, small_vision_config, write_small_vision_model
 
 Build = Callable[..., Any]
@@ -182,6 +188,43 @@ def test_lora_trains_the_tower_unless_the_modules_that_the_documentation_names_a
 
     assert trained(exclude_modules=None) == {True, False}
     assert trained() == {True}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_on_the_language_model_adapts_each_of_its_layers_and_nothing_of_the_tower(family: str) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = small_vision_config(family)
+    model = meta_model(model_class(config), config)
+    of = workload()
+    of = replace(of, model=replace(of.model, language_modules=linear_modules(model, LANGUAGE_MODEL)))
+    targets = plan_with(setting(of=of), {"lora": "r16-language"}).model["lora_target_modules"]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and re.search(r"(language|text)_model\.layers\.", name)
+    ]
+    adapted = get_peft_model(model, LoraConfig(target_modules=targets)).targeted_module_names
+    assert sorted(adapted) == sorted(linear) != []
+
+
+def test_the_micro_batches_of_a_step_are_held_until_all_of_the_next_are_there(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = build("sft", [ROWS["sft"]] * 4, gradient_accumulation_steps=1)
+    held: list[Any] = []
+    still: list[list[bool]] = []
+    fetch = trainer.get_batch_samples
+
+    def fetched(*args: Any, **kwargs: Any) -> Any:
+        found = fetch(*args, **kwargs)
+        still.append([reference() is not None for reference in held])
+        held[:] = [weakref.ref(batch["pixel_values"]) for batch in found[0]]
+        return found
+
+    monkeypatch.setattr(trainer, "get_batch_samples", fetched)
+    trainer.train()
+    assert still == [[], [True]]
 
 
 def future(mask_function: Callable[..., Any], tokens: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from trl import SFTTrainer
 
 from autotune.core.batch_geometry import BatchGeometry, Shape
 from autotune.core.measurement import Measurement
@@ -215,6 +217,29 @@ def test_a_probe_evaluates_and_the_confirming_run_saves(
 )
 def test_what_comes_once_in_an_evaluation_is_not_multiplied(ended: list[float], whole: float, seconds: float) -> None:
     assert whole_evaluation(10.0, ended, np.array([30, 20, 20]), whole) == pytest.approx(seconds)
+
+
+def test_the_micro_batches_of_the_last_step_are_held_while_a_probe_evaluates_as_trainer_holds_them(
+    workload_of: MakeWorkload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, evaluate = SFTTrainer.get_batch_samples, SFTTrainer.evaluate
+    fetched, held = list[Any](), list[bool]()
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = fetch(self, *args, **kwargs)
+        fetched[:] = [weakref.ref(batch["input_ids"]) for batch in found[0]]
+        return found
+
+    def evaluated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held.extend(reference() is not None for reference in fetched)
+        return evaluate(self, *args, **kwargs)
+
+    monkeypatch.setattr(SFTTrainer, "get_batch_samples", noted)
+    monkeypatch.setattr(SFTTrainer, "evaluate", evaluated)
+    request = request_of(workload_of("sft", tokens(TRAINED), tokens(EVALUATED)), {"gradient_accumulation_steps": 2})
+    train(request, tmp_path, Progress(BRIEF, METERS["cpu"]()))
+    # It evaluates the largest micro-batches, and then some whose time it takes.
+    assert held == [True] * 4
 
 
 def test_without_rows_to_evaluate_on_nothing_is_evaluated(

@@ -25,6 +25,8 @@ from autotune.errors import InputError
 from autotune.probing import JobServer, probe
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
+from autotune.step.trainers import adapter
+from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.prompts import WANTED, reward_function
 from autotune.step.trainers.vllm import GivenCompletions, make_long, without_weights
 from autotune.trainers import find_trainer
@@ -153,6 +155,45 @@ def test_worst_completions_are_as_long_as_they_may_be_and_each_micro_batch_has_a
     assert {shape[:2] for shape in worst} == {(2, MOST)}
     assert not any(full for *_, full in worst)
     assert {shape[1] for shape in typical} == {4}
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+def test_the_loss_counts_completions_where_trl_masks_those_that_do_not_end_by_themselves(
+    trainer: str, prompts: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[list[int]] = []
+    known = adapter(trainer).trainer
+    compute = known.compute_loss
+
+    def watched(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        counted.append(inputs["completion_mask"].sum(dim=1).tolist())
+        return compute(self, model, inputs, *args, **kwargs)
+
+    monkeypatch.setattr(known, "compute_loss", watched)
+    trained(request_of(prompts, trainer, mask_truncated_completions=True), tmp_path)
+    assert all(min(tokens) > 0 for tokens in counted)
+    assert counted[0] == [MOST, MOST - 1]
+
+
+@pytest.mark.parametrize(("together", "prompts", "copies", "shared"), [(1, 1, 4, 2), (3, 3, 4, 2), (4, 2, 8, 1)])
+def test_as_many_rows_are_yielded_as_a_process_completes_though_its_completions_are_no_whole_groups(
+    together: int, prompts: int, copies: int, shared: int
+) -> None:
+    sizes = {"per_device_train_batch_size": 4, "steps_per_generation": together}
+    trainer = SimpleNamespace(args=SimpleNamespace(**sizes), num_generations=8, num_iterations=1)
+    drawing = adapter("grpo").drawing(trainer)
+    assert drawing == Drawing(prompts, copies, uses=together, shared=shared)
+    assert drawing.rows * drawing.copies == 4 * together
+    plan = TrainingPlan("grpo", {**sizes, "gradient_accumulation_steps": together, "num_generations": 8})
+    assert find_trainer("grpo").rows_per_draw(plan) == prompts
+
+
+def test_rows_are_not_copied_as_often_as_they_are_yielded(prompts: Prepared, tmp_path: Path) -> None:
+    request = request_of(prompts)
+    folder = Path(request.tokenized_directory)
+    before = {file: file.stat().st_size for file in folder.iterdir()}
+    trained(request, tmp_path)
+    assert {file: file.stat().st_size for file in folder.iterdir()} == before
 
 
 def test_typical_completions_are_as_long_as_a_column_says(small_model_directory: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autotune.app.notes import notes_on_images
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.lengths import LengthDistribution
@@ -99,15 +100,33 @@ def test_flash_attention_is_left_out_where_tokens_of_an_image_see_one_another(ch
 def test_eager_is_searched_only_where_the_rows_with_the_most_image_data_have_the_largest_images() -> None:
     attention, of = Attention(), pictured_workload()
 
-    def reason_for(in_row: dict[int, int], pixels: dict[int, int], **other: Any) -> str | None:
+    def reason_for(
+        in_row: dict[int, int], pixels: dict[int, int], several: Documents | None = None, **other: Any
+    ) -> str | None:
         assert of.dataset.images is not None
         images = replace(of.dataset.images, in_row=LengthDistribution(in_row), pixels=LengthDistribution(pixels))
-        here = setting(of=replace(of, dataset=replace(of.dataset, images=images)))
+        here = setting(of=replace(of, dataset=replace(of.dataset, images=images, several=several)))
         return attention.unsuitable("eager", replace(here, **other))
 
     assert "scores of each image" in str(reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}))
     assert reason_for({1: 5}, {900: 4, 4000: 1}) is reason_for({4: 1, 1: 1}, {900: 5}) is None
     assert reason_for({4: 1, 1: 1}, {900: 4, 4000: 1}, wishes=Wishes(fixed={"attention": "eager"})) is None
+    # Of blocks of rows, the one with the most image data may be without the largest image.
+    blocks = Documents.of_rows([(1, 20)] * 5, ordered=True)
+    assert "scores of each image" in str(reason_for({1: 5}, {900: 4, 4000: 1}, blocks))
+    assert reason_for({1: 5}, {900: 5}, blocks) is None
+
+
+@pytest.mark.parametrize(("own", "notes"), [("eager", 1), ("sdpa", 0)])
+def test_a_result_with_an_attention_of_the_user_s_own_notes_images_that_are_not_run(own: str, notes: int) -> None:
+    of = pictured_workload()
+    assert of.dataset.images is not None
+    images = replace(
+        of.dataset.images, in_row=LengthDistribution({4: 1, 1: 1}), pixels=LengthDistribution({9: 4, 99: 1})
+    )
+    here = setting(of=replace(of, dataset=replace(of.dataset, images=images)))
+    found = list(notes_on_images(problem(here, Wishes(fixed={"attention": own}))))
+    assert [f"attention={own} may need more memory" in note for note in found] == [True] * notes
 
 
 @pytest.mark.parametrize("trainer", ["grpo", "rloo"])

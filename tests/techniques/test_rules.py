@@ -107,6 +107,26 @@ def test_adapters_of_fused_experts_have_no_dropout_and_no_dora() -> None:
     assert SFT.illegal(candidate(here, lora="r16-attention-dora"), here) is None
 
 
+def test_lora_on_a_language_model_names_its_modules_and_needs_a_tower_beside_it() -> None:
+    plain, modules = workload(), ("q_proj", "o_proj", "up_proj")
+    of = replace(plain, model=replace(plain.model, language_modules=modules))
+    here = setting(of=of, allowed=frozenset({"lora"}))
+    inside = "model.language_model.layers.0.self_attn."
+    for lora, adapted in (("r16-language", set(modules)), ("r8-language-attention-dora", {"q_proj", "o_proj"})):
+        chosen = candidate(here, lora=lora)
+        targets = str(SFT.plan(chosen, here).model["lora_target_modules"])
+        assert SFT.illegal(chosen, here) is None
+        assert {name for name in (*modules, "fc1") if re.fullmatch(targets, inside + name)} == adapted
+        assert not re.fullmatch(targets, "model.vision_tower.vision_model.encoder.layers.0.self_attn.q_proj")
+        refused = [
+            setting(allowed=here.allowed),
+            replace(here, workload=replace(of, model=replace(of.model, fused_experts=True))),
+        ]
+        reasons = [str(SFT.illegal(candidate(other, lora=lora.removesuffix("-dora")), other)) for other in refused]
+        assert "no language model beside a vision tower" in reasons[0]
+        assert "PEFT trains the tower too" in reasons[1]
+
+
 def test_lora_on_attention_needs_projections_that_are_known() -> None:
     here = setting(of=workload(linear_modules=("mystery",)), allowed=frozenset({"lora"}))
     assert "mystery" in str(SFT.illegal(candidate(here, lora="r16-attention"), here))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from trl import RLOOTrainer
 from trl.trainer.dpo_trainer import DataCollatorForVisionPreference
 from trl.trainer.kto_trainer import DataCollatorForVisionUnpairedPreference
@@ -22,6 +22,7 @@ from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.workload import Rollouts
+from autotune.step.images.tokens import image_elements
 from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
@@ -30,7 +31,10 @@ from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
 from autotune.virtual import trace
+from autotune.virtual.phases import step_name
+from autotune.virtual.steady import steady
 from tests.virtual.compared import assert_as_on_cpu
+from tests.virtual.reference import run_on_cpu
 from tests.vision import FAMILIES, picture, small_processor, small_vision_config
 
 pytestmark = pytest.mark.usefixtures("small_vocabulary_tiles")
@@ -172,6 +176,49 @@ def test_a_step_is_traced_with_an_image_processor_that_makes_lists_of_tensors_as
 
     monkeypatch.setattr(kind, "preprocess", processed)
     assert trace(run, target="cpu").device_peak.bytes == of_arrays.device_peak.bytes
+
+
+def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micro_batches(tmp_path: Path) -> None:
+    """They are there a third time, as they were generated, which is the most that a step holds here."""
+    many = {"steps_per_generation": 24, "gradient_accumulation_steps": 24, "num_generations": 2}
+    args = {"per_device_train_batch_size": 1, "max_completion_length": 6, "bf16": False, **CHECKPOINTED, **many}
+    plan = TrainingPlan("grpo", args, rewards=("get_soft_overlong_punishment",))
+    processor, second = small_processor("qwen2_5_vl"), step_name(1)
+    rows = tokenised("grpo", processor, tmp_path)
+    once, twice = (
+        traced_training(plan, small_vision_config("qwen2_5_vl"), processor, each)
+        for each in (replace(rows, once=True), rows)
+    )
+    of_step = find_trainer("grpo").program(plan).apart
+    added = steady(trace(once, target="cpu"), step_name(0), second, further=True, of_step=of_step).phase(second)
+    assert added.device_peak.bytes == pytest.approx(run_on_cpu(twice, phases=second)[second].peak_bytes, rel=0.01)
+
+
+def test_images_of_two_steps_are_held_where_the_micro_batches_of_the_next_are_fetched(tmp_path: Path) -> None:
+    processor = small_processor("qwen2_5_vl")
+    rows = replace(tokenised("sft", processor, tmp_path), once=True)
+
+    def held(micro_batches: int) -> int:
+        sizes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": micro_batches}
+        plan = TrainingPlan("sft", {"bf16": False, "max_length": None, **sizes})
+        run = traced_training(plan, small_vision_config("qwen2_5_vl"), processor, rows)
+        return trace(run, target="cuda", capability=(8, 0)).device_peak.bytes
+
+    # All but one micro-batch of a step are left out.
+    few, many = (rows.image_numbers(2 * (count - 1)) for count in (40, 60))
+    assert few is not None
+    assert many is not None
+    assert held(60) - held(40) == 2 * 4 * (many - few)
+
+
+def test_rows_that_meet_by_chance_have_more_image_data_than_their_mean_and_less_than_the_largest(
+    tmp_path: Path,
+) -> None:
+    rows = tokenised("sft", small_processor("qwen2_5_vl"), tmp_path)
+    elements = image_elements(load_from_disk(str(tmp_path)))
+    assert elements is not None
+    assert 100 * elements.mean() < (rows.image_numbers(100) or 0) < 100 * elements.max()
+    assert TracedRows([(3,)]).image_numbers(100) is None
 
 
 def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:

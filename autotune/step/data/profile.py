@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.rows import Counts, distribution
 from autotune.step.trainers import adapter
+from autotune.techniques.lora import LANGUAGE_MODEL
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.trainers import Trainer, find_trainer
 
@@ -68,6 +70,7 @@ def model_profile(source: ModelSource, config: Any, processor: Any, folder: Path
         accepts_loss_kwargs=_accepts_loss_kwargs(model),
         largest_weight=max(parameter.numel() for parameter in model.parameters()),
         bidirectional_images=bidirectional_images(architecture, text),
+        language_modules=linear_modules(model, LANGUAGE_MODEL),
     )
 
 
@@ -99,9 +102,14 @@ def _accepts_loss_kwargs(model: Any) -> bool:
     return bool(getattr(model, "accepts_loss_kwargs", any(each.kind is each.VAR_KEYWORD for each in parameters)))
 
 
-def linear_modules(model: Any) -> tuple[str, ...]:
-    """Return the last names of the linear modules inside the layers, in the order of the first layer."""
-    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in _linear_in_layers(model)))
+def linear_modules(model: Any, named: str = ".*") -> tuple[str, ...]:
+    """Return the last names of the linear modules inside the layers, in the order of the first layer.
+
+    Args:
+        named: a regular expression that whole names match.
+    """
+    names = (name for name in _linear_in_layers(model) if re.fullmatch(named, name))
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for name in names))
 
 
 def _linear_in_layers(model: Any) -> Mapping[str, Any]:

@@ -181,7 +181,7 @@ def plan_batches(
         timed = timed[run] & ~rehearsal
     epoch = draw(max(1, population // at_once) if collation.blocks else -(-population // at_once))
     return Batches(
-        population=population * step.drawn.uses * step.rows // at_once,
+        population=population * step.drawn.uses * step.drawn.shared * step.rows // at_once,
         rows=step.rows,
         step_micro_batches=micro_batches,
         order=np.repeat(np.repeat(chosen[run], step.drawn.copies, axis=1), uses, axis=0),

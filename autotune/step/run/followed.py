@@ -31,6 +31,7 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
 
     class Followed(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
         _beside: Any = None
+        _fetched: Any = None
         _worst: tuple[Any, ...] = ()
 
         def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
@@ -47,6 +48,8 @@ def followed(known: Adapter, plan: TrainingPlan, progress: Progress) -> type[Any
             beside = progress.steps_done < batches.worst_steps
             self._beside = self._left_out(samples, whole_step.micro_batches) if beside else []
             self._keep_worst(samples, batches)
+            # Trainer evaluates while it holds them; a probe does so after the training.
+            self._fetched = samples
             return samples, items
 
         def _keep_worst(self, samples: list[Any], batches: Batches) -> None:

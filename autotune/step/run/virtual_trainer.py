@@ -12,7 +12,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 from datasets import Dataset, load_from_disk
 from transformers import BitsAndBytesConfig, TrainerCallback
 
@@ -21,6 +21,7 @@ from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
+from autotune.step.images.tokens import image_elements
 from autotune.step.models.loading import load_config, virtual_model
 from autotune.step.objects import config, model_maker, peft_config
 from autotune.step.run.followed import with_phases
@@ -34,6 +35,11 @@ STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
 # Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
 _MICRO_BATCHES_AT_MOST = 2
+_DEVIATIONS = 4.0
+"""Standard deviations by which the image data of rows that meet by chance exceed their mean in one step of 30,000."""
+_MASK = "pixel_attention_mask"
+_NUMBER_BYTES, _MASKED_NUMBER_BYTES = 4.0, 4.0 + 8.0 / 3.0
+"""Of a number in images, of three in a pixel; some processors also make a mask of pixels, of 64 bits each."""
 OVERRIDDEN_IN_TRACES = {
     "use_cpu": True, "tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None,
 }  # fmt: skip
@@ -64,6 +70,15 @@ class TracedRows:
         if self.chosen is None:
             return known.synthetic(self.worst, plan, planned, self.trainable)
         return load_from_disk(self.chosen.directory).select(self.chosen.indices)
+
+    def image_numbers(self, rows: int) -> int | None:
+        """Return the numbers in the images of so many rows of the dataset, at most; None for rows of text."""
+        if self.chosen is None:
+            return None
+        elements = image_elements(load_from_disk(self.chosen.directory))
+        assert elements is not None
+        usual = rows * elements.mean() + _DEVIATIONS * rows**0.5 * elements.std()
+        return int(min(usual, rows * elements.max()))
 
     @property
     def steps(self) -> int:
@@ -115,15 +130,17 @@ def build_virtual(
         return model
 
     make_model = model_maker(plan, trained, kwargs, load)
-    # Those of trainers that generate hold what they keep of a generation batch themselves.
-    loaded = 0 if rows.chosen is None or known.generating else planned.gradient_accumulation_steps
-    return _traced(known, plan, loaded)(
+    left_out = planned.gradient_accumulation_steps - arguments.gradient_accumulation_steps
+    # Trainers that generate hold what they keep of a generation batch themselves.
+    beside = None if known.generating else rows.image_numbers(left_out * planned.per_device_train_batch_size)
+    fetched: list[Any] = []
+    return _traced(known, plan, fetched, beside)(
         model=make_model(),
         args=arguments,
         train_dataset=rows.dataset(known, plan, planned),
         processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
         peft_config=peft_config(plan),
-        callbacks=[_Phases(once=rows.once)],
+        callbacks=[_Phases(once=rows.once, fetched=fetched)],
         **known.arguments_for_built_model(plan, make_model),
     )
 
@@ -164,13 +181,15 @@ def _draw_weights(model: Any) -> None:
                 parameter.normal_(std=0.02)
 
 
-def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
+def _traced(known: Adapter, plan: TrainingPlan, fetched: list[Any], beside: int | None) -> type[Any]:
     """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases.
 
     Args:
-        loaded: micro-batches that are on the device from the beginning of a step to its end, as accelerate's data
-            loader and ``Trainer.get_batch_samples`` have them: pixels are large. 0: each is moved there where it is
-            trained on, since tokens are small.
+        fetched: filled with the micro-batches of a step that are on the device together, as accelerate's data loader
+            places them for ``Trainer.get_batch_samples``: pixels are large. ``Trainer._run_epoch`` holds them until all
+            of the next step are there, and while it evaluates.
+        beside: numbers in the images of the micro-batches that are left out; None: each micro-batch is moved to the
+            device where it is trained on, since tokens are small.
     """
     trainer = known.trainer_class(plan)
 
@@ -187,12 +206,13 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
 
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             samples, items = super().get_batch_samples(*args, **kwargs)
-            if not loaded:
+            if beside is None:
                 return samples, items
-            # Few micro-batches are traced; the last one stands for those that are left out.
-            left_out = samples[-1:] * (loaded - len(samples))
-            self.beside_run = [send_to_device(sample, self.args.device) for sample in left_out]
-            return [send_to_device(sample, self.args.device) for sample in samples], items
+            masked, device = any(_MASK in sample for sample in samples), self.args.device
+            size = int(beside * (_MASKED_NUMBER_BYTES if masked else _NUMBER_BYTES))
+            others = torch.empty(size, dtype=torch.uint8, device=device)
+            fetched[:] = [*(send_to_device(sample, device) for sample in samples), others]
+            return fetched[:-1], items
 
         def read_batch(self, rows: Any) -> Any:
             """Read rows as the data loader does: on real tensors, stored outside of PyTorch's allocators."""
@@ -210,10 +230,15 @@ def _traced(known: Adapter, plan: TrainingPlan, loaded: int) -> type[Any]:
 
 
 class _Phases(TrainerCallback):
-    """Names the phases of steps; the numbers stay the same where the second step is left out."""
+    """Names the phases of steps; the numbers stay the same where the second step is left out.
 
-    def __init__(self, *, once: bool) -> None:
+    Args:
+        fetched: the micro-batches of a step that are on the device together.
+    """
+
+    def __init__(self, *, once: bool, fetched: list[Any]) -> None:
         self._once = once
+        self._fetched = fetched
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Only a step that is traced once has to know when its gradients are final.
@@ -237,6 +262,8 @@ class _Phases(TrainerCallback):
                 kwargs["optimizer"].step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # Those of the next step are fetched while these are held.
+        recursively_apply(torch.empty_like, self._fetched)
         self._step.__exit__(None, None, None)
 
 

@@ -48,11 +48,13 @@ class Drawing:
         rows: rows of the dataset that are drawn at once.
         copies: how often each of them is yielded, one after another.
         uses: micro-batches that are trained on what was drawn at once.
+        shared: processes that yield copies of the same row.
     """
 
     rows: int
     copies: int = 1
     uses: int = 1
+    shared: int = 1
 
 
 @dataclass(frozen=True)

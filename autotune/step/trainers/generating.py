@@ -115,6 +115,9 @@ class OnTokenizedPrompts(_Trl):
         for row, tokens in zip(completions, self._wanted, strict=True):
             require_generated(len(row), tokens)
         cut = [self._cut(rows) for rows in (completions, *beside)]
+        if getattr(self, "mask_truncated_completions", False):
+            # TRL masks completions that do not end by themselves. Those that do may be as long.
+            cut[0] = [[*row[:-1], self.eos_token_ids[0]] for row in cut[0] or ()]
         return tuple(cut) if isinstance(made, tuple) else cut[0]
 
     def _cut(self, rows: list[list[Any]] | None) -> list[list[Any]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import gcd
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -14,7 +15,7 @@ from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING
-from autotune.virtual import assume
+from autotune.virtual import assume, is_tracing, phase
 from autotune.virtual.dispatch import UnknownShapeError
 
 # Chunks of a pass over a generation batch that are run, where steps are not run whole.
@@ -39,9 +40,18 @@ class _InGroups(OnTokenizedPrompts):
             with mock.patch.object(torch, "randperm", torch.arange):
                 return shuffle(batch)
 
+        before = self._buffered_inputs
         # TRL shuffles the completions of a generation batch; here, rows decide which of them share a micro-batch.
         with mock.patch.object(self.module, "shuffle_sequence_dict", copied_in_order):
-            return super()._prepare_inputs(*args, **kwargs)
+            inputs = super()._prepare_inputs(*args, **kwargs)
+        if self._pictured and is_tracing() and self._buffered_inputs is not before:
+            # Meanwhile it has held them as they were generated, and those of the generation before.
+            with phase(SCORING):
+                copies = 2 if before is None else 1
+                held = [value for batch in self._buffered_inputs * copies for value in batch.values()]
+                held = [torch.empty_like(value) for value in held if isinstance(value, torch.Tensor)]
+                del held
+        return inputs
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
         self._passes = iter(self.passes)
@@ -113,10 +123,13 @@ class Groups(Generating):
         return rewards if plan is None else {**rewards, "make_beside": make_model}
 
     def drawing(self, trainer: Any) -> Drawing:
-        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion."""
-        copies = trainer.num_generations
+        """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion.
+
+        The completions of a process need not be whole groups; those of all processes are.
+        """
         drawn = trainer.args.per_device_train_batch_size * trainer.args.steps_per_generation
-        return Drawing(max(1, drawn // copies), copies, trainer.args.steps_per_generation * trainer.num_iterations)
+        copies, uses = gcd(trainer.num_generations, drawn), trainer.args.steps_per_generation * trainer.num_iterations
+        return Drawing(drawn // copies, copies, uses, shared=trainer.num_generations // copies)
 
     def evaluation_drawing(self, trainer: Any) -> Drawing:
         """Return that each prompt is yielded once for each of its completions."""

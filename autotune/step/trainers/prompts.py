@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from datasets import Dataset
+import pyarrow as pa
+from datasets import Dataset, concatenate_datasets
 from trl.rewards import (
     accuracy_reward,
     get_soft_overlong_punishment,
@@ -155,16 +156,20 @@ class Prompted(Adapter):
         All but one of these completions are a token shorter, so that each micro-batch has a mask, whichever rows it
         gets.
         """
-        sizes = self.sizes(trainer)
+        sizes, rows = self.sizes(trainer), trainer.train_dataset
         assert sizes.generated is not None
-        wanted = sizes.generated[order]
-        largest = np.full(wanted.shape[1:], max(1, sizes.most_generated - 1))
-        largest[0, 0] = sizes.most_generated
-        wanted[worst] = largest
-        rows = trainer.train_dataset.select(order.ravel(), keep_in_memory=True)
+        shorter = np.full_like(sizes.generated, max(1, sizes.most_generated - 1))
+        longest = shorter.copy()
+        longest[:, 0] = sizes.most_generated
         # Reward functions get all columns that are left.
         rows = rows.remove_columns([name for name in (COMPLETION, *IMAGE_COLUMNS) if name in rows.column_names])
-        return rows.add_column(WANTED, wanted.reshape(-1, self.completions_per_row).tolist())
+        # A column that is added to selected rows copies each of them as often as it is selected, with its images.
+        ends = np.arange(0, sizes.generated.size + 1, self.completions_per_row, dtype=np.int32)
+        lengths = (pa.ListArray.from_arrays(ends, each.ravel()) for each in (sizes.generated, shorter, longest))
+        every = concatenate_datasets([rows.add_column(WANTED, wanted) for wanted in lengths])
+        place = np.zeros_like(order)
+        place[worst], place[worst, 0] = 1, 2
+        return every.select((order + place * len(rows)).ravel(), keep_in_memory=True)
 
     def synthetic(
         self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
