@@ -39,8 +39,8 @@ from autotune.api import preflight
 from autotune.app.arguments import CheckArguments
 from autotune.core.verdict import SCHEMA, Outcome, Verdict, WillNotFit
 from autotune.errors import InputError
-from autotune.userconfig.fields import configuration_of
 from autotune.units import GIB
+from autotune.userconfig.fields import configuration_of
 from tests.app.check.conftest import cache_of
 from tests.small import messages_rows, write_rows
 from tests.step.test_reading import MARKED
