@@ -279,7 +279,7 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     rows = loader.dataset
     # A stream may have no end.
     if not isinstance(rows, datasets.Dataset):
-        raise InputError("The trainer's rows are no datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
+        raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
     names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
     # Rows with images are as the user has them: TRL tokenises them in the collator.

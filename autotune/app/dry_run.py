@@ -66,7 +66,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     began, steps = time.monotonic(), asked.steps
     command = command_words(asked.command)
     if not command:
-        raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
+        raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
     if steps < 1:
         raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
     seconds = time_limit(asked.timeout)

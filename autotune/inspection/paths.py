@@ -22,7 +22,7 @@ def user_path(text: str | Path) -> Path:
     """
     if text == "-":
         raise InputError(
-            "'-' is no name of a file or directory.",
+            "'-' is not the name of a file or directory.",
             hint="Give a name: files are not read from stdin or written to stdout.",
         )
     try:
@@ -42,8 +42,8 @@ def is_file(path: str | Path) -> bool:
 
 
 def unreadable(kind: str, text: str, error: OSError) -> InputError:
-    """Return the error that what ``text`` names cannot be looked at."""
-    return InputError(f"The {kind} {text!r} cannot be looked at: {error.strerror}.")
+    """Return the error that what ``text`` names cannot be accessed."""
+    return InputError(f"The {kind} {text!r} cannot be accessed: {error.strerror}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
@@ -81,9 +81,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
         raise InputError(f"The home of the {kind} {text!r} is not known.") from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise InputError(
-            f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."
-        )
+        raise InputError(f"The {kind} {text!r} is neither a path nor a hub id.", hint="A hub id is NAME or ORG/NAME.")
     return None
 
 

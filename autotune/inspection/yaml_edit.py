@@ -130,7 +130,7 @@ def _mapping_of(file: YamlFile, path: Key) -> tuple[Node, Key]:
         if entry is None or depth == len(path) - 1:
             return mapping, path[depth:]
         if entry[1].kind != "mapping":
-            raise _CannotEditError(f"the value of {name!r} is no mapping of its own", entry[0].line)
+            raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
         mapping = entry[1]
     raise ValueError("an edit needs a path")
 
@@ -271,7 +271,7 @@ class _BlockText:
         line_end = found.start() if found else len(self.text)
         tail = self.text[end:line_end].strip()
         if tail and not tail.startswith("#"):
-            raise _CannotEditError(f"{tail!r} stands behind the value", entry[0].line)
+            raise _CannotEditError(f"{tail!r} follows the value", entry[0].line)
         return [tail] if tail else [], line_end
 
     def _newline(self, index: int) -> str:

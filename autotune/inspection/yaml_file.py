@@ -296,7 +296,7 @@ def _text(path: Path) -> str:
         if stat.S_ISDIR(status.st_mode):
             raise InputError(f"{place(path)} is a directory.", hint="Name the YAML file.")
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{place(path)} is no regular file.", hint="Name a YAML file.")
+            raise InputError(f"{place(path)} is not a regular file.", hint="Name a YAML file.")
         if status.st_size > MAX_BYTES:
             raise _too_large(path, status.st_size)
         content = path.read_bytes()
@@ -327,7 +327,7 @@ def _check_words(root: Node, path: Path) -> None:
         for key, _ in mapping.entries:
             if not key.merge and not isinstance(key.key, str):
                 raise InputError(
-                    f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is no string.",
+                    f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is not a string.",
                     hint="YAML reads yes, no, on, off and numbers so; quote the key.",
                 )
 

@@ -108,7 +108,7 @@ class ContextParallel(Equipped):
         if padded == NONE or int(padded) % multiple:
             # PyTorch then leaves the row as it is, and attention takes it for rearranged (torch 2.13,
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
-            return f"{asked} attends to the wrong tokens of rows whose length is no multiple of {multiple}: {_PAD}"
+            return f"{asked} attends to the wrong tokens of rows whose length is not a multiple of {multiple}: {_PAD}"
         return _without_kernel(asked, candidate, setting)
 
 

@@ -32,7 +32,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
         except ValueError:
             share = 0.0
         if not 0 < share < 1:
-            raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a share between 0 and 1.")
+            raise InputError(f"{text!r} is not a choice of {self.name}.", hint="It takes a share between 0 and 1.")
         return str(share)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

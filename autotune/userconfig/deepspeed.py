@@ -30,6 +30,7 @@ _FIELDS: Mapping[Key, str] = {
     ("optimizer", "params", "weight_decay"): "weight_decay",
     ("scheduler", "params", "warmup_max_lr"): "learning_rate",
 }
+_FORM = "Write one JSON object in it."
 NAMED = "deepspeed_config_file"
 """Key of accelerate's for the file of DeepSpeed's document."""
 
@@ -162,7 +163,7 @@ def _document(named: object) -> Mapping[str, object]:
             hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
         ) from error
     except ValueError as error:
-        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
+        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.", hint=_FORM) from error
     if not isinstance(read, dict):
-        raise InputError(f"DeepSpeed's document {named} is no mapping.")
+        raise InputError(f"DeepSpeed's document {named} is not a mapping.", hint=_FORM)
     return dict(without_secrets(read))

@@ -187,7 +187,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
         )
     given = document.get(FIELD) or {}
     if not isinstance(given, Mapping):
-        raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
+        raise InputError(f"{FIELD}: {given!r} is not a mapping.", hint=f"Write {PARALLELISM}{_SHARDS} and so on in it.")
     keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
     refused: Mapping[str, str] = tables()["groups"]["refused"]
     names = (*_PLANNED, *refused)
@@ -201,7 +201,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     sizes = {name: keys[name] for name in names if keys.get(name) is not None}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
+            raise InputError(f"{PARALLELISM}{name}: {value!r} is not a group size.", hint="Write 1 or more.")
     sizes = {name: value for name, value in sizes.items() if value != 1}
     for name, reason in refused.items():
         if name in sizes:

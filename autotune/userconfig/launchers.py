@@ -66,7 +66,7 @@ def number(value: object, of: str = "processes") -> int:
     """
     text = str(value)
     if not text.isdecimal() or not int(text):
-        raise InputError(f"{text!r} is no number of {of}.", hint="It is at least 1.")
+        raise InputError(f"{text!r} is not a number of {of}.", hint="It is at least 1.")
     return int(text)
 
 

@@ -224,7 +224,7 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
         elif written.command.takes_more:
-            message = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
+            message = f"{fault.key} is not a key of TRL's: {written.command.script} may take it, which cannot be known."
             yield finding(written, Severity.NOTE, fault.key, f"{message}{_similar(fault, read)}")
         else:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
@@ -236,7 +236,7 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
     others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
-    none = f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate."
+    none = f"{fault.key} is not a key of {written.trainer}, of the model, of the data, or of accelerate."
     return f"{none}{_similar(fault, read)}"
 
 

@@ -162,7 +162,7 @@ def test_a_column_that_is_not_there_is_told_with_the_field_that_names_it(prepare
 
 
 def test_an_end_that_is_no_token_is_told(prepared: Prepare) -> None:
-    with pytest.raises(InputError, match=r"eos_token is <\|nothing\|>, which is no token of .*model"):
+    with pytest.raises(InputError, match=r"eos_token is <\|nothing\|>, which is not a token of .*model"):
         prepared(text_rows(TEXTS), eos_token="<|nothing|>")
 
 

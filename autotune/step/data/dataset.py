@@ -207,7 +207,10 @@ def _check_tokenizer(
 ) -> None:
     tokenizer, end = tokenizer_of(processor), source.reading.get("eos_token")
     if end is not None and end not in tokenizer.get_vocab():
-        raise InputError(f"eos_token is {end}, which is no token of {model.name}.", hint="TRL ends with a ValueError.")
+        raise InputError(
+            f"eos_token is {end}, which is not a token of {model.name}: TRL ends with a ValueError.",
+            hint="Give a token of its tokenizer, or leave eos_token out.",
+        )
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]

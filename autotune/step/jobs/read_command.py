@@ -267,7 +267,7 @@ def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> I
 
 
 def _unknown(key: str) -> Fault:
-    return Fault(key, "is no key of this trainer", unknown=True)
+    return Fault(key, "is not a key of this trainer", unknown=True)
 
 
 def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, hands_on: bool) -> Iterator[Fault]:
