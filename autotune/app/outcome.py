@@ -328,7 +328,7 @@ def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
     expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
     if expected is None or expected.high <= _SCATTERED * expected.low:
         return ()
-    return ("Speeds differ much from run to run, as on a machine that others use, too. Search again on an idle one.",)
+    return ("Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one.",)
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
