@@ -157,7 +157,7 @@ def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
 
 
 def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
-    """Return whether the batches of steps that were all taken stand for all that may come."""
+    """Return whether the completed batches represent all later ones."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
         return DryRunAnswer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")

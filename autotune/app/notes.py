@@ -123,7 +123,7 @@ TIME_ERROR_HELD = (
 
 
 def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
-    """Yield the limits of knowledge about GPUs that are planned for; what holds for several is one note."""
+    """Yield the unknown facts about planned GPUs; a fact about several is one note."""
     for gpu in gpus:
         if gpu.memory_kind in ("total", "nominal"):
             yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."

@@ -27,7 +27,7 @@ _LARGEST_MARGIN = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, where that has to be checked or converted; every field has been checked on its own.
+    """The checked and converted options; every field has been checked on its own.
 
     Attributes:
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.

@@ -23,7 +23,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
 _SCATTERED = 3.0
-"""Ratio of both ends of the range of a further run from which on runs tell little."""
+"""Ratio of the ends of a further run's range above which speeds are noted to differ widely."""
 
 
 @dataclass(frozen=True)

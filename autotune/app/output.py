@@ -22,7 +22,7 @@ from autotune.study import ProbeRun, Purpose
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
 _EARLY_NAMES = frozenset({"workload", "probes", _LOCK_FILE})
-"""What may lie in a run's directory without its ``run.json``."""
+"""Names that may be in a run's directory before its ``run.json``."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _GBIT = 1e9 / 8
 
 
 def machines_of(processes: int, asked: int | None) -> int:
-    """Return the number of machines that processes are in: that asked for, or as few as have eight each at most.
+    """Return the number of machines: the requested one, or the fewest with at most eight processes each.
 
     Raises:
         InputError: the processes cannot be shared out equally.

@@ -55,7 +55,7 @@ _MOST_TRACED = 40
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
 _WORTH = 0.05
-"""Share by which more GPUs have to train more tokens each: then they cost less, whatever the price of one."""
+"""Least gain in tokens per GPU for which more GPUs are planned: they then cost less at any price of one."""
 
 
 @taking(RentArguments)

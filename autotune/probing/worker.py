@@ -75,7 +75,7 @@ class Worker(Channel):
         return JobExit(time.monotonic() - sent_seconds, code=ended["code"])
 
     def _require_server(self) -> None:
-        """Have a new server fork the process if the former one ended before it did.
+        """Fork the process from a new server if the former one ended first.
 
         Raises:
             ChannelClosed: this worker was interrupted, or the server closed.

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _FIRST_DELAY_SECONDS = 0.1
 
 _ANSWERS = (DuplicatedStudyError, UpdateFinishedTrialError)
-"""What a storage that works says of something that is there already, or has ended."""
+"""Errors of a working storage about something that exists already or has ended."""
 
 _TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,

@@ -43,7 +43,7 @@ class NextAction(Enum):
 
 @dataclass(frozen=True)
 class Settled:
-    """What a worker has settled, for the others.
+    """A worker's settled result, for the others.
 
     Attributes:
         after: number of the last record that it knew, -1 for none.

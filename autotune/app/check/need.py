@@ -92,7 +92,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
 
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
-    """Return whether a need that was found for a larger budget lacks what is only traced near the limit."""
+    """Return whether a need found for a larger budget lacks the traces that are made only near the limit."""
     return need.varied_bytes is None and need.least_bytes <= budget_bytes < _FAR * need.bytes
 
 

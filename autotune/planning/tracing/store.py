@@ -169,7 +169,7 @@ def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
 
 
 def _of(traced: Traced, request: TraceRequest) -> Traced | None:
-    """Return what a trace says of the request's GPU, or None where it says nothing of it."""
+    """Return a trace's result for the request's GPU, or None if it has none."""
     if isinstance(traced, Untraceable):
         return traced
     found = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)

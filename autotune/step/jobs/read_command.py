@@ -163,7 +163,7 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
 
 
 def _check_made_later(args: TrainingArguments) -> None:
-    """Make what ``Trainer`` makes of its arguments alone, but only once rows and model are loaded.
+    """Make the objects that ``Trainer`` makes of its arguments alone once rows and model are loaded.
 
     Raises:
         RefusedError: transformers or PyTorch cannot make it.

@@ -1,4 +1,4 @@
-"""What TRL's trainers that generate completions for several micro-batches at once share on the child's side."""
+"""The child's side of TRL's trainers that generate completions for several micro-batches at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dry run loads into the processes of a training script: it follows their steps, and ends them after some.
+"""Loaded by a dry run into the processes of a training script: follows their steps, and ends them after some.
 
 The parent (``autotune/nullgpu/command.py``) names a folder in ``AUTOTUNE_DRY_RUN``; ``request.json`` in it says what is
 wanted. Each process that uses CUDA keeps ``process-PID.json`` there, written anew at every change; its fields are those
