@@ -17,7 +17,7 @@ from autotune.techniques.offload import BOTH, OPTIMIZER, PARAMETERS
 from autotune.trainers.problem import TrainerProblem
 
 OFFLOADED = (
-    "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were looked at too."
+    "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were traced, too."
     " Where the optimizer runs on the host, no speed is predicted: such candidates rank last."
 )
 """The note of a plan with last resorts."""

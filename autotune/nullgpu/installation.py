@@ -74,12 +74,12 @@ def installation() -> Installation:
 
 
 def lacking() -> str:
-    """Return what a null GPU needs and this machine does not have, in words; empty if nothing."""
+    """Return the requirements of null GPUs that this machine lacks, in words; empty if none."""
     return ", ".join(_lacking())
 
 
 def _lacking() -> Iterator[str]:
-    """Yield what a null GPU needs and this machine does not have."""
+    """Yield the requirements of null GPUs that this machine lacks."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         yield f"Linux on x86-64 (this is {platform.system()} on {platform.machine()})"
     cuda = torch_cuda_version()

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's document, and what in it contradicts the trainer's arguments."""
+"""Reads DeepSpeed's document, and its contradictions of the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTO = "auto"
 """DeepSpeed's word for a number that follows from the trainer's own arguments."""
 _ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
-"""Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
+"""Numbers of DeepSpeed's document for which it may be written (``trainer_config_process`` of transformers)."""
 _DEFAULT_STAGE = 2
 # Further keys of its document by the trainer's arguments that they have to equal.
 _FIELDS: Mapping[Key, str] = {
@@ -37,7 +37,7 @@ NAMED = "deepspeed_config_file"
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A value of DeepSpeed's document at which transformers ends the run.
+    """A value of DeepSpeed's document with which transformers ends the run.
 
     Attributes:
         path: its key.
@@ -54,7 +54,7 @@ class Contradiction:
 def deepspeed_document(
     document: Mapping[str, object], config: Configuration, accumulation: int | str = 1
 ) -> Mapping[str, object] | None:
-    """Return the document of DeepSpeed that counts, the trainer's own or accelerate's; None without one.
+    """Return DeepSpeed's effective document, the trainer's own or accelerate's; None without one.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
@@ -73,7 +73,7 @@ def deepspeed_document(
 def contradictions(
     document: Mapping[str, object], config: Configuration, processes: int | None
 ) -> Iterator[Contradiction]:
-    """Yield what in DeepSpeed's document contradicts the trainer's arguments.
+    """Yield the values of DeepSpeed's document that contradict the trainer's arguments.
 
     Args:
         processes: number of started processes; None where it is not known.
@@ -107,7 +107,7 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
-    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments.
+    """Return DeepSpeed's document with ``auto`` for numbers that follow from the trainer's arguments.
 
     Raises:
         InputError: it contradicts them.

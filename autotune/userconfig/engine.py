@@ -1,4 +1,4 @@
-"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+"""Reads the sharding of a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CP_STRATEGY = "cp_comm_strategy"
 
 
 def without_engine(config: Configuration) -> Configuration:
-    """Return a configuration in which nothing shards the training."""
+    """Return a configuration without its sharding."""
     unset = {name: config.defaults.get(name) for name in ENGINE_FIELDS if name in config.values}
     return replace(config, values={**config.values, **unset})
 
@@ -155,7 +155,7 @@ def loading_text(document: Mapping[str, object], config: Configuration) -> str |
 
 
 def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
-    """Return the document of FSDP that counts, the trainer's own or accelerate's, with its version; empty without."""
+    """Return FSDP's effective document, the trainer's own or accelerate's, with its version; empty without one."""
     if config.values.get("fsdp"):
         return {"version": 2, **fsdp_named(mapping(config.values.get("fsdp_config")))}
     if str(document.get("distributed_type")) != "FSDP":
@@ -171,7 +171,7 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
-    """Return the sizes that are not 1, and what else a step then depends on, by the names of ``ParallelismConfig``.
+    """Return the sizes above 1, and the other fields that a step then depends on, as ``ParallelismConfig`` names them.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.

@@ -177,7 +177,7 @@ def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
 
 
 def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
-    """Check that fields that are not understood are at their defaults.
+    """Check that fields with an unknown effect are at their defaults.
 
     Raises:
         InputError: a field is not.
@@ -223,7 +223,7 @@ def _json(name: str, value: object) -> object:
 
 
 def _check_template(path: object) -> None:
-    """Check that a chat template is a file of its own, or none: with that of a model, the vocabulary changes too.
+    """Check that a chat template is a file: with that of another model, the vocabulary changes, too.
 
     Raises:
         InputError: it is not.

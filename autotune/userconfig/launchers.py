@@ -59,7 +59,7 @@ def named_gpus(value: str) -> int:
 
 
 def number(value: object, of: str = "processes") -> int:
-    """Return a number of processes, or of what else is counted.
+    """Return a number of processes or machines.
 
     Raises:
         InputError: it is none.

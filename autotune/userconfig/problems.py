@@ -1,4 +1,4 @@
-"""Reports all problems of a configuration's keys at once, with what to write instead."""
+"""Reports all problems of a configuration's keys at once, with their remedies."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
 
 
 def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterator[Finding]:
-    """Yield settings of the launch that are not read, and the default file that is read without being named."""
+    """Yield settings of the launch without effect, and the default file that is read unnamed."""
     wrong = {fault.key for fault in read.faults}
     if written.command.launcher != TRL:
         for key in written.given:
@@ -176,7 +176,7 @@ def refused(written: Written, refusal: str) -> Finding:
 
 
 def _counted_alone(written: Written, refusal: str) -> str:
-    """Return what to write where only all processes together have whole groups of completions; else an empty text.
+    """Return the remedy if only all processes together have whole groups of completions; else an empty text.
 
     ``trl`` reads a file before it starts other processes, and so counts the completions of one.
     """

@@ -168,7 +168,7 @@ def _check_splits(train: str, test: str, *, parted: bool) -> None:
 
 
 def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
-    """Check what transformers and TRL refuse where the rows to train on are streamed.
+    """Check for settings that transformers and TRL refuse with streamed rows.
 
     Raises:
         UnreadError: they are not on this machine.

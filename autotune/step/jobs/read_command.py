@@ -147,7 +147,7 @@ def _parser(trainer: str) -> Any:
 
 @contextmanager
 def _on(request: ReadCommandRequest) -> Iterator[None]:
-    """Let transformers answer for the GPU and the processes of the request, which need not be here."""
+    """Make transformers see the GPU and the processes of the request, present or not."""
     import transformers.training_args as module
 
     ampere = request.device == "cuda" and (request.capability or _BF16) >= _BF16

@@ -151,13 +151,13 @@ def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[]
 
 
 def drop_precomputed(trainer: Any) -> None:
-    """Drop the reference model of a trainer that has asked it all, as TRL does with one that it has loaded itself."""
+    """Drop a trainer's reference model after its last use, as TRL does with one that it loaded itself."""
     if trainer.is_fsdp_enabled and trainer.precompute_ref_logps:
         trainer.ref_model = None
 
 
 def reference_of(trainer: Any) -> Any:
-    """Return the reference, or the model itself where that is asked before training (``precompute_ref_log_probs``).
+    """Return the reference, or the model itself if that precomputes (``precompute_ref_log_probs``).
 
     By then DeepSpeed has not placed the model yet, so TRL wraps it in an engine for inference (trl 1.16,
     ``DPOTrainer._precompute_ref_logps``).

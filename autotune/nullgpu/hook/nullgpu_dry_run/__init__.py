@@ -16,7 +16,7 @@ FOLDER = "AUTOTUNE_DRY_RUN"
 
 
 def hook() -> None:
-    """Follow this process, where a dry run asks for it; PyTorch calls this at the end of ``import torch``."""
+    """Follow this process in a dry run; PyTorch calls this at the end of ``import torch``."""
     folder = os.environ.get(FOLDER)
     request = Path(folder or "", "request.json")
     if folder and request.is_file():
