@@ -19,7 +19,7 @@ class Allocator(Equipped):
     """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
     name = "allocator"
-    summary = "Lets segments of reserved GPU memory grow, so that less of it lies between tensors unused."
+    summary = "Lets segments of reserved GPU memory grow, so that less of it is unused between tensors."
     options = (
         Option(DEFAULT, "segments of fixed sizes; blocks that were freed serve requests that fit into them"),
         Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
@@ -34,7 +34,7 @@ class Allocator(Equipped):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM's sleep mode, which refuses it (``vllm/device_allocator/cumem.py``)."""
         if choice != DEFAULT and candidate.get(VLLM) == SLEEPING:
-            return "vLLM's sleep mode has a memory pool of its own, which does not go with expandable segments"
+            return "vLLM's sleep mode has a memory pool of its own, which does not work with expandable segments"
         return None
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -223,7 +223,7 @@ def _json(name: str, value: object) -> object:
 
 
 def _check_template(path: object) -> None:
-    """Check that a chat template is a file: with that of another model, the vocabulary changes, too.
+    """Check that a chat template is a file or unset: with that of another model, the vocabulary changes, too.
 
     Raises:
         InputError: it is not.
