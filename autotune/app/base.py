@@ -111,7 +111,7 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     documents = max(1, round(found))
     if documents % plan.data_ranks:
         raise InputError(
-            f"{base.name} trains on {documents} documents in a step, which {here} processes cannot share out.",
+            f"{base.name} trains on {documents} documents in a step, which cannot be divided among {here} processes.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
         )
     return documents

@@ -127,7 +127,7 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
         return DryRunAnswer(DryOutcome.DOES_NOT_FIT, failed=failed)
     taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
     if ran.ending.timed_out:
-        return DryRunAnswer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"--timeout ended it after {taken} of {steps} steps")
     errors = [each.error for each in ran.processes if each.error is not None]
     error = min(errors, key=lambda each: each.kind in _OF_LAUNCHERS, default=None)
     all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks

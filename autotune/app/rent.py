@@ -225,7 +225,7 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
         return found
     among = "" if machines is None else f" in {machines} machines"
     raise InputError(
-        f"A global batch of {batch} documents cannot be shared out among any number of GPUs that is tried{among}.",
+        f"A global batch of {batch} documents cannot be divided among any number of GPUs tried{among}.",
         hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
     )
 
@@ -296,7 +296,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (
-            f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
+            f"A global batch of {batch} documents can be divided among at most {most} GPUs, of the numbers that are"
             f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
         )
     most_processes = max(offer.processes for offer in offers)

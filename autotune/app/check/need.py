@@ -114,7 +114,7 @@ def probed(
     plan, schedule = _on_device(sized.plan, kind), EFFORTS["quick"].confirmation
     measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
-        limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
+        limit = f"{format_duration(timeout_seconds or 0.0)} (--timeout)"
         return CheckAnswer(
             Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits"
         )
