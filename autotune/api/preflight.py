@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _CONTEXT_BYTES = 512 * MIB
-"""What a process holds of a GPU outside of PyTorch's allocator, about (the catalogue of GPUs assumes as much)."""
+"""About the memory of a process on a GPU outside PyTorch's allocator, as in the catalogue of GPUs."""
 # Columns of tokens from which a trainer's own columns of text can be had again, by the text's name.
 _TEXTS: Mapping[str, Mapping[str, str]] = {
     "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},

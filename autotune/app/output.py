@@ -42,7 +42,7 @@ class Output:
 
     @property
     def study_url(self) -> str:
-        """URL of the study that lies in the directory."""
+        """URL of the study in the directory."""
         return f"sqlite:///{self.study_file}"
 
     @property

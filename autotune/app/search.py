@@ -106,7 +106,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 
 def storage_of(run: Run) -> StudyStorage:
-    """Return the study of a search, and where it lies."""
+    """Return the study of a search, and its location."""
     # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
     # from run to run: the choices that are compared include them in any case.
     compared = with_last_resorts(run.problem)

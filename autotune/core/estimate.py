@@ -20,7 +20,7 @@ from autotune.core.unsearched import LeftOut, Unlockable
 SCHEMA = 1
 
 FRAGMENTATION = "fragmentation"
-"""What the caching allocator has reserved and no tensor has, in a breakdown."""
+"""The name in a breakdown of reserved memory without tensors."""
 
 
 class Origin(StrEnum):

@@ -32,12 +32,12 @@ def user_path(text: str | Path) -> Path:
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether something is there; False where that cannot be told, as for a name that is too long."""
+    """Return whether a path exists; False where that is unknown, as for a name that is too long."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises there)
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a file is there; False where that cannot be told, as for a name that is too long."""
+    """Return whether a file exists; False where that is unknown, as for a name that is too long."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises there)
 
 
@@ -86,7 +86,7 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether something is there, and raise OSError where that cannot be told.
+    """Return whether a path exists, and raise OSError where that is unknown.
 
     ``Path.exists`` returns False there from Python 3.14 on, for example in a directory that may not be read.
     """

@@ -173,7 +173,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class _CannotEditError(Exception):
-    """An entry stands in the text in a way that cannot be edited; the message has the reason.
+    """An entry is written in a way that cannot be edited; the message has the reason.
 
     Attributes:
         line: the line of the entry, from 1.
@@ -257,7 +257,7 @@ class _BlockText:
         return indent
 
     def _end(self, value: Node) -> int:
-        """Return where a value ends, without the empty lines behind a block scalar."""
+        """Return where a value ends, without the empty lines after a block scalar."""
         last = value
         while last.children and not last.flow:
             last = last.children[-1]
@@ -266,7 +266,7 @@ class _BlockText:
         return last.end
 
     def _tail(self, entry: Entry, end: int) -> tuple[list[str], int]:
-        """Return the comment behind an entry, and where its line ends."""
+        """Return the comment after an entry, and where its line ends."""
         found = _LINE_END.search(self.text, end)
         line_end = found.start() if found else len(self.text)
         tail = self.text[end:line_end].strip()

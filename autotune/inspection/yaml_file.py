@@ -21,7 +21,7 @@ from autotune.errors import InputError
 MAX_BYTES = 128 * 1024
 """PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
 MAX_NODES = 10_000
-"""Keys and values of a document, those behind aliases counted wherever they are referred to."""
+"""Keys and values of a document, those of aliases counted at every reference."""
 MAX_DEPTH = 64
 """Collections inside one another; the loader recurses, so Python's own limit is not far above."""
 

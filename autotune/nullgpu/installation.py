@@ -1,4 +1,4 @@
-"""What a null GPU is built from: the installed PyTorch's libraries and versions, CUDA's headers and a compiler."""
+"""The parts of a null GPU: the installed PyTorch's libraries and versions, CUDA's headers and a compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINT = "`pip install torch` on Linux takes PyTorch's CUDA build; NVIDIA's own l
 
 @dataclass(frozen=True)
 class Installation:
-    """What a null GPU is built from.
+    """The parts of a null GPU.
 
     Attributes:
         modules: shared libraries that call NVIDIA's: PyTorch's, and bitsandbytes' for the same CUDA.

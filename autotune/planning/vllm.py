@@ -67,7 +67,7 @@ ASSUMPTIONS = (
     "its cache holds all tokens in all layers, those with a sliding window too",
     "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",
 )
-"""What follows from no rule, in sentences."""
+"""Assumptions beyond vLLM's rule, in sentences."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Engine:
 
     @property
     def reservation(self) -> Reservation:
-        """What the engine takes of each GPU."""
+        """The engine's bytes of each GPU."""
         requested = math.ceil(self.total_bytes * self.utilization)
         quantised = self.model.quantizable if self.in_4_bits else 0
         weights = (self.model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
@@ -136,7 +136,7 @@ class Engine:
 
     @property
     def held_bytes(self) -> tuple[int, int]:
-        """What the engine holds of a GPU of the training while completions are generated, and all the other time."""
+        """The engine's bytes of a training GPU while completions are generated, and at all other times."""
         awake = self._sync_bytes if self.on_server else self.reservation.requested_bytes
         return awake, 0 if self.on_server else ASLEEP_BYTES if self.sleeps else awake
 

@@ -129,7 +129,7 @@ class ServerTracer:
         return [found[index] for index in range(len(requests))]
 
     def _next(self, left: dict[int, TraceRequest]) -> int | None:
-        """Take the index of the next request: the deepest one, of those for which a worker is idle if there is one."""
+        """Take the index of the next request: the deepest one, preferably of those for which a worker is idle."""
         with self._lock:
             if self._given_up or not left:
                 return None

@@ -73,7 +73,7 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
 
 
 def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
-    """Give a storage the methods of Optuna's contract, whatever its release: each calls the backend's patiently."""
+    """Give a storage the methods of the installed Optuna's contract: each calls the backend's patiently."""
 
     def passed_on(name: str) -> Callable[..., Any]:
         return lambda storage, *arguments, **named: storage._call(getattr(storage._backend, name), *arguments, **named)

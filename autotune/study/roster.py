@@ -30,7 +30,7 @@ _ENDED = frozenset({"Z", "X"})
 
 
 class Doing(StrEnum):
-    """What a worker does.
+    """The activity of a worker.
 
     Attributes:
         SEARCHING: it probes candidates.

@@ -22,7 +22,7 @@ _At = tuple[str, _Capability]
 
 @dataclass(frozen=True)
 class _Document:
-    """What is known of a request: its traces, and why there is none for GPUs of some compute capabilities."""
+    """The known results of a request: its traces, and why there is none for some compute capabilities."""
 
     replies: tuple[TraceReply, ...] = ()
     failures: tuple[tuple[_Capability, Untraceable], ...] = ()
@@ -41,7 +41,7 @@ class _Document:
 
     @property
     def lasting(self) -> _Document:
-        """What may be kept between runs."""
+        """The cache between runs."""
         return replace(self, failures=tuple(each for each in self.failures if each[1].lasting))
 
 

@@ -68,7 +68,7 @@ class TimedGeneration:
 
 @dataclass
 class Timed:
-    """What a probe has timed.
+    """The timings of a probe.
 
     Attributes:
         micro_batches: in order.

@@ -1,4 +1,4 @@
-"""The model that a trainer asks for log-probabilities of a reference: where it comes from, and how long it stays."""
+"""The reference model of a trainer: its source, its passes, and its lifetime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
 
 _Trl: Any = object
-"""Stands for TRL's trainer, which comes after in the order of bases."""
+"""Placeholder for TRL's trainer, the next base class."""
 _TIMED = 8
 """Micro-batches of the pass over the dataset that are timed, after the widest ones."""
 

@@ -64,7 +64,7 @@ def without_weights(module: ModuleType) -> AbstractContextManager[object]:
 
 
 def make_long(generation: Any, tokens: int) -> None:
-    """Make TRL's connection to vLLM generate completions of so many tokens, whatever the model would end them with."""
+    """Make TRL's connection to vLLM generate completions of so many tokens, regardless of the model's end token."""
     if isinstance(generation, GivenCompletions):
         generation.tokens = tokens
         return

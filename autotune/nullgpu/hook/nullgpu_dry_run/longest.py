@@ -108,7 +108,7 @@ def order(loader: Any) -> Sizes:
 
 
 def _innermost(loader: Any) -> Any:
-    """Return the object whose ``sampler`` says which rows come: PyTorch's batch sampler, below what shares batches out.
+    """Return the object whose ``sampler`` chooses the rows: PyTorch's batch sampler, inside accelerate's.
 
     Raises:
         UnorderedError: batches are made by another class, which may look at the rows.
