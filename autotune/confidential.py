@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 PLACEHOLDER = "(secret, not shown)"
-"""What stands for the value of a secret key."""
+"""The placeholder for the value of a secret key."""
 MASK = "***"
-"""What stands for the secret part of a text, such as a URL or a command."""
+"""The placeholder for the secret part of a text, such as a URL or a command."""
 
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _SCHEME = re.compile(r"[A-Za-z][\w+.-]*://")

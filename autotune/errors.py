@@ -34,7 +34,7 @@ class InputError(AutotuneError):
 
 
 class UnreadError(InputError):
-    """A configuration may well run, and asks for something that autotune does not read."""
+    """A configuration that may run, with something that autotune does not read."""
 
 
 class UnwrittenError(InputError):

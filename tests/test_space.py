@@ -151,7 +151,7 @@ def test_a_file_of_the_user_may_use_yaml_s_own_words(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("techniques:\n  packing: bfd\n  packin: bfd\n", r"line 3: There is no knob 'packin'.*mean 'packing'"),
-        ("techniques:\n  packing:\n    - bfd\n    - bfdd\n", r"line 4: 'bfdd' is no choice of packing.*mean 'bfd'"),
+        ("techniques:\n  packing:\n    - bfd\n    - bfdd\n", r"line 4: 'bfdd' is not a choice of packing.*mean 'bfd'"),
         ("techniques:\n  packing: {a: b}\n", r"line 2: a choice of packing is a word or a number"),
         ("techniques: [packing]\n", r"line 1: not a mapping"),
         ("technique: {}\n", r"line 1: 'technique' is none of"),

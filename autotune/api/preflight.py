@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _CONTEXT_BYTES = 512 * MIB
-"""What a process holds of a GPU outside of PyTorch's allocator, about (the catalogue of GPUs assumes as much)."""
+"""About the memory of a process on a GPU outside PyTorch's allocator, as in the catalogue of GPUs."""
 # Columns of tokens from which a trainer's own columns of text can be had again, by the text's name.
 _TEXTS: Mapping[str, Mapping[str, str]] = {
     "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
@@ -320,7 +320,7 @@ def _rows(args: Any, processor: Any, loader: Any, folder: Path) -> Path:
     rows = loader.dataset
     # A stream may have no end.
     if not isinstance(rows, datasets.Dataset):
-        raise InputError("The trainer's rows are no datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
+        raise InputError("The trainer's rows are not a datasets.Dataset.", hint="Give PreflightCallback(dataset=…).")
     kinds = [kind.__name__ for kind in type(args).__mro__]
     names = next((known for kind, known in _TEXTS.items() if kind in kinds), None)
     # Rows with images are as the user has them: TRL tokenises them in the collator.

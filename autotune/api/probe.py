@@ -76,7 +76,7 @@ class ProbeResult:
 
     @property
     def trials(self) -> tuple[Trial, ...]:
-        """Every candidate that the search looked at."""
+        """Every candidate that was probed or vetoed."""
         return self.document.trials
 
     @property

@@ -1,4 +1,4 @@
-"""Lets the processes of a running training agree on the result of the first process."""
+"""Gives the result of the first process of a running training to all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of the public functions with their descriptions, which are the options of the commands as well."""
+"""The arguments of the public functions with their descriptions, from which the commands' options are made."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ class SearchArguments(Arguments):
             ``eval_dataset``, or all rows of a file; no evaluation without ``eval_dataset``.
         reward_funcs (NAME[,NAME]): for trainers that generate completions: reward functions, as dotted paths such as
             ``my_rewards.length`` or TRL's names. None: ``get_soft_overlong_punishment``.
-        completion_length (TOKENS|COLUMN): for these trainers: mean tokens of a completion, or the column of ``dataset``
-            with typical completions. None: half of ``max_completion_length``.
-        prompt_coverage: for these trainers: share of the prompts to keep, above 0 and up to 1, in training and in
-            evaluation; the longest are dropped, since these trainers cut none. None: 1.
+        completion_length (TOKENS|COLUMN): for trainers that generate completions: mean tokens of one, or the column of
+            ``dataset`` with typical ones. None: half of ``max_completion_length``.
+        prompt_coverage: for trainers that generate completions: share of the prompts to keep, above 0 and up to 1, in
+            training and in evaluation; the longest are dropped, since such trainers cut none. None: 1.
         teacher (MODEL): for distillation, which needs one: hub id, local directory, or ``config.json`` of the model to
             imitate, whose vocabulary is that of ``model``.
         num_processes: processes that train together, one per GPU.
@@ -174,7 +174,7 @@ class ProbeArguments(SearchArguments):
         base (FILE): TRL configuration in YAML to start from, which may name model and dataset. Its values stay unless a
             change makes training faster or fit; comments and order are kept; the recommendation is compared with it.
             None: TRL's defaults.
-        device: ``auto`` uses a GPU if there is one.
+        device: device to probe on; ``auto`` uses a GPU if there is one.
         num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
             None: one on each visible GPU, or one on a CPU; with ``workers``: one.
         workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
@@ -186,8 +186,8 @@ class ProbeArguments(SearchArguments):
         effort: how long to search: ``quick``, ``normal`` or ``thorough``.
         trials: maximum number of probes. None: that of the effort.
         timeout (TIME): time limit of the whole command, such as ``10m`` or in seconds. None: no limit.
-        init: ``random`` needs no weights; ``pretrained`` loads them.
-        seed: of the search and of the order of batches.
+        init: initial weights: ``random`` ones need no checkpoint; ``pretrained`` loads it.
+        seed: seed of the search and of the order of batches.
         storage (URL): URL of an Optuna storage, the same for all workers of a study: a database as Optuna takes it,
             ``journal:///path`` for a journal on a file system, or ``grpc://host:port``. None: ``study.db`` in the
             output directory.
@@ -216,7 +216,7 @@ class ProbeArguments(SearchArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedArguments(SearchArguments):
-    """Arguments of every plan, for GPUs that need not be here.
+    """Arguments of every plan, for any GPU, present or not.
 
     Args:
         dataset: hub id, or a local file or directory: .jsonl, .json, .csv or .parquet. None: rows of ``seq_len``
@@ -278,7 +278,7 @@ class RentArguments(PlannedArguments):
 
 
 def _is_command(text: str) -> bool:
-    """Return whether a text is a command, and not the name of a file, which may have spaces as well."""
+    """Return whether a text is a command rather than the name of a file, which may also have spaces."""
     return not is_file(text) and any(map(launches, re.split(r"[\s'\"]", text)))
 
 

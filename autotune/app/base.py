@@ -111,14 +111,14 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     documents = max(1, round(found))
     if documents % plan.data_ranks:
         raise InputError(
-            f"{base.name} trains on {documents} documents in a step, which {here} processes cannot share out.",
+            f"{base.name} trains on {documents} documents in a step, which cannot be divided among {here} processes.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
         )
     return documents
 
 
 def _with_length(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> TrainingPlan:
-    """Return a plan that cuts no rows with the longest row's length as its maximum: the same training."""
+    """Return the same training with the longest row's length as its maximum, for a plan that cuts no rows."""
     technique = next((item for item in trainer.techniques if item.name == _LENGTH), None)
     if technique is None or plan.args.get(_LENGTH) is not None or facts(technique, trainer.name).changes:
         return plan
@@ -144,7 +144,7 @@ def _is_written(base: UserBase, technique: Technique) -> bool:
 def _own(
     base: UserBase, plan: TrainingPlan, known: NearestCandidate, trainer: Trainer, setting: Setting
 ) -> Iterator[str]:
-    """Yield the techniques of which the plan has entries that none of their choices has."""
+    """Yield the techniques whose plan entries match none of their choices."""
     for technique in trainer.techniques:
         if not technique.matters(setting):
             continue
@@ -176,7 +176,7 @@ def _check_known(base: UserBase, own: frozenset[str], trainer: Trainer) -> None:
 def _held(
     base: UserBase, known: NearestCandidate, own: frozenset[str], options: Options, setting: Setting
 ) -> Iterator[tuple[str, str]]:
-    """Yield the techniques that stay as the user has them, with the reason."""
+    """Yield the techniques that keep the user's choice, with the reason."""
     candidate = known.candidate
     for technique in options.trainer.techniques:
         name = technique.name
@@ -195,7 +195,7 @@ def _held(
 
 
 def _is_replaceable(technique: Technique, candidate: Candidate, setting: Setting) -> bool:
-    """Whether another exact choice may take the place of the user's own."""
+    """Whether another exact choice may replace the user's own."""
     choice = candidate[technique.name]
     option = option_of(technique, choice)
     exact = technique.effect(choice, candidate, setting) is Effect.EXACT

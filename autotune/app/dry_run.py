@@ -66,7 +66,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     began, steps = time.monotonic(), asked.steps
     command = command_words(asked.command)
     if not command:
-        raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
+        raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
     if steps < 1:
         raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
     seconds = time_limit(asked.timeout)
@@ -127,7 +127,7 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
         return DryRunAnswer(DryOutcome.DOES_NOT_FIT, failed=failed)
     taken = min((each.steps for each in using if each.loaders or each.steps), default=0)
     if ran.ending.timed_out:
-        return DryRunAnswer(DryOutcome.UNKNOWN, f"its time was up after {taken} of {steps} steps")
+        return DryRunAnswer(DryOutcome.UNKNOWN, f"--timeout ended it after {taken} of {steps} steps")
     errors = [each.error for each in ran.processes if each.error is not None]
     error = min(errors, key=lambda each: each.kind in _OF_LAUNCHERS, default=None)
     all_stopped = len({each.rank for each in using if each.ended == "stopped"}) >= ranks
@@ -157,7 +157,7 @@ def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
 
 
 def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
-    """Return whether the batches of steps that were all taken stand for all that may come."""
+    """Return whether the completed batches represent all later ones."""
     loaders = [loader for each in using for loader in each.loaders]
     if not loaders:
         return DryRunAnswer(DryOutcome.BATCHES_FIT, "no loader of PyTorch was seen, so a larger batch may come")

@@ -25,7 +25,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
 _NAMED = 5
-"""Most rows that are named in a note."""
+"""Most rows named in a note."""
 
 
 def notes_on_workload(workload: Workload) -> Iterator[str]:
@@ -78,14 +78,14 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
         if os.environ.get(name):
             yield (
                 f"Probes ran without {name}={os.environ[name]} of this environment. If the configuration sets no "
-                f"{name}, unset it for the training too: with it, memory and speed are others."
+                f"{name}, unset it for the training too: it changes memory and speed."
             )
     if setting.machine.hardware.is_null:
         yield "Measured on a null GPU, whose kernels do nothing: times and speeds mean nothing."
 
 
 _LOADING_SHARE = 0.1
-"""Share of a step above which loading data is worth a note."""
+"""Least share of loading data in a step that is worth a note."""
 
 
 def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
@@ -97,7 +97,7 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
     if hardware.kind == "cpu":
         yield f"{sentence}."
     else:
-        more = "a larger dataloader_num_workers in config.yaml has more processes do it meanwhile"
+        more = "a larger dataloader_num_workers in config.yaml does it in more processes meanwhile"
         yield f"{sentence}, and the GPU waits: {more}."
 
 
@@ -115,13 +115,13 @@ def notes_on_launcher(chosen: Choosable, hardware: Hardware) -> Iterator[str]:
     if free_bytes < context_bytes:
         yield (
             f"`trl {trainer.name}` holds a CUDA context of its own on the first GPU while it trains, of up to "
-            f"{format_bytes(context_bytes)}, and beside the recommendation {format_bytes(free_bytes)} are free: start "
+            f"{format_bytes(context_bytes)}, and the recommendation leaves {format_bytes(free_bytes)} free: start "
             "train.py instead, or search with a --memory-budget that leaves room."
         )
 
 
 _MUCH = 0.05
-"""Share of the memory that an estimate needs, from which on freed blocks in it are worth a note."""
+"""Least share of freed blocks in a predicted need that is worth a note."""
 
 TIME_ERROR = 0.25
 """Share by which predicted times may be off."""
@@ -133,7 +133,7 @@ TIME_ERROR_HELD = (
 
 
 def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
-    """Yield the limits of knowledge about GPUs that are planned for; what holds for several is one note."""
+    """Yield the unknown facts about planned GPUs; a fact about several is one note."""
     for gpu in gpus:
         if gpu.memory_kind in ("total", "nominal"):
             yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
@@ -163,8 +163,8 @@ def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
     if memory.returned_bytes > _MUCH * memory.device_bytes:
         yield (
             f"Of the {format_bytes(memory.device_bytes)} of the fastest, {format_bytes(memory.returned_bytes)} are"
-            " freed blocks that PyTorch's allocator keeps while there is room, and returns to a smaller device. Only"
-            " traces of all layers show them, and the fastest alone has one."
+            " freed blocks that PyTorch's allocator keeps while there is room, and returns when memory is short."
+            " Candidates that cannot fit are traced with few layers, which do not show such blocks."
         )
 
 
@@ -211,7 +211,7 @@ def notes_on_prompts(workload: Workload) -> Iterator[str]:
 def notes_on_processes(
     processes: int, machines: int, network: float | None, gpus: Collection[Gpu], *, at_most: bool = False
 ) -> Iterator[str]:
-    """Yield notes on what is not known, or easily overlooked, with several processes.
+    """Yield notes on unknown or easily overlooked effects of several processes.
 
     Args:
         network: Gbit/s of each machine's network, or None.

@@ -17,15 +17,15 @@ from autotune.techniques.offload import BOTH, OPTIMIZER, PARAMETERS
 from autotune.trainers.problem import TrainerProblem
 
 OFFLOADED = (
-    "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were looked at too."
+    "Nothing is predicted to fit without offloading to the host, so ZeRO-2 and ZeRO-3 with offload were traced, too."
     " Where the optimizer runs on the host, no speed is predicted: such candidates rank last."
 )
-"""What a plan with last resorts is about."""
+"""The note of a plan with last resorts."""
 _USUAL = {"sharding": "zero2", "offload": "optimizer"}
 # Candidates that a search tries first.
 _TRIED = 3
 _EACH = 2
-"""Most candidates that each combination of further choices is tried with: the next one if the former does not fit."""
+"""Most candidates tried with each combination of further choices: the next one if the former does not fit."""
 
 
 def with_last_resorts_if_nothing_fits(evaluator: Evaluator, *, decided: bool = True) -> Evaluator:
@@ -101,7 +101,7 @@ def _fitting(evaluator: Evaluator, resorts: Sequence[Sequence[Candidate]]) -> li
 
 
 def _further(narrow: TrainerProblem, wide: TrainerProblem) -> Iterator[Mapping[str, Choice]]:
-    """Yield the combinations of choices of the knobs that the wider problem has more choices of."""
+    """Yield the combinations of choices of the knobs with more choices in the wider problem."""
     added = [knob for knob, choices in wide.choices.items() if choices != narrow.choices[knob]]
     for chosen in itertools.product(*(wide.choices[knob] for knob in added)):
         further = dict(zip(added, chosen, strict=True))

@@ -27,7 +27,7 @@ _LARGEST_MARGIN = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for, where that has to be checked or converted; every field has been checked on its own.
+    """The checked and converted options; every field has been checked on its own.
 
     Attributes:
         token_coverage: share of the dataset's tokens, 0 to 1, that must be kept.
@@ -77,7 +77,9 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
     fixed = dict(asked.fix or {})
     if max_length is not None and str(fixed.setdefault("max_length", max_length)) != str(max_length):
-        raise InputError(f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.")
+        raise InputError(
+            f"--max-length {max_length} contradicts --fix max_length={fixed['max_length']}.", hint="Give one of them."
+        )
     fixed = {knob: find(knob, trainer.techniques).parse(choice) for knob, choice in fixed.items()}
     for knob in (*asked.exclude, *(each for each in asked.allow if each != GLOBAL_BATCH)):
         find(knob, trainer.techniques)

@@ -26,7 +26,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
 _SCATTERED = 3.0
-"""Ratio of both ends of the range of a further run from which on runs tell little."""
+"""Ratio of the ends of a further run's range above which speeds are noted to differ widely."""
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,7 @@ def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
     expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
     if expected is None or expected.high <= _SCATTERED * expected.low:
         return ()
-    return ("Speeds differ much from run to run, as on a machine that others use, too. Search again on an idle one.",)
+    return ("Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one.",)
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:

@@ -23,7 +23,7 @@ from autotune.study import ProbeRun, Purpose
 _RUN_FILE = "run.json"
 _LOCK_FILE = ".lock"
 _EARLY_NAMES = frozenset({"workload", "probes", _LOCK_FILE})
-"""What may lie in a run's directory without its ``run.json``."""
+"""Names that may be in a run's directory before its ``run.json``."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Output:
 
     @property
     def study_url(self) -> str:
-        """URL of the study that lies in the directory."""
+        """URL of the study in the directory."""
         return f"sqlite:///{self.study_file}"
 
     @property

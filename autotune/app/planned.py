@@ -34,7 +34,7 @@ _GBIT = 1e9 / 8
 
 
 def machines_of(processes: int, asked: int | None) -> int:
-    """Return the number of machines that processes are in: that asked for, or as few as have eight each at most.
+    """Return the number of machines: the requested one, or the fewest with at most eight processes each.
 
     Raises:
         InputError: the processes cannot be shared out equally.
@@ -43,14 +43,14 @@ def machines_of(processes: int, asked: int | None) -> int:
         fewest = -(-processes // _PER_MACHINE)
         if processes % fewest:
             raise InputError(
-                f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be shared out equally"
+                f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be divided equally"
                 f" among {fewest} machines.",
                 hint="Give --num-machines; it has to divide --num-processes.",
             )
         return fewest
     if asked < 1 or processes % asked:
         raise InputError(
-            f"{processes} processes cannot be shared out among {asked} machines.",
+            f"{processes} processes cannot be divided among {asked} machines.",
             hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",
         )
     return asked

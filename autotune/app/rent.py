@@ -55,7 +55,7 @@ _MOST_TRACED = 40
 NUMBERS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of GPUs that are tried for ``auto``: in one machine, and in whole machines of eight."""
 _WORTH = 0.05
-"""Share by which more GPUs have to train more tokens each: then they cost less, whatever the price of one."""
+"""Least gain in tokens per GPU for which more GPUs are planned: they then cost less at any price of one."""
 
 
 @taking(RentArguments)
@@ -226,7 +226,7 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
         return found
     among = "" if machines is None else f" in {machines} machines"
     raise InputError(
-        f"A global batch of {batch} documents cannot be shared out among any number of GPUs that is tried{among}.",
+        f"A global batch of {batch} documents cannot be divided among any number of GPUs tried{among}.",
         hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
     )
 
@@ -308,7 +308,7 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (
-            f"A global batch of {batch} documents can be shared out among at most {most} GPUs, of the numbers that are"
+            f"A global batch of {batch} documents can be divided among at most {most} GPUs, of the numbers that are"
             f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
         )
     most_processes = max(offer.processes for offer in offers)

@@ -115,7 +115,7 @@ def read_result(file: Path) -> Result:
         raise InputError(f"{file} is not JSON: {error}.", hint="Give what `autotune probe` wrote.") from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema is None:
-        raise InputError(f"{file} is no result of `autotune probe`.", hint="Give the directory that it wrote.")
+        raise InputError(f"{file} is not a result of `autotune probe`.", hint="Give the directory that it wrote.")
     if "estimates" in document or document.get("basis") == Basis.PLANNED:
         raise InputError(
             f"{file} is a plan, and `autotune report` reads the results of probes.",
@@ -123,7 +123,7 @@ def read_result(file: Path) -> Result:
         )
     if schema != SCHEMA:
         raise InputError(
-            f"{file} is no result of schema {SCHEMA}, but of {schema!r}.",
+            f"{file} has schema {schema!r}, not {SCHEMA}.",
             hint="Run `autotune probe` with this version.",
         )
     try:

@@ -28,7 +28,7 @@ from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes
 
 _LATE = 3.0
-"""A run that takes this many times as long as it should by its candidate's probe is considered to hang."""
+"""Factor over the time expected from its candidate's probe above which a run counts as hanging."""
 
 _OWN_STUDY = "autotune"
 """Name of the study in an output directory."""
@@ -60,7 +60,7 @@ class Run:
 def worker_servers(
     hardware: Hardware, share: Share, listener: Listener, *, early: bool = False
 ) -> Iterator[tuple[JobServer, ServerTracer]]:
-    """Yield a worker's server for probes, and what traces for it: by the same server on a CPU, else by another one.
+    """Yield a worker's server for probes, and its tracer: with the same server on a CPU, else with another one.
 
     Args:
         hardware: the device as each worker has it.
@@ -106,7 +106,7 @@ def run_search(run: Run, listener: Listener) -> SearchOutcome:
 
 
 def storage_of(run: Run) -> StudyStorage:
-    """Return the study of a search, and where it lies."""
+    """Return the study of a search, and its location."""
     # Whether the last resorts were added depends on how much could be traced, which differs from worker to worker and
     # from run to run: the choices that are compared include them in any case.
     compared = with_last_resorts(run.problem)

@@ -23,7 +23,7 @@ _SHOWN = 5
 
 
 class Tracking:
-    """Reports to a listener how far the traces of a plan are, whatever number of calls of the tracer they take.
+    """Reports the progress of a plan's traces to a listener, over all calls of the tracer.
 
     As a context manager, it also reports what an interruption of the context leaves.
 

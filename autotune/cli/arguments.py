@@ -24,11 +24,11 @@ def add_options(
     groups: Mapping[str, Iterable[str]] | None = None,
     optional: Iterable[str] = (),
 ) -> None:
-    """Declare the arguments in classes, each once; what Python takes by position has no name here either.
+    """Declare the arguments in classes as options, each once; positional ones stay positional.
 
     Args:
         groups: names by the title of their group; a group without names has all others.
-        optional: names of arguments without a default that may be left out all the same.
+        optional: names of arguments without a default that may be left out nevertheless.
     """
     homes: dict[str, argparse._ActionsContainer] = {}
     others: argparse._ActionsContainer = parser

@@ -26,7 +26,7 @@ examples:
   autotune techniques
 
 exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used, 3 not known (probe, check, dry-run),
-130 interrupted (by SIGTERM 143, by SIGHUP 129)
+70 a bug, 130 interrupted (by SIGTERM 143, by SIGHUP 129)
 """
 
 

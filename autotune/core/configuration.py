@@ -43,7 +43,7 @@ def configured(item: Any, kind: str, plain: Callable[[Any], object]) -> Configur
 
 @dataclass(frozen=True)
 class Fault:
-    """A key that cannot be what it is.
+    """A key with an unknown name or an invalid value.
 
     Attributes:
         key: the key, as written.

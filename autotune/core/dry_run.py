@@ -105,7 +105,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class FailedAllocation:
-    """A request for memory of a GPU that was refused, whatever the script made of it.
+    """A refused request for memory of a GPU, whether the script handled it or not.
 
     Attributes:
         step: the step that was under way.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch:
-    """What a candidate trains on, and in which steps.
+    """The batches and steps of one epoch.
 
     Attributes:
         token_coverage: share of the dataset's tokens, 0 to 1, that it trains on.

@@ -20,7 +20,7 @@ from autotune.core.unsearched import LeftOut, Unlockable
 SCHEMA = 1
 
 FRAGMENTATION = "fragmentation"
-"""What the caching allocator has reserved and no tensor has, in a breakdown."""
+"""The name in a breakdown of reserved memory without tensors."""
 
 
 class Origin(StrEnum):
@@ -171,7 +171,7 @@ def rank(estimate: Estimate) -> tuple[bool, bool, float, int]:
 
 
 ALIKE_SPEED, ALIKE_MEMORY = 0.01, 0.02
-"""Shares by which candidates may differ that a table shows once: a choice such as padding may have no effect."""
+"""Shares up to which candidates are alike; a table shows one of them, since a choice may have no effect."""
 
 
 def distinct(estimates: Iterable[Estimate], count: int) -> tuple[Estimate, ...]:

@@ -71,7 +71,7 @@ class OutOfMemory:
 
     @property
     def wanted_bytes(self) -> int | None:
-        """What the process held, with the allocation that failed; None where it is not known what it held."""
+        """Memory of the process with the failed allocation; None if the process's memory is not known."""
         return None if self.held_bytes is None else self.held_bytes + (self.requested_bytes or 0)
 
 
@@ -84,7 +84,7 @@ class HeldMemory:
 
     @property
     def held_bytes(self) -> int | None:
-        """What the budget has to hold: all that a process has of its GPU, or on a CPU the peak of its memory."""
+        """The memory that has to fit the budget: all of a process on its GPU, or on a CPU its peak."""
         return self.device_bytes or self.reserved_bytes or self.peak_bytes
 
 
@@ -165,7 +165,7 @@ class Measurement(HeldMemory):
 
     @property
     def need_bytes(self) -> int | None:
-        """Memory that the run needed of the limit; where it ran out, what it wanted."""
+        """Memory that the run needed of the limit; after an out-of-memory, with the failed request."""
         wanted = self.out_of_memory.wanted_bytes if self.out_of_memory is not None else None
         return wanted if wanted is not None else self.held_bytes
 

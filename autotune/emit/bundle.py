@@ -25,7 +25,7 @@ RESULT = "result.json"
 TIMELINE = "timeline.json"
 PLAN = "plan.json"
 UNFINISHED = "unfinished.json"
-"""Lies in the directory of a planned bundle while that is written, so that one that was not finished is replaced."""
+"""Marks the directory of a planned bundle while it is written, so that an unfinished one can be replaced."""
 _SERVER_SCRIPTS = (SERVE, TRAIN)
 _HERE = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
 """The line of a script, which may be started from anywhere, that finds the files in its own directory."""

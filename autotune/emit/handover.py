@@ -95,8 +95,8 @@ def provenance(handover: Handover, rows: TrainingRows) -> Iterator[str]:
     elif trainer.has_command and not trainer.runs_by_command(plan):
         yield (
             f"`trl {trainer.name}` reads its configuration in one process, before it starts the others, and refuses "
-            "this one: the completions of one process alone in an evaluation (per_device_eval_batch_size) are no whole "
-            "groups (num_generations). So there is no config.yaml."
+            "this one: the completions of one process alone in an evaluation (per_device_eval_batch_size) do not "
+            "form whole groups (num_generations). So there is no config.yaml."
         )
     for model in (workload.model, workload.teacher):
         if model is not None and model.has_weights is False:

@@ -39,7 +39,7 @@ def serve_command(model: str, gpus: int | None, max_tokens: int | None, revision
 
 
 def with_server_address(plan: TrainingPlan) -> TrainingPlan:
-    """Return a training plan that asks the server of :func:`serve_command`."""
+    """Return a training plan that uses the server of :func:`serve_command`."""
     return replace(plan, args={**plan.args, "vllm_server_host": _HOST, "vllm_server_port": _PORT})
 
 

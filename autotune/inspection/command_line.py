@@ -124,7 +124,7 @@ def read_command_line(words: Sequence[str]) -> Command:
         InputError: it starts no training that is known.
         UnreadError: it starts a module that is not here.
     """
-    refused = InputError(f"{' '.join(words) or 'Nothing'} is no command that trains with TRL.", hint=_HINT)
+    refused = InputError(f"{' '.join(words) or 'An empty text'} is not a command that trains with TRL.", hint=_HINT)
     errors = []
     for part in _parts(words):
         # The name of a program may also be the value of an option of what starts it: `uv run --with trl trl dpo`.

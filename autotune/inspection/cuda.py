@@ -52,7 +52,7 @@ def _visible(visible: str | None) -> list[object]:
 
     count = pynvml.nvmlDeviceGetCount()
     if count == 0:
-        raise NoGpuError("the NVIDIA driver knows no device")
+        raise NoGpuError("the NVIDIA driver reports no device")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
     # CUDA sees the devices before the first word that names none.

@@ -18,7 +18,7 @@ BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parqu
 """From the suffix of a file to the builder of ``datasets.load_dataset`` that reads it."""
 
 _TRAIN = "train"
-_UNDERSTOOD = f"{', '.join(BUILDERS)}, and each of them with {', '.join(sorted(COMPRESSIONS))} behind it"
+_UNDERSTOOD = f"{', '.join(BUILDERS)}, each also compressed ({', '.join(sorted(COMPRESSIONS))})"
 _SUFFIXES = frozenset({*BUILDERS, *COMPRESSIONS})
 # The first and last four bytes of every file; four bytes of footer length are between (Apache Parquet, File Format).
 _PARQUET_MAGIC = b"PAR1"

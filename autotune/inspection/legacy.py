@@ -109,7 +109,7 @@ def table() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
 
 
 def _whole(row: Mapping[str, Any]) -> bool:
-    """Return whether a row is about its key whatever the value."""
+    """Return whether a row is about its key with any value."""
     return bool({"gone", "since", "never"} & row.keys())
 
 

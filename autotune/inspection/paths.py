@@ -22,7 +22,7 @@ def user_path(text: str | Path) -> Path:
     """
     if text == "-":
         raise InputError(
-            "'-' is no name of a file or directory.",
+            "'-' is not the name of a file or directory.",
             hint="Give a name: files are not read from stdin or written to stdout.",
         )
     try:
@@ -32,18 +32,18 @@ def user_path(text: str | Path) -> Path:
 
 
 def exists(path: str | Path) -> bool:
-    """Return whether something is there; False where that cannot be told, as for a name that is too long."""
+    """Return whether a path exists; False where that is unknown, as for a name that is too long."""
     return os.path.exists(path)  # noqa: PTH110 (Path.exists raises there)
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether a file is there; False where that cannot be told, as for a name that is too long."""
+    """Return whether a file exists; False where that is unknown, as for a name that is too long."""
     return os.path.isfile(path)  # noqa: PTH113 (Path.is_file raises there)
 
 
 def unreadable(kind: str, text: str, error: OSError) -> InputError:
-    """Return the error that what ``text`` names cannot be looked at."""
-    return InputError(f"The {kind} {text!r} cannot be looked at: {error.strerror}.")
+    """Return the error that what ``text`` names cannot be accessed."""
+    return InputError(f"The {kind} {text!r} cannot be accessed: {error.strerror}.")
 
 
 def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
@@ -81,14 +81,12 @@ def local_path(text: str, kind: str, suffixes: frozenset[str]) -> Path | None:
     except RuntimeError as error:  # what expanduser raises for ~NAME where there is no such user
         raise InputError(f"The home of the {kind} {text!r} is not known.") from error
     if not _HUB_ID.fullmatch(text) or "--" in text or ".." in text or text.endswith(".git"):
-        raise InputError(
-            f"The {kind} {text!r} is no path and cannot be a hub id.", hint="A hub id is NAME or ORG/NAME."
-        )
+        raise InputError(f"The {kind} {text!r} is neither a path nor a hub id.", hint="A hub id is NAME or ORG/NAME.")
     return None
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether something is there, and raise OSError where that cannot be told.
+    """Return whether a path exists, and raise OSError where that is unknown.
 
     ``Path.exists`` returns False there from Python 3.14 on, for example in a directory that may not be read.
     """

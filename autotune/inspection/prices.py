@@ -24,7 +24,7 @@ def read_prices(file: str | Path) -> Mapping[str, float]:
     path = user_path(file)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is no list of prices.", hint=_EXAMPLE)
+            raise InputError(f"{path} has more than {MAX_BYTES:,} bytes, so it is not a list of prices.", hint=_EXAMPLE)
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.", hint="Give a file of prices.") from error
@@ -41,7 +41,7 @@ def checked_prices(prices: Iterable[tuple[object, object]], where: str) -> Mappi
         where: name of their source in messages.
 
     Raises:
-        InputError: a GPU is not in the catalogue or named twice, or a price is no number above zero.
+        InputError: a GPU is not in the catalogue or named twice, or a price is not a number above zero.
     """
     found: dict[str, float] = {}
     for name, price in prices:
@@ -63,7 +63,7 @@ def _number(price: object, what: str) -> float:
     except (ValueError, OverflowError):
         number = None
     if number is None or not isfinite(number) or number <= 0:
-        raise InputError(f"{what} is {price!r}, which is no number above zero.", hint="Write for instance 2.99.")
+        raise InputError(f"{what} is {price!r}, which is not a number above zero.", hint="Write for instance 2.99.")
     return number
 
 

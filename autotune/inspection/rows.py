@@ -27,7 +27,7 @@ _SHOWN_CHARACTERS = 60
 _ZSTANDARD = "zstandard"
 """Package by which ``datasets`` decompresses; Python itself cannot before 3.14."""
 _FIRST_BYTES = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": _ZSTANDARD}
-"""First bytes of compressed files, by which ``datasets`` knows them, not by names (``datasets.utils.extract``)."""
+"""First bytes of compressed files, by which ``datasets`` recognises them (``datasets.utils.extract``)."""
 _READERS: Mapping[str | None, Callable[[BufferedReader], BufferedIOBase]] = {
     "gzip": lambda stream: gzip.GzipFile(fileobj=stream), "bzip2": bz2.BZ2File, "xz": lzma.LZMAFile,
     None: lambda stream: stream,

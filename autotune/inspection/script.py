@@ -135,9 +135,9 @@ def _parsed(script: Path) -> ast.Module:
             raise InputError(f"{script} is too long to be read.", hint="Give its configuration file instead.")
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"The script {script} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The script {script} cannot be read: {error.strerror}.", hint="Check its path.") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"The script {script} is not Python: {error}.") from error
+        raise InputError(f"The script {script} is not Python: {error}.", hint="Give a Python script.") from error
     if all(isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) for node in tree.body):
         raise InputError(f"The script {script} has no code.", hint="Give the script that trains.")
     return tree

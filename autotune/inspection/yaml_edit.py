@@ -130,7 +130,7 @@ def _mapping_of(file: YamlFile, path: Key) -> tuple[Node, Key]:
         if entry is None or depth == len(path) - 1:
             return mapping, path[depth:]
         if entry[1].kind != "mapping":
-            raise _CannotEditError(f"the value of {name!r} is no mapping of its own", entry[0].line)
+            raise _CannotEditError(f"the value of {name!r} is not a mapping of its own", entry[0].line)
         mapping = entry[1]
     raise ValueError("an edit needs a path")
 
@@ -173,7 +173,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class _CannotEditError(Exception):
-    """An entry stands in the text in a way that cannot be edited; the message has the reason.
+    """An entry is written in a way that cannot be edited; the message has the reason.
 
     Attributes:
         line: the line of the entry, from 1.
@@ -257,7 +257,7 @@ class _BlockText:
         return indent
 
     def _end(self, value: Node) -> int:
-        """Return where a value ends, without the empty lines behind a block scalar."""
+        """Return where a value ends, without the empty lines after a block scalar."""
         last = value
         while last.children and not last.flow:
             last = last.children[-1]
@@ -266,12 +266,12 @@ class _BlockText:
         return last.end
 
     def _tail(self, entry: Entry, end: int) -> tuple[list[str], int]:
-        """Return the comment behind an entry, and where its line ends."""
+        """Return the comment after an entry, and where its line ends."""
         found = _LINE_END.search(self.text, end)
         line_end = found.start() if found else len(self.text)
         tail = self.text[end:line_end].strip()
         if tail and not tail.startswith("#"):
-            raise _CannotEditError(f"{tail!r} stands behind the value", entry[0].line)
+            raise _CannotEditError(f"{tail!r} follows the value", entry[0].line)
         return [tail] if tail else [], line_end
 
     def _newline(self, index: int) -> str:

@@ -21,7 +21,7 @@ from autotune.errors import InputError
 MAX_BYTES = 128 * 1024
 """PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
 MAX_NODES = 10_000
-"""Keys and values of a document, those behind aliases counted wherever they are referred to."""
+"""Keys and values of a document, those of aliases counted at every reference."""
 MAX_DEPTH = 64
 """Collections inside one another; the loader recurses, so Python's own limit is not far above."""
 
@@ -296,7 +296,7 @@ def _text(path: Path) -> str:
         if stat.S_ISDIR(status.st_mode):
             raise InputError(f"{place(path)} is a directory.", hint="Name the YAML file.")
         if not stat.S_ISREG(status.st_mode):
-            raise InputError(f"{place(path)} is no regular file.", hint="Name a YAML file.")
+            raise InputError(f"{place(path)} is not a regular file.", hint="Name a YAML file.")
         if status.st_size > MAX_BYTES:
             raise _too_large(path, status.st_size)
         content = path.read_bytes()
@@ -327,7 +327,7 @@ def _check_words(root: Node, path: Path) -> None:
         for key, _ in mapping.entries:
             if not key.merge and not isinstance(key.key, str):
                 raise InputError(
-                    f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is no string.",
+                    f"{place(path, key.line)}: the key means {shown(repr(key.key))}, which is not a string.",
                     hint="YAML reads yes, no, on, off and numbers so; quote the key.",
                 )
 

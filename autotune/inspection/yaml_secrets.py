@@ -20,7 +20,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def withheld(file: YamlFile) -> YamlFile:
-    """Return a configuration in which something else stands for what is secret, in its comments too."""
+    """Return a configuration with placeholders for its secrets, in its comments too."""
     text, known = file.text, secrets_in(dict(file.values))
     changes = {change.start: change for change in _changes(file, known)}
     for start in sorted(changes, reverse=True):

@@ -22,7 +22,7 @@ _PAGE_BYTES = 2 * MIB
 
 @dataclass(frozen=True)
 class NullDevice:
-    """What CUDA and NVML report of a null GPU; sizes in bytes, clocks in kHz.
+    """The properties of a null GPU as CUDA and NVML report them; sizes in bytes, clocks in kHz.
 
     Attributes:
         name: the name that CUDA and NVML report.

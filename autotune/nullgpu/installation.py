@@ -1,4 +1,4 @@
-"""What a null GPU is built from: the installed PyTorch's libraries and versions, CUDA's headers and a compiler."""
+"""The parts of a null GPU: the installed PyTorch's libraries and versions, CUDA's headers and a compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HINT = "`pip install torch` on Linux takes PyTorch's CUDA build; NVIDIA's own l
 
 @dataclass(frozen=True)
 class Installation:
-    """What a null GPU is built from.
+    """The parts of a null GPU.
 
     Attributes:
         modules: shared libraries that call NVIDIA's: PyTorch's, and bitsandbytes' for the same CUDA.
@@ -74,12 +74,12 @@ def installation() -> Installation:
 
 
 def lacking() -> str:
-    """Return what a null GPU needs and this machine does not have, in words; empty if nothing."""
+    """Return the requirements of null GPUs that this machine lacks, in words; empty if none."""
     return ", ".join(_lacking())
 
 
 def _lacking() -> Iterator[str]:
-    """Yield what a null GPU needs and this machine does not have."""
+    """Yield the requirements of null GPUs that this machine lacks."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         yield f"Linux on x86-64 (this is {platform.system()} on {platform.machine()})"
     cuda = torch_cuda_version()

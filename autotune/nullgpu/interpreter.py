@@ -41,7 +41,7 @@ def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
     """
     words = _without_variables(command)
     if not words:
-        raise InputError("There is no command to run.", hint="Write it behind --, as in -- python train.py.")
+        raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
     path = variables.get("PATH")
     found = shutil.which(words[0], path=path)
     if found is None:

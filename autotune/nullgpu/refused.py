@@ -1,4 +1,4 @@
-"""Functions of NVIDIA's libraries that a null GPU refuses, since a stub that returned success would mislead."""
+"""Functions of NVIDIA's libraries that a null GPU refuses, since a stub's success would mislead."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _OF_HOST = {"GLIBC_2.2.5": {"mmap", "mmap64"}}
 
 @dataclass
 class Needed:
-    """What one of NVIDIA's libraries is called for.
+    """The functions called of one of NVIDIA's libraries.
 
     Attributes:
         soname: the name that modules load it by, such as ``libcudart.so.13``.
@@ -67,7 +67,7 @@ def library_of(function: str) -> str | None:
 
 
 def needed(found: Installation) -> dict[str, Needed]:
-    """Return what each of NVIDIA's libraries is called for, by its name without ``.so``."""
+    """Return the functions called of each of NVIDIA's libraries, by its name without ``.so``."""
     libraries = {name: Needed(soname) for name, soname in _ALWAYS.items()}
     for module in found.modules:
         for soname in _sonames(module):

@@ -79,7 +79,7 @@ class Evaluator:
         return estimate.may_fit or candidate == self.problem.baseline
 
     def for_problem(self, problem: TrainerProblem) -> Evaluator:
-        """Return the evaluator of another problem of the same workload, which knows the candidates of this one."""
+        """Return the evaluator of another problem of the same workload, with the candidates of this one."""
         found = Evaluator(problem, self.device, self.budget_bytes, self.traces)
         found.run([*self._known])
         return found
@@ -103,7 +103,7 @@ class Evaluator:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What traces assumed where a step depends on the values of real data, in sentences."""
+        """The assumptions of traces where a step depends on the values of real data, in sentences."""
         return sorted({assumed for each in self._traced_plans() for assumed in each.assumptions})
 
     @property

@@ -104,7 +104,7 @@ def _misses(found: Correction, pairs: Sequence[Pair]) -> list[float]:
 
 
 class Estimates(Runner, Protocol):
-    """The traced candidates of a search, and what traces others."""
+    """The traced candidates of a search, and their tracer."""
 
     @property
     def candidates(self) -> Sequence[Candidate]:

@@ -31,11 +31,11 @@ That is off by 2 % at most, where the host bounds the time of both."""
 
 
 class UntraceableError(Exception):
-    """A step of the plan cannot be traced; the message says why."""
+    """A step of the plan cannot be traced; the message has the reason."""
 
 
 class VllmError(Exception):
-    """vLLM cannot run beside the training; the message says why."""
+    """vLLM cannot run beside the training; the message has the reason."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class TracedPlan(Sized):
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What its traces assumed where the step depends on the values of real data, in sentences."""
+        """The assumptions of its traces where the step depends on the values of real data, in sentences."""
         return tuple(sorted({assumed for fit in self.fits.values() for assumed in fit.assumptions}))
 
     @property

@@ -69,7 +69,7 @@ ASSUMPTIONS = (
     "its cache holds all tokens in all layers, those with a sliding window too",
     "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",
 )
-"""What follows from no rule, in sentences."""
+"""Assumptions beyond vLLM's rule, in sentences."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Engine:
 
     @property
     def reservation(self) -> Reservation:
-        """What the engine takes of each GPU."""
+        """The engine's bytes of each GPU."""
         requested = math.ceil(self.total_bytes * self.utilization)
         cache, block = cache_bytes(requested, self.weights_bytes, BESIDE_WEIGHTS_BYTES), self.block_bytes
         held = None if block is None or self.tokens is None else sequences_held(cache, block, self.tokens)
@@ -136,13 +136,13 @@ class Engine:
 
     @property
     def weights_bytes(self) -> int:
-        """What its weights take of one of the GPUs."""
+        """The bytes of its weights on one of the GPUs."""
         quantised = self.model.quantizable if self.in_4_bits else 0
         weights = (self.model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
         return weights // self.parallel
 
     def held_bytes(self, phase: str) -> int:
-        """Return what the engine holds of a GPU of the training during a phase of that."""
+        """Return the engine's bytes of a training GPU during a phase of the training."""
         if self.on_server:
             return self._sync_bytes if phase in (SYNCHRONISATION, GENERATION) else 0
         if not self.sleeps or phase == GENERATION:

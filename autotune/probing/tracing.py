@@ -144,7 +144,7 @@ class ServerTracer:
                 raise
 
     def _next(self, left: dict[int, TraceRequest]) -> int | None:
-        """Take the index of the next request: the first one, of those for which a worker is idle if there is one."""
+        """Take the index of the next request: the first one, preferably of those for which a worker is idle."""
         with self._lock:
             if self._given_up or not left:
                 return None

@@ -21,7 +21,7 @@ class Tone(StrEnum):
 
 
 class Medium(Enum):
-    """What draws a section: pages are HTML and Markdown."""
+    """The media that show a section: pages are HTML and Markdown."""
 
     EVERYWHERE = "everywhere"
     TERMINAL = "terminal"
@@ -134,7 +134,7 @@ class Diff:
 
 @dataclass(frozen=True)
 class Snippet:
-    """A command or a path to copy, behind the words that introduce it."""
+    """A command or a path to copy, after the words that introduce it."""
 
     lead: str
     text: str

@@ -29,8 +29,9 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
         yield _stage("Traces", doc.Paragraph(f"None: {estimate.reason}"))
         return
     yield _stage("Traces", *_traces(explanation))
-    whole = f"{explanation.layers} layers, {_shape_text(explanation.geometry.worst)}"
-    title = f"Extrapolated to {whole}: the most bytes of tensors in each part of the step"
+    traced_whole = all(point.layers == explanation.layers for point in explanation.traces)
+    depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {explanation.layers} layers"
+    title = f"{depth}, {_shape_text(explanation.geometry.worst)}: the most bytes of tensors in each part of the step"
     yield _stage(title, _peaks(explanation), *_peak_moment(explanation))
     yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(explanation, estimate))))
     yield _stage("Time of a typical optimizer step", *_times(explanation, estimate))

@@ -25,7 +25,7 @@ _BARS, _NARROWEST_BAR = 56, 5
 """Characters of the bars of a row together, at most, and of one bar, at least."""
 _MANY_COLUMNS = 6
 _FIGURES = 10
-"""Characters of a figure of a candidate, with the space behind it."""
+"""Characters of a figure of a candidate, with the space after it."""
 _CHOICES_INDENT = 5
 _BESIDE = 48
 """Least width, in characters, to show a candidate's choices to the right of its figures; else they are below."""
@@ -109,7 +109,7 @@ def _listing(block: doc.Listing) -> Iterator[RenderableType]:
 
 @dataclass(frozen=True)
 class _Hanging:
-    """A paragraph that is indented, its further lines more than its first, with no spaces behind it."""
+    """A paragraph that is indented, its further lines more than its first, without trailing spaces."""
 
     text: Text
     further: int = 2 * _INDENT

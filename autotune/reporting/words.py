@@ -66,12 +66,12 @@ def rate_or_dash(tokens_per_second: float | None) -> str:
 
 
 def number_or_dash(value: float | None) -> str:
-    """Return a number without digits behind the point, or a dash where it is not known."""
+    """Return a number without decimals, or a dash where it is not known."""
     return MISSING if value is None else f"{value:,.0f}"
 
 
 def mean_or_dash(value: float | None) -> str:
-    """Return a mean of whole numbers, with a digit behind the point where it is not whole; a dash if it is unknown."""
+    """Return a mean of whole numbers, with one decimal if it is not whole; a dash if it is unknown."""
     if value is None:
         return MISSING
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"

@@ -112,7 +112,7 @@ def plain(value: Any) -> Any:
 
 
 def same(asked: Any, used: Any) -> bool:
-    """Whether a value has only been written in another way: JSON read, a list of one, a number as text, nothing."""
+    """Whether two values differ only in spelling: JSON, a list of one, a number as text, null."""
     if asked == used or (asked in (None, "none", "", [], {}) and not used):
         return True
     if isinstance(asked, str) and isinstance(used, dict):

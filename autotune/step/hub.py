@@ -1,4 +1,4 @@
-"""Separates a hub that cannot be reached, or refuses to answer, from a name that it does not have."""
+"""Distinguishes a hub that cannot be reached or refuses to answer from an unknown name."""
 
 from __future__ import annotations
 

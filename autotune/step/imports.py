@@ -38,7 +38,7 @@ _VIRTUAL = ("autotune.virtual.device", "autotune.virtual.cpu", "autotune.virtual
 
 
 class _Deferring(importlib.abc.MetaPathFinder):
-    """Import hook that delays executing the module that touches CUDA until its first use, in a forked job."""
+    """Import hook that executes the module that touches CUDA only at its first use, in a forked job."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -114,7 +114,7 @@ def preload(device: str) -> None:
 
 @contextmanager
 def _frozen() -> Iterator[None]:
-    """Keep the garbage collector from looking at what is imported in this context, here and in jobs.
+    """Exclude the modules imported in this context from garbage collection, here and in jobs.
 
     It would look at all of it again and again: an eighth of the time that imports take. A job would copy the pages.
     """
@@ -125,7 +125,7 @@ def _frozen() -> Iterator[None]:
 
 
 def import_libraries() -> None:
-    """Import everything that jobs use, so that imports do not count as memory of a job."""
+    """Import all modules of jobs, so that imports do not count as memory of a job."""
     if importlib.util.find_spec(_TOUCHES_CUDA) is not None:
         # Whether it has an attribute is known once it is executed.
         hasattr(importlib.import_module(_TOUCHES_CUDA), "nn")

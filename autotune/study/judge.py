@@ -96,7 +96,7 @@ class Judge:
                 self._predictor.learn(record.candidate, run)
 
     def set_aside(self, candidate: Candidate) -> None:
-        """Count a candidate as no longer open in this run: the time limit ended its probe."""
+        """Count a candidate as closed in this run: the time limit ended its probe."""
         self._set_aside.add(candidate)
 
     @property

@@ -20,7 +20,7 @@ T = TypeVar("T")
 _FIRST_DELAY_SECONDS = 0.1
 
 _ANSWERS = (DuplicatedStudyError, UpdateFinishedTrialError)
-"""What a storage that works says of something that is there already, or has ended."""
+"""Errors of a working storage about something that exists already or has ended."""
 
 _TRANSIENT_ERRNOS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EIO, errno.ESTALE, errno.ETIMEDOUT,
@@ -73,7 +73,7 @@ def _is_transient_in_database(error: DBAPIError) -> bool:
 
 
 def _passing_on(kind: type[PatientStorage]) -> type[PatientStorage]:
-    """Give a storage the methods of Optuna's contract, whatever its release: each calls the backend's patiently."""
+    """Give a storage the methods of the installed Optuna's contract: each calls the backend's patiently."""
 
     def passed_on(name: str) -> Callable[..., Any]:
         return lambda storage, *arguments, **named: storage._call(getattr(storage._backend, name), *arguments, **named)

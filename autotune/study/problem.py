@@ -1,4 +1,4 @@
-"""The inputs and results of a search, which depend on a problem's candidates but not on their meaning."""
+"""The inputs and results of a search, for any kind of candidates."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ It raises only ``KeyboardInterrupt`` and ``AutotuneError``.
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the processes that share a study watch one another.
+    """The leases by which processes that share a study watch one another.
 
     Optuna removes the lock of a JournalStorage's writer that was killed after 30 s, during which nobody writes: a lease
     has to be longer.

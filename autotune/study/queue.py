@@ -1,4 +1,4 @@
-"""Decides which worker of a study confirms and attributes, when nobody probes any more; the others take its result.
+"""Decides which worker of a study confirms and attributes once no worker probes; the others take its result.
 
 Who comes next is drawn by Lamport's bakery algorithm: a ticket above all that the study shows. It needs nothing of a
 storage but that each worker can write a line of its own and read those of the others. A worker whose lease has lapsed
@@ -43,7 +43,7 @@ class NextAction(Enum):
 
 @dataclass(frozen=True)
 class Settled:
-    """What a worker has settled, for the others.
+    """A worker's settled result, for the others.
 
     Attributes:
         after: number of the last record that it knew, -1 for none.
@@ -72,7 +72,7 @@ class Queue:
         self._last_stage = ""
 
     def wait(self, may_search: Callable[[], bool]) -> NextAction:
-        """Wait until nobody probes and it is this worker's turn, or there is nothing left to wait for."""
+        """Wait until no worker probes and it is this worker's turn, or there is nothing left to wait for."""
         roster, session = self._roster, self._session
         self._take_ticket()
         while True:

@@ -30,7 +30,7 @@ _ENDED = frozenset({"Z", "X"})
 
 
 class Doing(StrEnum):
-    """What a worker does.
+    """The activity of a worker.
 
     Attributes:
         SEARCHING: it probes candidates.
@@ -47,7 +47,7 @@ class Doing(StrEnum):
 
 @dataclass(frozen=True)
 class Worker:
-    """What a worker says of itself in the study.
+    """A worker's entry in the study.
 
     Attributes:
         machine: names the machine since its last start, and the namespace of its process numbers.
@@ -68,7 +68,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """How the worker is called in messages."""
+        """The worker's name in messages."""
         return f"{self.host} (process {self.pid})"
 
 
@@ -136,7 +136,7 @@ class Roster:
             self._lapses_before = self.lapses
 
     def others(self) -> list[Worker]:
-        """Return the other workers that are alive, as the study says it now."""
+        """Return the other workers that are alive according to the study."""
         others = (worker for key, worker in self._rows().items() if key != self.me.key)
         signed_in = (worker for worker in others if worker.doing is not Doing.LEFT)
         return [worker for worker in signed_in if not _known_to_be_gone(worker, self.me.machine)]

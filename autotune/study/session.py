@@ -108,7 +108,7 @@ class Session:
         return self.predictor.least(lambda: not self.clock.over())
 
     def report_resumed(self) -> None:
-        """Tell the listener what earlier runs of the study found, where there were any."""
+        """Report the findings of earlier runs of the study to the listener."""
         records, first = self.log.records, self.leader()
         if not records:
             return
@@ -124,7 +124,7 @@ class Session:
         return self.durations.settling_seconds(self.leader(), self.baseline)
 
     def refresh(self) -> None:
-        """Read what the other workers have stored, learn from it, and tell the listener."""
+        """Read the records of the other workers, learn from them, and report them to the listener."""
         self.log.refresh()
         self._follow()
 

@@ -162,7 +162,7 @@ def _fingerprint(backend: BaseStorage, name: str) -> Mapping[str, str] | None:
 
 
 def _is_left_empty(study: optuna.Study) -> bool:
-    """Whether a study has neither a fingerprint nor trials, and whoever created it has had the time to write them."""
+    """Whether a study has neither a fingerprint nor trials after the time that its creator needs to write them."""
     for _ in range(round(_BIRTH_SECONDS / 0.1)):
         if _FINGERPRINT in study.user_attrs or study.get_trials(deepcopy=False):
             return False

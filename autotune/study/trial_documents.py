@@ -174,7 +174,7 @@ def cut_off(trials: Sequence[FrozenTrial], known: Collection[Candidate]) -> list
 
 
 def violation(measurement: Measurement, memory_limit_bytes: int, prediction: Prediction | None = None) -> float:
-    """Return by what share of the limit a candidate missed it: at most 0 for one that fits, more for one that does not.
+    """Return the share of the limit by which a candidate exceeded it: at most 0 for one that fits.
 
     Optuna's samplers treat any value above 0 as infeasible and rank infeasible candidates by it.
 

@@ -241,7 +241,7 @@ class TrialLog:
     def _constraints(
         self, candidate: Candidate, measurement: Measurement, prediction: Prediction | None
     ) -> dict[str, float]:
-        """Return by how much a trial missed what the samplers and Optuna's best trial have to keep to."""
+        """Return the violations of the constraints of the samplers and of Optuna's best trial."""
         found = {documents.CONSTRAINT: documents.violation(measurement, self.memory_limit_bytes, prediction)}
         if measurement.ok and self._problem.illegal(candidate) is not None:
             found[documents.LEGAL] = 1.0

@@ -19,7 +19,7 @@ class Allocator(Equipped):
     """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
     name = "allocator"
-    summary = "Lets segments of reserved GPU memory grow, so that less of it lies between tensors unused."
+    summary = "Lets segments of reserved GPU memory grow, so that less of it is unused between tensors."
     options = (
         Option(DEFAULT, "segments of fixed sizes; blocks that were freed serve requests that fit into them"),
         Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),

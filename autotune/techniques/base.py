@@ -156,7 +156,7 @@ class Technique:
         listed = ", ".join(
             f"{option.choice} ({option.summary})" if option.family else str(option.choice) for option in self.options
         )
-        raise InputError(f"{text!r} is no choice of {self.name}.", hint=f"{hint}It takes {listed}.")
+        raise InputError(f"{text!r} is not a choice of {self.name}.", hint=f"{hint}It takes {listed}.")
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return the effect of a choice on training in this candidate."""

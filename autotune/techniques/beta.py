@@ -42,7 +42,7 @@ class Beta(NumberTechnique):
         except ValueError:
             weight = -1.0
         if not isfinite(weight) or weight < 0:
-            raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a number from 0 on.")
+            raise InputError(f"{text!r} is not a choice of {self.name}.", hint="It takes a number of at least 0.")
         return str(weight)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

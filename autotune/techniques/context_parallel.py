@@ -18,11 +18,11 @@ _LONG = 8192
 """Tokens of the longest row from which on rows are split by default. What checkpointing keeps of a row of that length
 takes 2 GiB in an 8B model (32 layers of 4,096 x 8,192 numbers in bf16), so shorter rows need not be split."""
 _NO_KERNEL = "PyTorch's kernel of attention for CPUs cannot be split (no sharding strategy in torch.distributed.tensor)"
-_PAIRS = "TRL splits the tokens and not the mask of what is trained on, and the two then differ in length"
+_PAIRS = "TRL splits the tokens and not the mask of the loss, which then differ in length"
 _UNSPLIT = "TRL passes rows to the model by names that are not split, and their positions then differ in length"
-_PICTURED = "transformers splits the tokens of a row and not its images, whose numbers then differ"
-_GENERATED = "the inputs are made after generation, of prompts that are dealt out whole"
-_SCORED = "the score of a row is read where its last token would be, which only one of the processes has"
+_PICTURED = "transformers splits the tokens of a row and not its images, so their numbers differ"
+_GENERATED = "TRL makes the inputs after generation, of whole prompts"
+_SCORED = "TRL reads the score of a row at its last token, which only one of the processes has"
 _REASONS: Mapping[str, str] = {
     "dpo": _PAIRS, "kto": _UNSPLIT, "grpo": _GENERATED, "rloo": _GENERATED,
     "distillation": _GENERATED,
@@ -108,7 +108,7 @@ class ContextParallel(Equipped):
         if padded == NONE or int(padded) % multiple:
             # PyTorch then leaves the row as it is, and attention takes it for rearranged (torch 2.13,
             # torch/distributed/tensor/experimental/_context_parallel, _create_default_load_balancer).
-            return f"{asked} attends to the wrong tokens of rows whose length is no multiple of {multiple}: {_PAD}"
+            return f"{asked} attends to the wrong tokens of rows whose length is not a multiple of {multiple}: {_PAD}"
         return _without_kernel(asked, candidate, setting)
 
 

@@ -98,7 +98,7 @@ class MaxLength(Technique):
             return word
         if _only_scores(setting):
             raise InputError(
-                f"{word!r} is no choice of {self.name} here: it cuts no row of the dataset.",
+                f"{word!r} is not a choice of {self.name} here: it cuts no row of the dataset.",
                 hint="Give a number of tokens, of a prompt and a completion together.",
             )
         workload = setting.workload

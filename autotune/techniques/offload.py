@@ -1,4 +1,4 @@
-"""``offload``: which of the state that processes share out lies in the host's memory."""
+"""``offload``: the sharded state that is kept in the host's memory."""
 
 from __future__ import annotations
 

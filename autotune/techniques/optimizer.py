@@ -28,7 +28,7 @@ class Optimizer(Technique):
     """``optim`` of ``TrainingArguments``."""
 
     name = "optimizer"
-    summary = "Chooses the optimizer; its state is two fp32 copies of what is trained for AdamW, less for the others."
+    summary = "Chooses the optimizer: AdamW's state is two fp32 copies of the trained weights, that of others is less."
     options = (
         Option("adamw_torch_fused", "AdamW in one fused kernel"),
         Option("adamw_torch", "AdamW, a kernel per group of tensors"),

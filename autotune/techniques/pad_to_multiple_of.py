@@ -49,4 +49,4 @@ class PadToMultipleOf(Technique):
         if not length % int(choice):
             return None
         # The tokenizer cuts and pads these rows in one call, and refuses such a length.
-        return CrashReason(f"max_length={length} is no multiple of {choice}, which fails with images")
+        return CrashReason(f"max_length={length} is not a multiple of {choice}, which fails with images")

@@ -45,7 +45,7 @@ class PaddingFree(Technique):
         if choice == OFF or candidate["packing"] in SEPARATING:
             return None
         if candidate["packing"] != NONE:
-            return f"padding_free does not go with packing={candidate['packing']}: its rows have no padding"
+            return f"padding_free is of no use with packing={candidate['packing']}: its rows have no padding"
         if candidate["per_device_train_batch_size"] == 1:
             return "with one row per micro-batch there is no padding to remove"
         cuts = int(candidate["max_length"]) < setting.workload.longest

@@ -66,7 +66,7 @@ class PeftConfig(Technique):
 
     def _refused(self, asked: str, reason: str) -> InputError:
         return InputError(
-            f"{asked!r} is no choice of {self.name}: {reason}.",
+            f"{asked!r} is not a choice of {self.name}: {reason}.",
             hint="Give a file such as the adapter_config.json that PEFT saves with an adapter.",
         )
 

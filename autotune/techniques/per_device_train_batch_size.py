@@ -63,7 +63,7 @@ class PerDeviceTrainBatchSize(Technique):
             ranks = data_ranks(candidate, setting)
             documents, left = divmod(setting.global_batch_size, ranks)
             if left:
-                return f"{setting.global_batch_size} documents of a global batch are no multiple of {ranks} processes"
+                return f"a global batch of {setting.global_batch_size} documents is not a multiple of {ranks} processes"
             if documents % int(choice) == 0:
                 return None
             return f"{choice} rows do not divide the {documents} documents of a global batch"

@@ -102,7 +102,7 @@ class Sharding(Technique):
     """Data parallelism of PyTorch (DDP, FSDP2) or DeepSpeed (ZeRO), through ``fsdp`` or ``deepspeed``."""
 
     name = "sharding"
-    summary = "Shares optimizer state, gradients and weights out among the processes, instead of copying them."
+    summary = "Shards optimizer state, gradients and weights across the processes, instead of copying them."
     options = (
         Option(DDP, "each process holds everything"),
         Option("zero1", "DeepSpeed shares the optimizer state out"),
@@ -133,7 +133,7 @@ class Sharding(Technique):
         if machine.hardware.processes > 1:
             return None
         if choice not in ("zero2", "zero3"):
-            return "there is one process, so nothing is shared out (--num-processes)"
+            return "there is one process, so nothing is sharded (--num-processes)"
         return NO_OTHER_MEMORY if machine.hardware.kind == "cpu" else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

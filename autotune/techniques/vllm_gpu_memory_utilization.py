@@ -16,7 +16,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
     """Weights, activations, CUDA graphs and the key-value cache of vLLM are within it; the cache takes what is left."""
 
     name = "vllm_gpu_memory_utilization"
-    summary = "Share of the GPU that vLLM reserves: what it does not need otherwise becomes its key-value cache."
+    summary = "Share of the GPU that vLLM reserves: its key-value cache takes what weights and activations leave."
     options = (
         Option("0.3", "TRL's default for GRPO, RLOO and distillation"),
         Option("0.5", "any share between 0 and 1"),
@@ -32,7 +32,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
         except ValueError:
             share = 0.0
         if not 0 < share < 1:
-            raise InputError(f"{text!r} is no choice of {self.name}.", hint="It takes a share between 0 and 1.")
+            raise InputError(f"{text!r} is not a choice of {self.name}.", hint="It takes a share between 0 and 1.")
         return str(share)
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

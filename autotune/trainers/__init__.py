@@ -1,4 +1,4 @@
-"""The trainers of TRL that autotune knows: every module of this package that declares a ``TRAINER``."""
+"""The supported trainers of TRL: every module of this package that declares a ``TRAINER``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a specification declares of TRL's class: its names, the dataset formats that it takes, and its configuration."""
+"""The declarations of a specification: names, dataset formats and configuration of TRL's class."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ConfigFields:
 
 
 class Declared:
-    """What a specification declares of one trainer of TRL.
+    """The declarations of a specification on one trainer of TRL.
 
     Class attributes:
         name: its name in ``trl`` and ``--trainer``, such as ``dpo``.

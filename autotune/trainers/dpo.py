@@ -23,7 +23,7 @@ PASS_SPREAD = (
     "Speeds with reference=precomputed spread its pass over the dataset over num_train_epochs, TRL's 3 unless your "
     "configuration sets others: with fewer, it gains less or nothing."
 )
-"""What a training for another number of epochs has to know (``TrainingPlan.pass_share``)."""
+"""Note on trainings for another number of epochs (``TrainingPlan.pass_share``)."""
 
 _SORTED = "this loss sorts the rows of each micro-batch, and compares those of the same place"
 _ACROSS_ROWS = {

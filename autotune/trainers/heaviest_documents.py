@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _GROUPS = 512
 """Groups of documents that are kept for each length: micro-batches of all usual sizes are chosen from the same ones."""
 LENGTHS = 256
-"""Lengths for which documents are looked through and remembered; a search space has a few."""
+"""Most lengths whose heaviest documents are cached; a search space has a few."""
 _MORE = 1.02
-"""Times as many counted tokens for which a micro-batch that is smaller otherwise is traced as well."""
+"""Factor of counted tokens from which an otherwise smaller micro-batch is also traced."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's document, and what in it contradicts the trainer's arguments."""
+"""Reads DeepSpeed's document, and its contradictions of the trainer's arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AUTO = "auto"
 """DeepSpeed's word for a number that follows from the trainer's own arguments."""
 _ACCUMULATION, _CLIPPING = "gradient_accumulation_steps", "gradient_clipping"
 SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", _ACCUMULATION)
-"""Numbers of its document that do (``transformers/integrations/deepspeed.py``, ``trainer_config_process``)."""
+"""Numbers of DeepSpeed's document for which it may be written (``trainer_config_process`` of transformers)."""
 _DEFAULT_STAGE = 2
 # Further keys of its document by the trainer's arguments that they have to equal.
 _FIELDS: Mapping[Key, str] = {
@@ -30,13 +30,14 @@ _FIELDS: Mapping[Key, str] = {
     ("optimizer", "params", "weight_decay"): "weight_decay",
     ("scheduler", "params", "warmup_max_lr"): "learning_rate",
 }
+_FORM = "Write one JSON object in it."
 NAMED = "deepspeed_config_file"
 """Key of accelerate's for the file of DeepSpeed's document."""
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A value of DeepSpeed's document at which transformers ends the run.
+    """A value of DeepSpeed's document with which transformers ends the run.
 
     Attributes:
         path: its key.
@@ -53,7 +54,7 @@ class Contradiction:
 def deepspeed_document(
     document: Mapping[str, object], config: Configuration, accumulation: int | str = 1
 ) -> Mapping[str, object] | None:
-    """Return the document of DeepSpeed that counts, the trainer's own or accelerate's; None without one.
+    """Return DeepSpeed's effective document, the trainer's own or accelerate's; None without one.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
@@ -72,7 +73,7 @@ def deepspeed_document(
 def contradictions(
     document: Mapping[str, object], config: Configuration, processes: int | None
 ) -> Iterator[Contradiction]:
-    """Yield what in DeepSpeed's document contradicts the trainer's arguments.
+    """Yield the values of DeepSpeed's document that contradict the trainer's arguments.
 
     Args:
         processes: number of started processes; None where it is not known.
@@ -106,7 +107,7 @@ def _deepspeed(given: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def agreeing(document: Mapping[str, object], config: Configuration, processes: int | None) -> Mapping[str, object]:
-    """Return DeepSpeed's document with ``auto`` for what follows from the trainer's arguments.
+    """Return DeepSpeed's document with ``auto`` for numbers that follow from the trainer's arguments.
 
     Raises:
         InputError: it contradicts them.
@@ -162,7 +163,7 @@ def _document(named: object) -> Mapping[str, object]:
             hint="Give the path of a JSON file; a relative one leads from the working directory of the training.",
         ) from error
     except ValueError as error:
-        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.") from error
+        raise InputError(f"DeepSpeed's document {named} is not JSON: {error}.", hint=_FORM) from error
     if not isinstance(read, dict):
-        raise InputError(f"DeepSpeed's document {named} is no mapping.")
+        raise InputError(f"DeepSpeed's document {named} is not a mapping.", hint=_FORM)
     return dict(without_secrets(read))

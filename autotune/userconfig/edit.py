@@ -40,7 +40,7 @@ _THREADS = "num_cpu_threads_per_process"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The values that the file has to have afterwards.
+    """The required values of the edited file.
 
     Attributes:
         plan: the recommended one.
@@ -61,7 +61,7 @@ class Wanted:
 
 
 def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
-    """Return the text of the file with keys as they should be, and without those that are secret.
+    """Return the text of the file with the required keys, without secret ones.
 
     Raises:
         InputError: the file cannot be edited; the message has the reason.
@@ -71,7 +71,7 @@ def rewritten(base: UserBase, edits: Mapping[Key, object]) -> str:
 
 
 def values_after(base: UserBase, edits: Mapping[Key, object]) -> dict[str, Any]:
-    """Return the keys and values of the file as they should be, without those that are secret."""
+    """Return the required keys and values of the file, without secret ones."""
     return edited_values(without_secrets(dict(base.file.values)), _of_values(edits))
 
 
@@ -151,7 +151,7 @@ def _engine(base: UserBase, plan: TrainingPlan, before: TrainingPlan) -> Iterato
 
 
 def _changed(base: UserBase, wanted: Wanted, trainer: Trainer, setting: Setting) -> Iterator[Technique]:
-    """Yield the techniques whose entries are not as in the base, because of another choice of theirs or of others."""
+    """Yield the techniques whose entries differ from the base, by their own choice or by another one's."""
     before = plan_before(trainer, setting)
     for technique in trainer.techniques:
         if not technique.matters(setting):
@@ -187,7 +187,7 @@ def _entry(base: UserBase, path: str, plan: TrainingPlan) -> Iterator[tuple[Key,
 
 
 def _differs(base: UserBase, key: Key, value: object) -> bool:
-    """Whether a key has another value than the file gives it, or than TRL does where the file has none."""
+    """Whether the value of a key differs from the file's or, without one, from TRL's default."""
     found = base.at(key)
     if not found:
         known = len(key) == 1 and key[0] in base.defaults
@@ -256,7 +256,7 @@ def _changed_keys(
 
 
 def _differing(read: UserBase, plan: TrainingPlan) -> frozenset[str]:
-    """Return the paths, such as ``args.FIELD``, of what a configuration has otherwise than a plan."""
+    """Return the paths, such as ``args.FIELD``, of entries that differ between a configuration and a plan."""
     engines = {name: read.plan.args.get(name) for name in ENGINE_FIELDS}
     differing = [
         f"{part}.{name}"

@@ -1,4 +1,4 @@
-"""Reads what shards a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
+"""Reads the sharding of a training from accelerate's and DeepSpeed's documents, as fields of a configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CP_STRATEGY = "cp_comm_strategy"
 
 
 def without_engine(config: Configuration) -> Configuration:
-    """Return a configuration in which nothing shards the training."""
+    """Return a configuration without its sharding."""
     unset = {name: config.defaults.get(name) for name in ENGINE_FIELDS if name in config.values}
     return replace(config, values={**config.values, **unset})
 
@@ -185,7 +185,7 @@ def loading_text(document: Mapping[str, object], config: Configuration) -> str |
 
 
 def _fsdp_keys(document: Mapping[str, object], config: Configuration) -> dict[str, object]:
-    """Return the document of FSDP that counts, the trainer's own or accelerate's, with its version; empty without."""
+    """Return FSDP's effective document, the trainer's own or accelerate's, with its version; empty without one."""
     if config.values.get("fsdp"):
         return {"version": 2, **fsdp_named(mapping(config.values.get("fsdp_config")))}
     if str(document.get("distributed_type")) != "FSDP":
@@ -201,7 +201,7 @@ def fsdp_named(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[str, object]:
-    """Return the sizes that are not 1, and what else a step then depends on, by the names of ``ParallelismConfig``.
+    """Return the sizes above 1, and the other fields that a step then depends on, as ``ParallelismConfig`` names them.
 
     Args:
         document: of ``accelerate launch --config_file``; empty without one.
@@ -217,7 +217,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
         )
     given = document.get(FIELD) or {}
     if not isinstance(given, Mapping):
-        raise InputError(f"{FIELD}: {given!r} is no mapping.", hint=f"It has {PARALLELISM}{_SHARDS} and other sizes.")
+        raise InputError(f"{FIELD}: {given!r} is not a mapping.", hint=f"Write {PARALLELISM}{_SHARDS} and so on in it.")
     keys = {str(name).removeprefix(PARALLELISM): value for name, value in given.items()}
     refused: Mapping[str, str] = tables()["groups"]["refused"]
     names = (*_PLANNED, *refused)
@@ -231,7 +231,7 @@ def groups_of(document: Mapping[str, object], config: Configuration) -> Mapping[
     sizes = {name: keys[name] for name in names if keys.get(name) is not None}
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{PARALLELISM}{name}: {value!r} is no size of a group.", hint="It is a number from 1 on.")
+            raise InputError(f"{PARALLELISM}{name}: {value!r} is not a group size.", hint="Write 1 or more.")
     sizes = {name: value for name, value in sizes.items() if value != 1}
     for name, reason in refused.items():
         if name in sizes:

@@ -138,7 +138,7 @@ def trainer_of(config: Configuration) -> Trainer:
     found = next((item for item in trainers().values() if item.config_class == config.kind), None)
     if found is None:
         known = ", ".join(item.config_class for item in trainers().values())
-        raise InputError(f"A {config.kind} is no configuration that autotune knows.", hint=f"It knows {known}.")
+        raise InputError(f"A {config.kind} is not a configuration that autotune knows.", hint=f"It knows {known}.")
     return found
 
 
@@ -154,7 +154,7 @@ def configuration_of(config: object) -> Configuration:
     known = {item.config_class for item in trainers().values()} | {"LoraConfig"}
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise InputError(
-            f"A {names[0]} is no configuration that autotune knows.",
+            f"A {names[0]} is not a configuration that autotune knows.",
             hint="Give a YAML file, the words of a command, or one of TRL's configurations, such as a trl.DPOConfig.",
         )
     kind = next((name for name in names if name in known), names[0])
@@ -177,7 +177,7 @@ def _fields(trainer: Trainer, *, only_sizes: bool) -> frozenset[str]:
 
 
 def _check(config: Configuration, understood: frozenset[str], beginnings: tuple[str, ...] = ()) -> None:
-    """Check that fields that are not understood are at their defaults.
+    """Check that fields with an unknown effect are at their defaults.
 
     Raises:
         InputError: a field is not.
@@ -223,7 +223,7 @@ def _json(name: str, value: object) -> object:
 
 
 def _check_template(path: object) -> None:
-    """Check that a chat template is a file of its own, or none: with that of a model, the vocabulary changes too.
+    """Check that a chat template is a file or unset: with that of another model, the vocabulary changes, too.
 
     Raises:
         InputError: it is not.
@@ -231,7 +231,7 @@ def _check_template(path: object) -> None:
     if path is None or (is_file(str(path)) and str(path).endswith(_TEMPLATE_FILES)):
         return
     raise InputError(
-        f"{CHAT_TEMPLATE}={path} is no file of a template ({' or '.join(_TEMPLATE_FILES)}) here. Of a model, TRL also "
+        f"{CHAT_TEMPLATE}={path} is not a template file ({' or '.join(_TEMPLATE_FILES)}) here. Of a model, TRL also "
         "takes tokens and resizes the vocabulary, and what that does to memory is not known to autotune.",
         hint="Save the template alone to a file, and name that.",
     )

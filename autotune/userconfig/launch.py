@@ -111,7 +111,7 @@ def _check(found: Launched) -> None:
     if number(found.processes) % found.machines:
         # accelerate rounds the number on each machine down (accelerate 1.15, ``utils/launch.py``).
         raise InputError(
-            f"{found.processes} processes cannot be shared out among {found.machines} machines.",
+            f"{found.processes} processes cannot be divided among {found.machines} machines.",
             hint="num_processes counts those of all machines together.",
         )
 

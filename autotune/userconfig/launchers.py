@@ -59,14 +59,14 @@ def named_gpus(value: str) -> int:
 
 
 def number(value: object, of: str = "processes") -> int:
-    """Return a number of processes, or of what else is counted.
+    """Return a number of processes or machines.
 
     Raises:
         InputError: it is none.
     """
     text = str(value)
     if not text.isdecimal() or not int(text):
-        raise InputError(f"{text!r} is no number of {of}.", hint="It is at least 1.")
+        raise InputError(f"{text!r} is not a number of {of}.", hint="It is at least 1.")
     return int(text)
 
 
@@ -85,8 +85,8 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
         return Launched(gpus * machines, True, machines)
     if each in _COUNTED:
         raise UnreadError(
-            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, and the"
-            " check does not know how many it has. Write the number."
+            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, a"
+            " number that is not known here. Write it."
         )
     return Launched(number(each) * machines, True, machines)
 
@@ -104,8 +104,8 @@ def _of_deepspeed(launch: Sequence[str], gpus: int | None) -> Launched:
     by_hosts = chosen is not None or "hostfile" in options or (machines or 1) > 1
     if by_hosts and (each is None or ("hostfile" in options and machines is None)):
         raise UnreadError(
-            "DeepSpeed starts processes by the hosts of the training, and the check does not read those. Write"
-            " --num_nodes and --num_gpus."
+            "DeepSpeed starts processes by the hosts of the training, which are not known here. Write --num_nodes and"
+            " --num_gpus."
         )
     # Without a number, DeepSpeed starts a process on each GPU.
     return Launched((each or gpus or 1) * (machines or 1), each is not None, machines or 1)

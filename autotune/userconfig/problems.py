@@ -1,4 +1,4 @@
-"""Reports all problems of a configuration's keys at once, with what to write instead."""
+"""Reports all problems of a configuration's keys at once, with their remedies."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def of_building(written: Written, built: Built, known: Sequence[Finding], *, her
 
 
 def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterator[Finding]:
-    """Yield settings of the launch that are not read, and the default file that is read without being named."""
+    """Yield settings of the launch without effect, and the default file that is read unnamed."""
     wrong = {fault.key for fault in read.faults}
     if written.command.launcher != TRL:
         for key in written.given:
@@ -219,7 +219,7 @@ def refused(written: Written, refusal: str) -> Finding:
 
 
 def _counted_alone(written: Written, refusal: str) -> str:
-    """Return what to write where only all processes together have whole groups of completions; else an empty text.
+    """Return the remedy if only all processes together have whole groups of completions; else an empty text.
 
     ``trl`` reads a file before it starts other processes, and so counts the completions of one.
     """
@@ -267,7 +267,7 @@ def _faults(written: Written, read: ReadCommand) -> Iterator[Finding]:
         elif not fault.unknown:
             yield finding(written, Severity.ERROR, fault.key, f"{fault.key} {fault.message}.")
         elif written.command.takes_more:
-            message = f"{fault.key} is no key of TRL's: {written.command.script} may take it, which cannot be known."
+            message = f"{fault.key} is not a key of TRL's: {written.command.script} may take it, which cannot be known."
             yield finding(written, Severity.NOTE, fault.key, f"{message}{_similar(fault, read)}")
         else:
             yield finding(written, Severity.ERROR, fault.key, _unknown(written, read, fault))
@@ -279,7 +279,7 @@ def _unknown(written: Written, read: ReadCommand, fault: Fault) -> str:
     others = [item.name for item in trainers().values() if fault.key in item.fields and item.name != written.trainer]
     if others:
         return f"{fault.key} is a key of {', '.join(others)}, and not of {written.trainer}."
-    none = f"{fault.key} is no key of {written.trainer}, of the model, of the data, or of accelerate."
+    none = f"{fault.key} is not a key of {written.trainer}, of the model, of the data, or of accelerate."
     return f"{none}{_similar(fault, read)}"
 
 

@@ -161,11 +161,14 @@ def _check_splits(train: str, test: str, *, parted: bool) -> None:
             hint="Write split in each entry of datasets.",
         )
     if parted and test != _TEST:
-        raise InputError(f"dataset_test_split is {test}, and test_split_size makes the split {_TEST}.")
+        raise InputError(
+            f"dataset_test_split is {test}, and test_split_size makes the split {_TEST}.",
+            hint=f"Write dataset_test_split: {_TEST}, or leave it out.",
+        )
 
 
 def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
-    """Check what transformers and TRL refuse where the rows to train on are streamed.
+    """Check for settings that transformers and TRL refuse with streamed rows.
 
     Raises:
         UnreadError: they are not on this machine.
@@ -180,7 +183,10 @@ def _check_streamed(rows: DatasetSource, config: Configuration) -> None:
             hint="Write max_steps.",
         )
     if config.values.get("precompute_ref_log_probs"):
-        raise InputError("TRL refuses precompute_ref_log_probs with rows that are streamed.")
+        raise InputError(
+            "TRL refuses precompute_ref_log_probs with streamed rows.",
+            hint="Leave out streaming or precompute_ref_log_probs.",
+        )
 
 
 def _evaluated(rows: Loaded) -> DatasetSource:
@@ -215,7 +221,7 @@ def of_entries(items: Sequence[Mapping[str, object]], size: object, *, streams: 
         )
     shares = [item.get("fraction") is not None for item in items]
     if any(shares) and (streams or not all(shares)):
-        reason = "TRL refuses fraction with streaming." if streams else "TRL wants fraction in all datasets or in none."
+        reason = "TRL refuses fraction with streaming." if streams else "TRL takes fraction in all datasets or in none."
         raise InputError(reason)
     for item in items:
         _check_shown(item)

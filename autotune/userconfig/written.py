@@ -100,7 +100,7 @@ def written(config: str | None, trainer: str | None = None, command: Sequence[st
     named = find_trainer(trainer).name if trainer is not None else None
     trained = found.trainer or (found.source.unsupported if found.source is not None else None)
     if named is not None and trained and trained != named:
-        raise InputError(f"The command trains with {trained}, and --trainer is {named}.")
+        raise InputError(f"The command trains with {trained}, and --trainer is {named}.", hint="Leave out --trainer.")
     if trained and found.trainer is None:
         raise UnreadError(f"{found.script} trains with {trained}, which autotune does not know.")
     file = withheld(read_yaml(found.config)) if found.config is not None else None

@@ -37,7 +37,7 @@ class HandOverError(RuntimeError):
 
 
 def must_trace_in_subprocess() -> bool:
-    """Whether this process has CUDA devices; neither this nor the answer initialises CUDA where there is NVML."""
+    """Whether this process has CUDA devices; the check initialises CUDA only without NVML."""
     return bool(torch.cuda.device_count())
 
 

@@ -67,7 +67,7 @@ class CountedCallers(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, so that nothing stands between an operator and its caller."""
+        """Return False, so that no further frame is between an operator and its caller."""
         return False
 
     def __torch_dispatch__(

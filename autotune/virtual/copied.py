@@ -54,7 +54,7 @@ class Copy:
         self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
 
     def hand_on(self, left_as: Mapping[int, int]) -> None:
-        """Let the next range free what an earlier repetition left, where it would free what was there before.
+        """Make the next range free the storages of an earlier repetition in place of those before the copy.
 
         Args:
             left_as: by a storage from before the range, the one of the range that takes its place.

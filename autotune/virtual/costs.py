@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 class Access(StrEnum):
-    """How an operator that memory bounds passes over its tensors, on which its share of the bandwidth depends."""
+    """How a memory-bound operator passes over its tensors, which determines its share of the bandwidth."""
 
     POINTWISE = "pointwise"
     STRIDED = "strided"

@@ -1,4 +1,4 @@
-"""What a trace refuses, with what to write instead, and what it runs in another way than PyTorch would."""
+"""The code that a trace refuses, with the remedy, and the code that it runs otherwise than PyTorch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SPARSE: Mapping[Any, str] = {
 
 
 class UnsupportedError(NotImplementedError):
-    """The traced function does what a trace cannot follow; the message has what to write instead."""
+    """The traced function does something that a trace cannot follow; the message has the remedy."""
 
 
 def refuse_unsupported(func: Any, args: Any, kwargs: Any) -> None:

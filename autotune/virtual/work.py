@@ -267,6 +267,6 @@ def access_by_name(name: str) -> Access | None:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's elements lie one after another, in whatever order of dimensions."""
+    """Return whether a tensor's elements are contiguous, in any order of dimensions."""
     reversed_order = tensor.transpose(0, -1) if tensor.dim() > 1 else tensor
     return bool(tensor.is_contiguous() or reversed_order.is_contiguous())

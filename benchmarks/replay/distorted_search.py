@@ -48,27 +48,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"| table | predictions | {' | '.join(heads)} | at the end | p10 | probes | after the best | out of memory |")
     print("|---|---|" + "--:|" * (len(PROBES) + 5))
     for name in (*DRAWN, *MEASURED):
-        for told in (True, False):
-            print(row(name, asked.effort, asked.seeds, told=told), flush=True)
+        for predicted in (True, False):
+            print(row(name, asked.effort, asked.seeds, predicted=predicted), flush=True)
     return 0
 
 
-def row(name: str, effort: str, seeds: int, *, told: bool) -> str:
+def row(name: str, effort: str, seeds: int, *, predicted: bool) -> str:
     """Return the row of a table: medians of searches with or without predictions, and the p10 of their ends."""
     table = read_table(RECORDED / name)
     runs = [
-        replay(*(distorted(table, seed) if name in DRAWN else measured(table)), effort, seed, told=told)
+        replay(*(distorted(table, seed) if name in DRAWN else measured(table)), effort, seed, predicted=predicted)
         for seed in range(seeds)
     ]
     shares = [f"{median(column):.1%}" for column in zip(*(shares for shares, _ in runs), strict=True)]
     worst = quantiles([shares[-1] for shares, _ in runs], n=10, method="inclusive")[0]
     counts = [f"{median(column):g}" for column in zip(*(counts for _, counts in runs), strict=True)]
-    words = "yes" if told else "no"
+    words = "yes" if predicted else "no"
     return f"| `{name}` | {words} | {' | '.join([*shares, f'{worst:.1%}', *counts])} |"
 
 
 def replay(
-    table: Table, true: Mapping[Candidate, float], effort: str, seed: int, *, told: bool
+    table: Table, true: Mapping[Candidate, float], effort: str, seed: int, *, predicted: bool
 ) -> tuple[list[float], tuple[int, int, int]]:
     """Search once.
 
@@ -77,7 +77,9 @@ def replay(
         fastest one, and those that ran out of memory.
     """
     best = max(true.values())
-    probed = [record for record in searched(table, EFFORTS[effort], seed, None, told=told).records if record.probed]
+    probed = [
+        record for record in searched(table, EFFORTS[effort], seed, None, predicted=predicted).records if record.probed
+    ]
 
     def share(count: int) -> float:
         ran = [record for record in probed[:count] if record.measurement.ok]

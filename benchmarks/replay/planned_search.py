@@ -6,7 +6,7 @@ Every probe is answered by what `record_table.py` measured of that candidate, an
 those of a search by traces at first, and of each candidate that comes to be probed. It prints Markdown. Two things are
 asked of each seed: how many probes, the baseline's included, it takes until one is within 2 % (and 20 %) of the fastest
 candidate that fits, in a search that goes on until then; and what a search of `--effort quick` ends with. Confirmations
-are no probes here. "Told" are searches with predictions; "avoidable" are probes that ran out of memory and whose traced
+do not count. "Predicted" are searches with predictions; "avoidable" are probes that ran out of memory and whose traced
 tensors alone are more than the limit.
 """
 
@@ -96,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [(f"Until within {1 - share:.0%} of the best", patient, share) for share in NEAR]
     for title, effort, share in (*wanted, ("`--effort quick`", quick, None)):
         runs = [
-            (replay(table, effort, seed, share, told=False), replay(table, effort, seed, share, told=True))
+            (replay(table, effort, seed, share, predicted=False), replay(table, effort, seed, share, predicted=True))
             for seed in range(asked.seeds)
         ]
-        print(f"## {title}\n\n{said(runs)}\n", flush=True)
+        print(f"## {title}\n\n{page(runs)}\n", flush=True)
     return 0
 
 
@@ -108,9 +108,9 @@ def best_rate(table: Table) -> float:
     return max(row.measurement.tokens_per_second or 0.0 for row in table.rows if row.measurement.ok)
 
 
-def replay(table: Table, effort: Effort, seed: int, until: float | None, *, told: bool) -> Run:
+def replay(table: Table, effort: Effort, seed: int, until: float | None, *, predicted: bool) -> Run:
     """Search the table once, to the end or until a probe reached so much of the best rate."""
-    outcome = searched(table, effort, seed, until, told=told)
+    outcome = searched(table, effort, seed, until, predicted=predicted)
     enough = best_rate(table) * (until or max(NEAR))
     probed = [record for record in outcome.records if record.probed]
     near = [number for number, record in enumerate(probed, 1) if record.tokens_per_second >= enough]
@@ -126,7 +126,7 @@ def replay(table: Table, effort: Effort, seed: int, until: float | None, *, told
     )
 
 
-def searched(table: Table, effort: Effort, seed: int, until: float | None, *, told: bool) -> SearchOutcome:
+def searched(table: Table, effort: Effort, seed: int, until: float | None, *, predicted: bool) -> SearchOutcome:
     """Return what a search of the table finds."""
     near: set[Candidate] = set()
     shown = {row.candidate: row.measurement for row in table.rows}
@@ -154,22 +154,20 @@ def searched(table: Table, effort: Effort, seed: int, until: float | None, *, to
         timeout_seconds=None,
         storage=StudyStorage("sqlite://", "replay", resume=False, fingerprint={}),
         listener=ignore,
-        predictor=predictor if told else None,
+        predictor=predictor if predicted else None,
     )
 
 
-def said(runs: Sequence[tuple[Run, Run]]) -> str:
+def page(runs: Sequence[tuple[Run, Run]]) -> str:
     """Return a Markdown table of searches without and with predictions, a row for each seed and one of medians."""
-    lines = [
-        "| seed | probes | out of memory | avoidable | ends at | told: probes | out of memory | avoidable | ends at |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    lines += [f"| {seed} | {' | '.join(map(_said_run, pair))} |" for seed, pair in enumerate(runs)]
-    medians = [_said_run(_median(column)) for column in zip(*runs, strict=True)]
+    figures = "probes | out of memory | avoidable | ends at |"
+    lines = [f"| seed | {figures} predicted: {figures}", "|---|--:|--:|--:|--:|--:|--:|--:|--:|"]
+    lines += [f"| {seed} | {' | '.join(map(_run_text, pair))} |" for seed, pair in enumerate(runs)]
+    medians = [_run_text(_median(column)) for column in zip(*runs, strict=True)]
     return "\n".join([*lines, f"| **median** | {' | '.join(medians)} |"])
 
 
-def _said_run(run: Run) -> str:
+def _run_text(run: Run) -> str:
     probes = f"{run.probes:g}" if run.probes is not None else f"not in {run.total:g}"
     return f"{probes} | {run.out_of_memory:g} | {run.avoidable:g} | {run.share:.1%}"
 

@@ -71,11 +71,11 @@ def rates_of(table: Table) -> Mapping[Candidate, float]:
     }
 
 
-def by_autotune(*, told: bool) -> Search:
+def by_autotune(*, predicted: bool) -> Search:
     """Return the search of this project, with or without predictions."""
 
     def search(table: Table, seed: int) -> Iterator[Candidate]:
-        found = searched(table, EFFORTS["normal"], seed, None, told=told)
+        found = searched(table, EFFORTS["normal"], seed, None, predicted=predicted)
         yield from (record.candidate for record in found.records if record.probed)
 
     return search
@@ -145,8 +145,8 @@ def _changed(
 
 
 SEARCHES: Mapping[str, Search] = {
-    "`autotune probe`": by_autotune(told=True),
-    "the same without predictions": by_autotune(told=False),
+    "`autotune probe`": by_autotune(predicted=True),
+    "the same without predictions": by_autotune(predicted=False),
     "random": by_optuna(RandomSampler),
     "Optuna's TPE": by_optuna(lambda seed: TPESampler(seed=seed)),
     "Optuna's Gaussian processes": by_optuna(lambda seed: GPSampler(seed=seed)),

@@ -91,10 +91,10 @@ BEFORE_CUDA = process(steps=0, uses_cuda=False, ended="error", spans=(), loaders
         (ran(process(), refused=(Refused("cudaStreamBeginCapture", "CUDA graphs"),)), "not known",
          "the script uses CUDA graphs (cudaStreamBeginCapture)"),
         (ran(process(steps=1, ended=""), ending=CommandExit(None, timed_out=True)), "not known",
-         "its time was up after 1 of 3 steps"),
+         "--timeout ended it after 1 of 3 steps"),
         # The script went on without the memory that it had asked for.
         (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=CommandExit(None, timed_out=True)),
-         "not known", "its time was up after 1 of 3 steps"),
+         "not known", "--timeout ended it after 1 of 3 steps"),
         (ran(process(steps=1, ended="", failed_allocations=(OUT_OF_MEMORY,)), ending=CommandExit(None, 9)), "not known",
          "killed by signal 9"),
         # One rank ran out of memory, and the others waited for it until the time was up.

@@ -92,5 +92,5 @@ def test_numbers_are_tried_among_which_the_global_batch_can_be_shared_out(
 
 @pytest.mark.parametrize("machines", [3, 0, -1])
 def test_a_number_of_machines_that_no_number_of_gpus_is_shared_out_among_is_refused(machines: int) -> None:
-    with pytest.raises(InputError, match="cannot be shared out among any number of GPUs that is tried"):
+    with pytest.raises(InputError, match="cannot be divided among any number of GPUs tried"):
         divisible_counts(64, checked_options(SearchArguments(trainer="sft")), machines)

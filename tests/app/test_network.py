@@ -109,7 +109,7 @@ def test_a_machine_has_at_most_eight_processes(processes: int, machines: int) ->
 
 @pytest.mark.parametrize("processes", [9, 11, 20, 22])
 def test_processes_that_such_machines_cannot_share_out_equally_are_refused(processes: int) -> None:
-    with pytest.raises(InputError, match=f"{processes} processes, .*, cannot be shared out equally among") as refused:
+    with pytest.raises(InputError, match=f"{processes} processes, .*, cannot be divided equally among") as refused:
         machines_of(processes, None)
     assert "--num-machines" in str(refused.value.hint)
 
@@ -117,7 +117,7 @@ def test_processes_that_such_machines_cannot_share_out_equally_are_refused(proce
 def test_a_number_of_machines_that_was_given_shares_them_out() -> None:
     assert machines_of(20, 4) == 4
     assert machines_of(16, 1) == 1
-    with pytest.raises(InputError, match="20 processes cannot be shared out among 3 machines"):
+    with pytest.raises(InputError, match="20 processes cannot be divided among 3 machines"):
         machines_of(20, 3)
 
 

@@ -203,7 +203,7 @@ def test_a_generator_of_names_is_read_once() -> None:
         ({"timeout": "soon"}, "'soon' is not a duration"),
         ({"timeout": -1.0}, "A time-out of -1 seconds is not possible"),
         ({"max_length": 512, "token_coverage": 0.9}, "contradict each other"),
-        ({"max_length": 512, "fix": {"max_length": 1024}}, "contradicts --fix max_length=1024"),
+        ({"max_length": 512, "fix": {"max_length": 1024}}, "contradicts --fix max_length=1024. Give one of them."),
         ({"fix": {"packin": "bfd"}}, "Did you mean 'packing'"),
         ({"fix": {"packing": "bfdd"}}, "Did you mean 'bfd'"),
         ({"allow": ["lorra"]}, "Did you mean 'lora'"),

@@ -395,6 +395,6 @@ def test_on_a_cpu_a_note_tells_predicted_from_measured_memory() -> None:
 def test_speeds_that_differ_much_from_run_to_run_are_no_result_to_rely_on() -> None:
     steady = compared(WINNER, (1, 300), (0, 100), (1, 310), (0, 100))
     wild = compared(WINNER, (1, 300), (0, 100), (1, 120), (0, 100))
-    told = "Speeds differ much from run to run"
+    told = "Speeds differ widely from run to run"
     assert not any(told in note for note in result(BASELINE, steady, winner=steady).notes)
     assert any(told in note for note in result(BASELINE, wild, winner=wild).notes)

@@ -262,7 +262,7 @@ def test_auto_for_one_gpu_shows_each_number_up_to_the_one_after_the_first_that_f
     assert [offer.fits for offer in table.offers][-2:] == [True, True]
     assert not any(offer.fits for offer in table.offers[:-2])
     assert [offer.processes for offer in table.offers] == [1, 2, 4, 8][: len(table.offers)]
-    assert any("can be shared out among at most 8 GPUs" in note for note in table.notes)
+    assert any("can be divided among at most 8 GPUs" in note for note in table.notes)
 
 
 @needs_deepspeed
@@ -351,7 +351,7 @@ def test_more_gpus_of_this_machine_s_kind_than_a_machine_has_are_in_several(
     [
         ({"fix": {**ONE_WAY, "precision": "float64"}}, "float64"),
         ({"num_processes": 3, "global_batch_size": 8}, "A global batch of 8 documents cannot be reached with 3"),
-        ({"num_processes": 8, "num_machines": 3}, "8 processes cannot be shared out among 3 machines"),
+        ({"num_processes": 8, "num_machines": 3}, "8 processes cannot be divided among 3 machines"),
         ({"num_processes": 0}, "A number of processes of 0 is not possible"),
         ({"prices": {"T5": 1.0}}, "'T5' is not a known GPU"),
         ({"prices": Path("nowhere.yaml")}, "nowhere.yaml cannot be read"),

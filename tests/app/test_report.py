@@ -118,10 +118,10 @@ def test_where_there_is_no_result_that_is_said(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no result of `autotune probe`"),
+        ("[]", "is not a result of `autotune probe`"),
         ('{"schema": 1, "estimates": []}', "is a plan, and `autotune report` reads the results of probes"),
         ('{"schema": 1, "basis": "planned"}', "is a plan, and `autotune report` reads the results of probes"),
-        ('{"schema": 7}', "is no result of schema 1, but of 7"),
+        ('{"schema": 7}', "has schema 7, not 1"),
         ('{"schema": 1}', "was written by another version: Object missing required field"),
     ],
 )

@@ -15,7 +15,7 @@ from autotune.planning.predictor import PlannedPredictor
 from autotune.study import Purpose, Record
 from autotune.study.failures import Failures
 from benchmarks.replay.distorted_search import DRAWN, MEASURED, distorted
-from benchmarks.replay.planned_search import RecordedEstimates, best_rate, replay, said
+from benchmarks.replay.planned_search import RecordedEstimates, best_rate, page, replay
 from benchmarks.replay.rivals import SEARCHES
 from benchmarks.replay.tables import RECORDED, Table, read_table, recordable
 
@@ -59,9 +59,9 @@ def test_no_failure_vetoes_a_larger_batch_that_needs_less_since_it_does_not_accu
 
 def test_a_replayed_search_ends_and_is_put_into_a_row(table: Table) -> None:
     effort = replace(EFFORTS["quick"], trials=6)
-    pair = (replay(table, effort, 0, None, told=False), replay(table, effort, 0, None, told=True))
+    pair = (replay(table, effort, 0, None, predicted=False), replay(table, effort, 0, None, predicted=True))
     assert all(0 < run.share <= 1 and 1 < run.total <= 6 for run in pair)
-    assert sum(line.startswith("| 0 |") for line in said([pair]).splitlines()) == 1
+    assert sum(line.startswith("| 0 |") for line in page([pair]).splitlines()) == 1
     assert best_rate(table) > 0
 
 

@@ -303,7 +303,7 @@ def test_a_hyphen_is_refused_as_the_name_of_a_file(
     assert run(("autotune", *(named.get(word, word) for word in words))) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.splitlines()[-1].startswith("autotune: '-' is no name of a file or directory. Give a name")
+    assert shown.err.splitlines()[-1].startswith("autotune: '-' is not the name of a file or directory. Give a name")
     assert not (tmp_path / "-").exists()
 
 

@@ -36,27 +36,27 @@ and the installed TRL, and a test compares them.
 
 | word | meaning |
 |---|---|
-| probed | real training steps measure it |
+| probed | measured by real training steps |
 | on request | as probed, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
-| planned | traces on the virtual device predict its memory, and its time where the GPU's speeds are known |
+| planned | traces predict its memory, and its time if the GPU's speeds are known |
 | partly planned | as above, without what [its section](#what-each-one-does) names |
-| emitted | the bundle's `config.yaml` and `train.py` have it |
+| emitted | in the bundle's `config.yaml` and `train.py` |
 | not `choice` | no probe has that choice with this trainer: see its section |
 | `choice` restricted | only some combinations have it: see its section |
 | ignored | TRL does not use the field with this trainer, or it changes neither memory nor time: see its section |
-| refused | it is never tried, with the reason here or in its section |
+| refused | never tried, with the reason here or in its section |
 
 The table is for eight GPUs with every package installed. A choice that needs several GPUs, a GPU or a package is
 refused without it; `autotune techniques` shows this for the machine that it runs on.
 
-A choice is exact with a trainer's default loss, unless its section says otherwise. Losses that put rows of a
-micro-batch together (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's with models whose
-class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
-`per_device_train_batch_size`, and the last two on `packing`. Those that put together what is generated at once (GRPO's
-`scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. NEFTune's noise depends on what
-sets the width of micro-batches: `per_device_train_batch_size`, `packing`, `padding_free`, `pad_to_multiple_of`. What
-depends on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these
-are searched only with `--allow`.
+A choice is exact with a trainer's default loss, unless its section has an exception. Losses over all rows of a
+micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's with models whose class has
+`accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
+`per_device_train_batch_size`, and the last two on `packing`. Those over a whole generation (GRPO's
+`scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. NEFTune's noise depends on the
+width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and `pad_to_multiple_of`. What depends
+on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these are then
+searched only with `--allow`.
 
 """
 

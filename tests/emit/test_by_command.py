@@ -93,9 +93,7 @@ def test_the_script_says_why_there_is_none_and_how_it_is_started_itself(trainer:
     write_bundle(recommending(eight(trainer, **evaluated)), tmp_path)
     said = " ".join((tmp_path / "train.py").read_text(encoding="utf-8").split())
     assert "accelerate launch --config_file accelerate.yaml train.py" in said
-    assert (
-        "the completions of one process alone in an evaluation (per_device_eval_batch_size) are no whole groups" in said
-    )
+    assert "of one process alone in an evaluation (per_device_eval_batch_size) do not form whole groups" in said
 
 
 @pytest.fixture(params=["MULTI_GPU", "DEEPSPEED", "FSDP", "NO"])

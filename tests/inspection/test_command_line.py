@@ -60,7 +60,7 @@ def test_a_module_is_the_same_as_the_command() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["make", "train"], "make train is no command that trains with TRL"),
+        (["make", "train"], "make train is not a command that trains with TRL"),
         (["trl", "env"], "`trl env` trains nothing"),
         (["trl"], "trains nothing"),
         (["trl", "ppo"], "since release 1.13"),

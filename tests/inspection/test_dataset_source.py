@@ -223,9 +223,7 @@ def test_no_more_than_the_limit_is_read_of_a_large_file(tmp_path: Path) -> None:
 def test_another_suffix_is_refused_and_the_right_ones_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="no format that autotune reads") as caught:
         dataset_source(write(tmp_path / name, GOOD))
-    assert caught.value.hint == (
-        "It reads .jsonl, .json, .csv, .parquet, and each of them with .bz2, .gz, .xz, .zst behind it."
-    )
+    assert caught.value.hint == ("It reads .jsonl, .json, .csv, .parquet, each also compressed (.bz2, .gz, .xz, .zst).")
 
 
 COMPRESSED: Mapping[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

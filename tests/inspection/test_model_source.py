@@ -85,7 +85,7 @@ def test_a_missing_path_says_how_far_it_exists(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("./" + "x" * 300, "cannot be looked at: File name too long"), ("~no-one/model", "home of the model")],
+    [("./" + "x" * 300, "cannot be accessed: File name too long"), ("~no-one/model", "home of the model")],
 )
 def test_a_path_that_cannot_be_looked_at_says_why(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -166,5 +166,5 @@ def test_a_directory_in_which_nothing_can_be_looked_at_says_why(
         Path(long.name).mkdir()
         os.chdir(long.name)
     for source in (lambda: model_source(long, "random"), lambda: dataset_source(long)):
-        with pytest.raises(InputError, match="cannot be looked at: File name too long"):
+        with pytest.raises(InputError, match="cannot be accessed: File name too long"):
             source()

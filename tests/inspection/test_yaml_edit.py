@@ -78,14 +78,14 @@ def test_several_edits_of_one_mapping_go_together() -> None:
     [
         ("x: &x {a: 1}\ny: *x\n", drop("x"), "found undefined alias 'x'"),
         ("x: &x {a: 1}\ny: *x\n", write("x", "a", b=1), "an anchor, a merge or a text"),
-        ("x: &x {a: 1}\ny: *x\n", write("y", "a", b=1), "line 2: .*the value of 'y' is no mapping of its own"),
+        ("x: &x {a: 1}\ny: *x\n", write("y", "a", b=1), "line 2: .*the value of 'y' is not a mapping of its own"),
         ("x: &x {a: 1}\n<<: *x\n", write("a", b=1), "line 1: .*'a' comes from a merge"),
         ("x: &x {a: 1}\ny: {<<: *x, a: 2}\n", drop("y", "a"), "an anchor, a merge or a text"),
         ("a: 1\nb: 2\n", write("a", b=1), "line 2: .*'b' would be written, and is there already"),
         ("? a\n: 1\n", write("a", b=1), r"line 1: .*'\?' stands before the key"),
         ("{a: 1,  # x\n b: 2}", drop("a"), "a comment stands inside the braces"),
         ("e: {a: [1,  # x\n 2], b: 2}", write("e", "a", c=1), "a comment stands inside the braces"),
-        ("a: 1\n", write("a", "b", b=1), "the value of 'a' is no mapping of its own"),
+        ("a: 1\n", write("a", "b", b=1), "the value of 'a' is not a mapping of its own"),
         ("a: |\n  x", write("b", b=1), "an anchor, a merge or a text of several lines"),
     ],
 )

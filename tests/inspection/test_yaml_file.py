@@ -88,8 +88,8 @@ def test_lines_count_whatever_ends_them(tmp_path: Path, end: str) -> None:
             "line 1: the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
         ),
         ("a: !mine 1\n", "line 1: the tag '!mine' is not loaded."),
-        ("b: 1\nyes: 1\n", "line 2: the key means True, which is no string."),
-        ("env: {1: 2}\n", "line 1: the key means 1, which is no string."),
+        ("b: 1\nyes: 1\n", "line 2: the key means True, which is not a string."),
+        ("env: {1: 2}\n", "line 1: the key means 1, which is not a string."),
         ("? [a]\n: 1\n", "line 1: a key is a collection."),
         ("- a\n", "c.yaml holds a list; a configuration is a YAML mapping."),
         ("text\n", "c.yaml holds a single value;"),
@@ -111,7 +111,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_line(tmp_path: Path, text: s
 
 def test_a_file_that_is_not_there_is_a_directory_or_no_file_is_said_to_be_so(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    for name, message in {"none.yaml": "does not exist", "": "is a directory", "fifo": "is no regular file"}.items():
+    for name, message in {"none.yaml": "does not exist", "": "is a directory", "fifo": "is not a regular file"}.items():
         with pytest.raises(InputError, match=message):
             read_yaml(tmp_path / name)
     with pytest.raises(InputError, match="cannot be read"):

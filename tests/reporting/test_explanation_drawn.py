@@ -95,6 +95,12 @@ def test_the_stages_take_the_place_of_the_candidates_and_the_notes_stay() -> Non
     assert "Nothing was measured." in text
 
 
+def test_a_trace_of_all_layers_is_not_called_extrapolated() -> None:
+    text = words(drawn(replace(EXPLANATION, traces=(replace(POINTS[0], layers=32, weight=1.0),)), 120))
+    assert "Traced with all 32 layers, 4 rows of 512 tokens" in text
+    assert "Extrapolated" not in text
+
+
 def test_moments_that_could_not_be_followed_are_said() -> None:
     text = words(drawn(replace(EXPLANATION, aligned=False)))
     assert "The traces cannot be aligned moment by moment: only their peaks were extrapolated." in text

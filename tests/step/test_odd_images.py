@@ -208,7 +208,7 @@ def test_a_path_is_taken_from_the_folder_in_which_the_process_was_started(
 ) -> None:
     picture(30, 20).save(tmp_path / "a.png")
     rows = named("a.png", str(tmp_path / "a.png"))
-    with pytest.raises(InputError, match=r"Row 1 of rows names the image a\.png, which is no file") as refused:
+    with pytest.raises(InputError, match=r"Row 1 of rows names the image a\.png, which is not a file") as refused:
         sizes_of(rows)
     assert str(Path.cwd()) in refused.value.hint
     monkeypatch.chdir(tmp_path)

@@ -163,8 +163,8 @@ def test_a_column_that_is_not_there_is_told_with_the_field_that_names_it(prepare
 
 
 @pytest.mark.parametrize("name", ["eos_token", "pad_token"])
-def test_an_end_or_a_padding_that_is_no_token_is_told(prepared: Prepare, name: str) -> None:
-    with pytest.raises(InputError, match=rf"{name} is <\|nothing\|>, which is no token of .*model"):
+def test_an_end_or_a_padding_that_is_not_a_token_is_told(prepared: Prepare, name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name} is <\|nothing\|>, which is not a token of .*model"):
         prepared(text_rows(TEXTS), **{name: "<|nothing|>"})
 
 

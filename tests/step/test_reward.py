@@ -124,7 +124,7 @@ def test_a_reward_model_can_be_trained_on_and_is_no_language_model(tmp_path: Pat
     HEAD.configured(small_config(), "small").save_pretrained(tmp_path)
     source = ModelSource(str(tmp_path))
     assert load_config(source, HEAD).architectures == ["LlamaForSequenceClassification"]
-    with pytest.raises(InputError, match="is no causal language model"):
+    with pytest.raises(InputError, match="is not a causal language model"):
         load_config(source, adapter("sft").head)
 
 

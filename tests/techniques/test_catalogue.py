@@ -64,7 +64,7 @@ def test_the_summary_is_one_sentence(technique: Technique) -> None:
 
 @EVERY
 def test_a_misspelled_choice_is_told_apart_and_named(technique: Technique) -> None:
-    with pytest.raises(InputError, match="'nonsense' is no choice of") as caught:
+    with pytest.raises(InputError, match="'nonsense' is not a choice of") as caught:
         technique.parse("nonsense")
     assert caught.value.hint
 

@@ -43,8 +43,8 @@ def why(here: Setting, **choices: Choice) -> str:
         ({"attention": "eager"}, "context_parallel=4 needs attention=sdpa"),
         ({"packing": "wrapped"}, "drops the mask that keeps packed documents apart"),
         ({"padding_free": "on", "per_device_train_batch_size": 2}, "drops the mask that keeps documents apart"),
-        ({"pad_to_multiple_of": "none"}, "rows whose length is no multiple of 8"),
-        ({"pad_to_multiple_of": 12}, "rows whose length is no multiple of 8"),
+        ({"pad_to_multiple_of": "none"}, "rows whose length is not a multiple of 8"),
+        ({"pad_to_multiple_of": 12}, "rows whose length is not a multiple of 8"),
         ({"pad_to_multiple_of": 8}, ""),
         ({"context_parallel": 8, "pad_to_multiple_of": 16}, ""),
     ],
@@ -134,7 +134,7 @@ def test_a_step_s_documents_are_shared_out_among_those_that_have_rows_of_their_o
     few = replace(LONG_ON_EIGHT, global_batch_size=2, ranks_per_row=4)
     assert not why(few, **SPLIT, per_device_train_batch_size=1)
     said = why(few, **{**SPLIT, "context_parallel": 2}, per_device_train_batch_size=1)
-    assert said == "2 documents of a global batch are no multiple of 4 processes"
+    assert said == "a global batch of 2 documents is not a multiple of 4 processes"
 
 
 def test_a_global_batch_below_the_processes_can_be_asked_for_where_rows_are_split() -> None:

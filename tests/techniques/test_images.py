@@ -146,4 +146,4 @@ def test_lengths_are_rounded_up_for_messages_alone_and_to_a_divisor_of_the_lengt
     assert "does not round lengths up" in str(reason(pictured("prompt+completion"), pad_to_multiple_of=16))
     found = reason(pictured(), max_length=1888, pad_to_multiple_of=64)
     assert isinstance(found, CrashReason)
-    assert "is no multiple of 64" in found
+    assert "is not a multiple of 64" in found

@@ -339,5 +339,5 @@ def test_selective_checkpointing_of_adapters_is_refused_where_weights_are_shared
     ("knob", "text"), [("max_length", "²"), ("max_length", "coverage*0"), ("peft_config", "~nosuchuser/a")]
 )
 def test_what_looks_like_a_choice_and_is_none_is_refused(knob: str, text: str) -> None:
-    with pytest.raises(InputError, match="is no choice of"):
+    with pytest.raises(InputError, match="is not a choice of"):
         find(knob, SFT.techniques).parse(text, setting())

@@ -172,7 +172,7 @@ def test_processes_of_online_dpo_share_no_vllm() -> None:
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "nan", "much"])
 def test_a_share_lies_between_none_and_all(share: str) -> None:
-    with pytest.raises(InputError, match="is no choice of vllm_gpu_memory_utilization"):
+    with pytest.raises(InputError, match="is not a choice of vllm_gpu_memory_utilization"):
         find("vllm_gpu_memory_utilization", catalogue()).parse(share)
 
 
@@ -194,7 +194,7 @@ def test_the_longest_prompt_may_be_one_to_evaluate_on() -> None:
 
 
 def test_a_length_is_written_in_digits() -> None:
-    with pytest.raises(InputError, match="is no choice of vllm_max_model_length"):
+    with pytest.raises(InputError, match="is not a choice of vllm_max_model_length"):
         find("vllm_max_model_length", catalogue()).parse("²")
 
 

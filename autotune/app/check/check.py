@@ -35,7 +35,7 @@ _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
 
 def check(asked: CheckArguments) -> Verdict:
-    """Return the verdict on a configuration, whatever it is; see :func:`autotune.check`."""
+    """Return the verdict on a configuration of any kind; see :func:`autotune.check`."""
     if not isinstance(asked.config, Path | Sequence):
         return check_object(asked)
     (found,) = check_each([asked])

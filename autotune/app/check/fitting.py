@@ -51,7 +51,7 @@ from autotune.userconfig.sources import Rewards, Sources, rewards_of, sources, t
 # A check stands before a job that waits for it, and a chat template may never come to an end.
 _READING_SECONDS = 3600.0
 _SHRINKS = "auto_find_batch_size"
-"""The field with which accelerate repeats what ran out of memory (``find_executable_batch_size``)."""
+"""The field for accelerate's retries with smaller batches (``find_executable_batch_size``)."""
 
 _CUSTOM_CODE = "contains custom code"
 """Part of transformers' error about a model whose code is not trusted (``resolve_trust_remote_code``)."""
@@ -71,7 +71,7 @@ _REFUSED_IN_A_STEP = {
         " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
     ),
 }
-"""Beginnings of errors that only a step has, each with what they are about."""
+"""Beginnings of errors that occur only in a step, each with its subject."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Fitting:
 
     @cached_property
     def user(self) -> UserPlan:
-        """The training plan of the configuration, without what shards it."""
+        """The training plan of the configuration, without its sharding."""
         config = without_engine(self.config) if self.launching.is_observed else self.config
         return plan_of(self.task.written, self.read, config)
 
@@ -197,7 +197,7 @@ class Fitting:
         file: SpaceFile,
         steps: PlanTracer,
     ) -> Remedy | None:
-        """Return the smallest change of what does not fit, or may not."""
+        """Return the smallest change that makes the training fit, if it does not or may not."""
         need, budget_bytes, on_cpu = answer.need, self.task.budget_bytes, self.planned.gpu is None
         over = answer.outcome is Outcome.TOO_CLOSE and need is not None and need.bytes > budget_bytes
         if answer.outcome is not Outcome.DOES_NOT_FIT and not over:
@@ -238,7 +238,7 @@ class Fitting:
         return build(self.tracer.server, request, self.tracer.new_folder())
 
     def _explicit(self, plan: TrainingPlan) -> TrainingPlan:
-        """Return a plan with what the configuration sets to nothing where TRL's default is something."""
+        """Return a plan with the fields that the configuration sets to null and TRL does not by default."""
         defaults = self.config.defaults
         nothing = {name: None for name, value in self.config.values.items() if value is None is not defaults.get(name)}
         return replace(plan, args={**nothing, **plan.args})

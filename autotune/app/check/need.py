@@ -92,7 +92,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
 
 
 def needs_more(need: Need, budget_bytes: int) -> bool:
-    """Return whether a need that was found for a larger budget lacks what is only traced near the limit."""
+    """Return whether a need found for a larger budget lacks the traces that are made only near the limit."""
     return need.varied_bytes is None and need.least_bytes <= budget_bytes < _FAR * need.bytes
 
 
@@ -114,7 +114,7 @@ def probed(
     plan, schedule = _on_device(sized.plan, kind), EFFORTS["quick"].confirmation
     measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
-        limit = f"its time of {format_duration(timeout_seconds or 0.0)} (--timeout)"
+        limit = f"{format_duration(timeout_seconds or 0.0)} (--timeout)"
         return CheckAnswer(
             Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits"
         )

@@ -113,7 +113,7 @@ class Remedies:
         return effects == {Effect.EXACT} and (from_default or not how)
 
     def _difference(self, before: TrainingPlan, after: TrainingPlan) -> dict[str, object]:
-        """Return the entries of one plan that another has otherwise; not those of techniques that do not matter."""
+        """Return the entries of one plan that differ in another, without those of irrelevant techniques."""
         whole = frozenset(path for item in self.trainer.techniques for path in item.writes)
         idle = {path for item in self.trainer.techniques if not item.matters(self.setting) for path in item.writes}
         old, new = (
@@ -127,7 +127,7 @@ class Remedies:
         return not after <= before | {None}
 
     def _memory(self, entries: Mapping[str, object], budget_bytes: int | None = None) -> MemoryEstimate | None:
-        """Return the memory with a change, with a budget as a check against it traces it; None if it cannot be."""
+        """Return the memory with a change, traced as a check against the budget is; None if it cannot be traced."""
         plan = _with(self.plan, entries)
         sized = Sized(plan, whole_geometry(self.trainer, plan, self.setting.workload))
         try:
@@ -139,7 +139,7 @@ class Remedies:
 
 
 def _quickest_first(memory: MemoryEstimate) -> tuple[bool, float, int]:
-    """Return a key to sort changes by: those of which no speed is predicted come last, the least memory first."""
+    """Return a sort key for changes: those without a predicted speed come last, the least memory first."""
     return memory.step_seconds is None, memory.step_seconds or 0.0, memory.device_bytes
 
 

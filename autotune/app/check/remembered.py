@@ -34,7 +34,7 @@ _JUDGED_AGAIN = ("memory_budget", "when_unsure")
 # Keys of directories that a training writes to.
 _OUTPUTS = ("output_dir", "logging_dir")
 CACHED_OUTCOMES = (Outcome.FITS, Outcome.DOES_NOT_FIT, Outcome.TOO_CLOSE)
-"""Outcomes that are kept: what could not be shown may be otherwise the next time."""
+"""The cached outcomes; any other may differ the next time."""
 
 
 def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None = None) -> Verdict | None:
@@ -96,7 +96,7 @@ def _words(asked: CheckArguments, written: Written) -> Iterator[str]:
 
 
 def _named_further(words: Iterable[str]) -> list[Path]:
-    """Return the files that words name, and those that documents among them name, and so on.
+    """Return the files that words name, themselves or through documents that they name.
 
     A relative path leads from the working directory, or from the folder of a document
     (:func:`autotune.userconfig.engine.engine_args`). A directory that a document names is left out: what lies there,
@@ -136,7 +136,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 def _local(asked: CheckArguments, written: Written) -> list[str]:
-    """Return the names of the models and the data: a verdict about what lies elsewhere is not kept."""
+    """Return the names of the models and the data: a verdict on remote ones is not cached."""
     given = written.given
     model, data = asked.model or given.get("model_name_or_path"), asked.dataset or given.get("dataset_name")
     items = given.get("datasets")

@@ -169,7 +169,7 @@ class EventForwarder:
                 self._failure = error
 
     def lost(self, worker: int, reason: str) -> None:
-        """Tell that a worker has ended before its time, and that the probe it ran, if any, is lost."""
+        """Report that a worker ended early, and that its running probe, if any, is lost."""
         with self._lock:
             lost = [number for number, runner in self._running.items() if runner == worker]
         self.pass_on_from(worker, Noted(reason), *map(ProbeLost, lost))

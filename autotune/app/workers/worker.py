@@ -23,7 +23,7 @@ from autotune.probing import JobServer
 from autotune.probing.tracing import ServerTracer
 
 _OWN = {JobServer: "server", ServerTracer: "tracer"}
-"""What each worker has of its own, and what stands for it in a search that is sent."""
+"""The objects that each worker has of its own, with their references in a serialised search."""
 
 
 class _Packer(pickle.Pickler):

@@ -38,7 +38,8 @@ def epilog() -> str:
         "  autotune check configs/*.yaml --no-fit\n"
         "  autotune check old.yaml --trainer dpo --fix-legacy --output new.yaml\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call or not known\n"
+        "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call or not known;\n"
+        "of --fix-legacy: 0 all was rewritten, 1 something is left to do by hand\n"
     )
 
 

@@ -18,10 +18,10 @@ DESCRIPTION = (
     "fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _GROUPS = {
-    "what is given": (),
-    "what stays the same for every configuration": ("global_batch_size", "max_length", "token_coverage"),
-    "what is searched": ("allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan"),
-    "what is kept": ("output", "storage", "study", "resume"),
+    "workload and device": (),
+    "equal in every candidate": ("global_batch_size", "max_length", "token_coverage"),
+    "search": ("allow", "fix", "exclude", "space", "effort", "trials", "timeout", "seed", "plan"),
+    "output and study": ("output", "storage", "study", "resume"),
 }
 _EXIT_CODES = {RunStatus.FOUND: 0, RunStatus.NOTHING_FITS: 1, RunStatus.UNDECIDED: 3, RunStatus.INTERRUPTED: 130}
 
@@ -50,8 +50,8 @@ def epilog() -> str:
         f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
         f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used, 3 not known: a limit "
-        "came first"
+        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used, 3 a limit ended the "
+        "search before that was known"
     )
 
 

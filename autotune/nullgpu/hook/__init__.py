@@ -1,1 +1,1 @@
-"""What a child process finds first on its path, and PyTorch loads at the end of ``import torch``."""
+"""The first entry on a child process's path; PyTorch loads its modules at the end of ``import torch``."""

@@ -1,4 +1,4 @@
-"""Computes on the host what is small, or of integers: what programs branch on and take shapes and counts from.
+"""Computes small and integer operators on the host: branches, shapes and counts of programs depend on them.
 
 Device memory of a null GPU is host memory, so an operator's own CPU kernel can write the result. The CUDA kernel's host
 code runs first, so that everything is allocated as on a GPU. What depends on large tensors of floating-point numbers
@@ -62,7 +62,7 @@ _SETTLED_SECONDS, _LONGEST_SETTLING_SECONDS = 0.02, 20.0
 
 
 def hook() -> None:
-    """Have operators replaced on the first use of CUDA, where there are null GPUs."""
+    """Replace operators at the first use of CUDA on null GPUs."""
     if os.environ.get("NULLGPU_DEVICE") and os.environ.get("NULLGPU_INTEGERS", "1") != "0":
         import torch
 

@@ -76,12 +76,12 @@ class Forecast:
 
     @property
     def overhead_bytes(self) -> int:
-        """What the caching allocator counts beyond :attr:`peak_bytes`: rounding, and workspaces of libraries."""
+        """The allocator's bytes beyond :attr:`peak_bytes`: rounding, and workspaces of libraries."""
         return self.workspace_bytes + round(self.rounding_share * self.peak_bytes)
 
     @property
     def reserved_bytes(self) -> int:
-        """What the caching allocator reserves."""
+        """The reserved bytes of the caching allocator."""
         return self.peak_bytes + self.overhead_bytes + self.unused_bytes
 
     def step_seconds(self, micro_batches: int) -> float | None:

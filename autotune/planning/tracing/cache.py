@@ -167,7 +167,7 @@ _DIGEST_DIGITS = 16
 
 @cache
 def package_digest() -> str:
-    """Return a hash of all of autotune, on which whatever is kept between runs depends."""
+    """Return a hash of all of autotune, on which all cached documents depend."""
     return digest_of(Path(__file__).parents[2])
 
 

@@ -168,7 +168,7 @@ def _lengthened(time: StepTime, added: Mapping[str, float], *, on_host: bool) ->
 
 @cache
 def form_of(call: str) -> str:
-    """Return what a call has in common with its like at other sizes: operator, types, and order of dimensions.
+    """Return what a call shares with calls of other sizes: operator, types, and order of dimensions.
 
     Of matrix products the widths belong to it too, without the largest one, which mostly counts tokens.
     """

@@ -22,7 +22,7 @@ _At = tuple[str, _Capability]
 
 @dataclass(frozen=True)
 class _Document:
-    """What is known of a request: its traces, and why there is none for GPUs of some compute capabilities."""
+    """The known results of a request: its traces, and why there is none for some compute capabilities."""
 
     replies: tuple[TraceReply, ...] = ()
     failures: tuple[tuple[_Capability, Untraceable], ...] = ()
@@ -41,7 +41,7 @@ class _Document:
 
     @property
     def lasting(self) -> _Document:
-        """What may be kept between runs."""
+        """The cache between runs."""
         return replace(self, failures=tuple(each for each in self.failures if each[1].lasting))
 
 
@@ -174,7 +174,7 @@ def _capabilities(reply: TraceReply) -> frozenset[_Capability]:
 
 
 def _of(traced: Traced, request: TraceRequest) -> Traced | None:
-    """Return what a trace says of the request's GPU, or None where it says nothing of it."""
+    """Return a trace's result for the request's GPU, or None if it has none."""
     if isinstance(traced, Untraceable):
         return traced
     found = next((figures for figures in traced.gpus if figures.are_of(request.gpu)), None)

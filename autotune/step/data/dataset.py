@@ -208,7 +208,10 @@ def _check_tokenizer(
     tokenizer, end = tokenizer_of(processor), source.reading.get("eos_token")
     for name, token in (("eos_token", end), ("pad_token", source.reading.get("pad_token"))):
         if token is not None and token not in tokenizer.get_vocab():
-            raise InputError(f"{name} is {token}, which is no token of {model.name}.", hint="TRL ends at it.")
+            raise InputError(
+                f"{name} is {token}, which is not a token of {model.name}: TRL ends with a ValueError.",
+                hint=f"Give a token of its tokenizer, or leave {name} out.",
+            )
     if loaded.format.tokenized:
         return
     first = loaded.rows[0]

@@ -60,7 +60,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
 
 
 def _raised_in_template(error: Exception) -> bool:
-    """Whether the code that Jinja compiles a template to raised an error, such as for a sum of a text and nothing."""
+    """Whether an error comes from the code that Jinja compiles a template to, such as for adding null to text."""
     return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
 
 

@@ -82,7 +82,7 @@ class EngineCheck(TrainerCallback):
 
 
 def planned_engine(plan: TrainingPlan) -> str:
-    """Return which engine a plan asks for, in the words of :func:`running_engine`."""
+    """Return the planned engine, in the words of :func:`running_engine`."""
     engine, processes = engine_of(plan), _processes_text(plan.launch.processes)
     if engine is Engine.NONE:
         return processes

@@ -67,7 +67,7 @@ def before_update(accelerator: Any, ended: Callable[[], None]) -> Iterator[None]
 
 
 def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) -> torch.device:
-    """Return where the weights are loaded to.
+    """Return the device that weights are loaded to.
 
     TRL loads them to the device where there is a single process, and else to the host (trl/trainer/utils.py,
     ``create_model_from_path``), from where the engine takes them. ZeRO-3 partitions each weight as it is created, on
@@ -79,7 +79,7 @@ def first_place(device: torch.device, plan: TrainingPlan, *, quantized: bool) ->
 
 @contextmanager
 def in_place_of(rank: int) -> Iterator[None]:
-    """Make this process act as another rank where libraries decide which rank writes a checkpoint.
+    """Make this process act as another rank in libraries' choice of the rank that writes a checkpoint.
 
     transformers and accelerate ask accelerate's state (``TrainingArguments.should_save``), PyTorch and DeepSpeed ask
     the process group (``torch/distributed/_state_dict_utils.py``, ``ranks_only``; ``deepspeed/runtime/engine.py``,

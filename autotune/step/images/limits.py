@@ -1,4 +1,4 @@
-"""Asks a processor what smaller limits of its images would leave of their tokens and pixels; nothing is trained so."""
+"""Computes the tokens and pixels that smaller limits of a processor would leave of images; none is trained."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def _file(text: str, row: int, name: str) -> dict[str, Any]:
         content = base64.b64decode("".join(encoded.split()), validate=True)
     except ValueError:
         raise InputError(
-            f"Row {row} of {name} names the image {quoted}, which is no file.",
+            f"Row {row} of {name} names the image {quoted}, which is not a file.",
             hint=f"TRL opens it from the folder in which training is started, now {Path.cwd()}. Start where the paths "
             "of the images lead to them, or write whole paths.",
         ) from None

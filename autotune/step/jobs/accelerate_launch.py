@@ -16,7 +16,7 @@ from autotune.errors import InputError
 from autotune.inspection.yaml_file import read_yaml
 
 SCRIPT = "the script of TRL"
-"""Stands for the script behind the options of a launch."""
+"""Placeholder for the script after the options of a launch."""
 # What `launch_command` calls (accelerate 1.15, `commands/launch.py`). All but the first start each process that is
 # asked for; the first starts one, unless mpirun starts them.
 _SIMPLE = "simple_launcher"
@@ -90,7 +90,7 @@ def _engine(asked: Any) -> str:
 
 @contextmanager
 def _on_machine(gpus: int, default_file: str) -> Iterator[list[str]]:
-    """Let accelerate see GPUs, which need not be here, and yield the names of the launchers that it calls."""
+    """Make accelerate see GPUs, present or not, and yield the names of the launchers that it calls."""
     import accelerate.commands.config.config_args as files
     import accelerate.commands.launch as module
 

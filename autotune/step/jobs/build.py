@@ -75,7 +75,7 @@ _SET_BY_TRACES = frozenset({*OVERRIDDEN_IN_TRACES, "gradient_accumulation_steps"
 
 @contextmanager
 def _listening(messages: list[str]) -> Iterator[None]:
-    """Append what libraries warn of, by Python's warnings or by their loggers."""
+    """Append the warnings of libraries, from Python's warnings or their loggers."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

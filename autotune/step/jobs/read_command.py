@@ -147,7 +147,7 @@ def _parser(trainer: str) -> Any:
 
 @contextmanager
 def _on(request: ReadCommandRequest) -> Iterator[None]:
-    """Let transformers answer for the GPU and the processes of the request, which need not be here."""
+    """Make transformers see the GPU and the processes of the request, present or not."""
     import transformers.training_args as module
 
     ampere = request.device == "cuda" and (request.capability or _BF16) >= _BF16
@@ -163,7 +163,7 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
 
 
 def _check_made_later(args: TrainingArguments) -> None:
-    """Make what ``Trainer`` makes of its arguments alone, but only once rows and model are loaded.
+    """Make the objects that ``Trainer`` makes of its arguments alone once rows and model are loaded.
 
     Raises:
         RefusedError: transformers or PyTorch cannot make it.
@@ -265,7 +265,7 @@ def _unknown_words(launcher: argparse.ArgumentParser, words: Sequence[str]) -> I
 
 
 def _unknown(key: str) -> Fault:
-    return Fault(key, "is no key of this trainer", unknown=True)
+    return Fault(key, "is not a key of this trainer", unknown=True)
 
 
 def _faults(parser: Any, given: Mapping[str, Any], switches: Mapping[str, bool], *, hands_on: bool) -> Iterator[Fault]:

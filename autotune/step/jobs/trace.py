@@ -76,7 +76,7 @@ def trace(request: TraceRequest, context: JobContext) -> TraceReply:
 
 @cache
 def _freeze_once() -> None:
-    """Exclude what the first trace loaded from garbage collection, which accelerate runs in every training."""
+    """Exclude the objects of the first trace from garbage collection, which accelerate runs in every training."""
     gc.collect()
     gc.freeze()
 

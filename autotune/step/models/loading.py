@@ -269,7 +269,7 @@ _UNKNOWN, _END, _PADDING = "<unk>", "<end>", "<pad>"
 
 
 def stand_in() -> PreTrainedTokenizerFast:
-    """Return a tokenizer that knows no word, with the special tokens that trainers need."""
+    """Return a tokenizer without words, with the special tokens that trainers need."""
     words = Tokenizer(WordLevel({_UNKNOWN: 0, _END: 1, _PADDING: 2}, unk_token=_UNKNOWN))
     words.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(

@@ -1,1 +1,1 @@
-"""Runs a real trainer on chosen batches: builds it from a training plan, follows its phases, times and measures it."""
+"""Runs a real trainer on chosen batches: builds it from a training plan, follows its phases, and measures it."""

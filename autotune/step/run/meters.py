@@ -222,7 +222,7 @@ class CudaMeter(Meter):
         self._others_before_bytes = self._others_bytes()
 
     def require(self, limit_bytes: int) -> None:
-        """Check that other processes leave ``limit_bytes``; where NVML is missing, theirs is not known."""
+        """Check that other processes leave ``limit_bytes``; without NVML, their memory is not known."""
         others_bytes = self._others_bytes()
         for _ in range(_RELEASE_SECONDS):
             if limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:

@@ -98,7 +98,7 @@ class Progress(TrainerCallback):
 
     @contextmanager
     def going_back(self) -> Iterator[None]:
-        """Set the phase to the backward pass, from its beginning until what follows it begins.
+        """Set the phase to the backward pass, from its beginning to that of the next phase.
 
         Evaluation, which computes losses too, has none.
         """

@@ -27,7 +27,7 @@ def save(trainer: Any, progress: Progress) -> None:
 
 
 def save_tensors(trainer: Any, folder: Path) -> None:
-    """Save what a checkpoint has tensors of, the weights and the optimizer's state, as phases of a trace.
+    """Save the tensors of a checkpoint, weights and optimizer state, as phases of a trace.
 
     With several processes, or DeepSpeed, how they are gathered or left as shards is up to the engine, and so is the
     whole checkpoint. It is saved as by the first rank, which has most of it, and again as by another one.

@@ -68,7 +68,7 @@ class TimedGeneration:
 
 @dataclass
 class Timed:
-    """What a probe has timed.
+    """The timings of a probe.
 
     Attributes:
         micro_batches: in order.
@@ -179,7 +179,7 @@ def timing(timed: Timed, step: WholeStep) -> Timing:
 
 
 def _is_a_trend(ones: _Vector, distances: _Vector, seconds: _Vector) -> bool:
-    """Whether what a line says of the mean micro-batch can be true of work that grows with its tokens.
+    """Whether a regression's time of the mean micro-batch is possible for work that grows with its tokens.
 
     The work is fixed, proportional to the tokens, or to their square (attention). So each time that was taken gives a
     range for the mean micro-batch, and a line that leaves all of them follows noise: of one disturbed micro-batch where

@@ -207,7 +207,7 @@ def rows_at_once(trainer: Any, known: Adapter) -> int:
 
 @contextmanager
 def as_trained_on(trainer: Any, rows: int) -> Iterator[None]:
-    """Have the rows to evaluate on in the place of those to train on, which adapters look at, so many at once."""
+    """Replace the trainer's rows by those to evaluate on, so many at once, for adapters that read them."""
     with (
         mock.patch.object(trainer, "train_dataset", trainer.eval_dataset),
         mock.patch.object(trainer.args, "per_device_train_batch_size", rows),

@@ -1,4 +1,4 @@
-"""What TRL's trainers that generate completions for several micro-batches at once share on the child's side."""
+"""The child's side of TRL's trainers that generate completions for several micro-batches at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autotune.trainers.prompts import GENERATION, PROMPT, STAND_IN
 from autotune.virtual import UnsupportedError, is_tracing
 
 _Trl: Any = object
-"""Stands for TRL's trainer, which comes after in the order of bases."""
+"""Placeholder for TRL's trainer, the next base class."""
 _BATCHED = (
     "continuous batching (use_transformers_continuous_batching) is not planned, since its cache takes most of the "
     "memory that is free"
@@ -89,7 +89,7 @@ class OnTokenizedPrompts(_Trl):
             return super()._generate_and_score_completions(rows)
 
     def whole_steps(self) -> AbstractContextManager[object]:
-        """Let TRL see the micro-batches that a step has, where only some of them are run."""
+        """Make TRL count all micro-batches of a step, of which only some are run."""
         return mock.patch.object(self.args, "gradient_accumulation_steps", self.plan.micro_batches)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What TRL's trainers that compare the completions of a prompt share on the child's side."""
+"""The child's side of TRL's trainers that compare the completions of a prompt."""
 
 from __future__ import annotations
 

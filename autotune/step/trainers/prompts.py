@@ -1,4 +1,4 @@
-"""What the adapters of trainers on prompts share: prompts as tokens, lengths of completions, and reward functions."""
+"""The base of adapters of trainers on prompts: tokens of prompts, lengths of completions, reward functions."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Prompted(Adapter):
         return known if known.any() else None
 
     def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return the reward functions of a plan, or those that cost nothing where rows are only tokenised.
+        """Return the reward functions of a plan, or free ones if rows are only tokenised.
 
         Raises:
             InputError: there is none of a name.
@@ -263,7 +263,7 @@ def assumed_tokens(plan: TrainingPlan) -> int:
 
 
 def require_generated(tokens: int, wanted: int) -> None:
-    """Check that completions are as long as they are to be, before they are cut.
+    """Check that completions have their intended length, before they are cut.
 
     Raises:
         RuntimeError: they are shorter, so that what runs is not what is to be measured.

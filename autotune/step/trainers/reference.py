@@ -1,4 +1,4 @@
-"""The model that a trainer asks for log-probabilities of a reference: where it comes from, and how long it stays."""
+"""The reference model of a trainer: its source, its passes, and its lifetime."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
 
 _Trl: Any = object
-"""Stands for TRL's trainer, which comes after in the order of bases."""
+"""Placeholder for TRL's trainer, the next base class."""
 _TIMED = 8
 """Micro-batches of the pass over the dataset that are timed, after the widest ones."""
 
@@ -151,13 +151,13 @@ def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[]
 
 
 def drop_precomputed(trainer: Any) -> None:
-    """Drop the reference model of a trainer that has asked it all, as TRL does with one that it has loaded itself."""
+    """Drop a trainer's reference model after its last use, as TRL does with one that it loaded itself."""
     if trainer.is_fsdp_enabled and trainer.precompute_ref_logps:
         trainer.ref_model = None
 
 
 def reference_of(trainer: Any) -> Any:
-    """Return the reference, or the model itself where that is asked before training (``precompute_ref_log_probs``).
+    """Return the reference, or the model itself if that precomputes (``precompute_ref_log_probs``).
 
     By then DeepSpeed has not placed the model yet, so TRL wraps it in an engine for inference (trl 1.16,
     ``DPOTrainer._precompute_ref_logps``).

@@ -1,4 +1,4 @@
-"""TRL's connection to vLLM: made to generate as many tokens as a probe wants, and replaced in a trace."""
+"""TRL's connection to vLLM: generates a given number of tokens in a probe, and is replaced in a trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autotune.virtual import is_tracing, phase
 
 
 class GivenCompletions(VLLMGeneration):
-    """Stands for TRL's connection to vLLM in a trace: weights are gathered and merged, and completions are given.
+    """Replaces TRL's connection to vLLM in a trace: gathers and merges weights, and returns given completions.
 
     It holds nothing: what vLLM itself holds follows from vLLM's own rule (``autotune/planning/vllm.py``).
 
@@ -46,12 +46,12 @@ class GivenCompletions(VLLMGeneration):
 
 
 def is_merged(model: Any) -> bool:
-    """Whether a trace makes weights whole for vLLM: not those in 4 bits, which bitsandbytes cannot merge in a trace."""
+    """Whether a trace merges and gathers weights for vLLM: not 4-bit ones, which bitsandbytes cannot merge there."""
     return not getattr(model, "is_quantized", False)
 
 
 def without_weights(module: ModuleType) -> AbstractContextManager[object]:
-    """Let a module of TRL start vLLM with random weights: a probe's model may have no others.
+    """Make a module of TRL start vLLM with random weights: a probe's model may have no others.
 
     They take the same memory, and TRL replaces them by the trained model's before it generates for the first time.
     On a virtual device, neither vLLM is started nor a server asked; what TRL itself demands of both is still checked.
@@ -66,7 +66,7 @@ def without_weights(module: ModuleType) -> AbstractContextManager[object]:
 
 
 def make_long(generation: Any, tokens: int) -> None:
-    """Make TRL's connection to vLLM generate completions of so many tokens, whatever the model would end them with."""
+    """Make TRL's connection to vLLM generate completions of so many tokens, regardless of the model's end token."""
     if isinstance(generation, GivenCompletions):
         generation.tokens = tokens
         return

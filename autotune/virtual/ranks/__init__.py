@@ -78,7 +78,7 @@ def process_group(world: World) -> Iterator[None]:
 
 
 def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
-    """Take every rank to have the same object, for ``torch.distributed.all_gather_object``.
+    """Give every rank the same object, for ``torch.distributed.all_gather_object``.
 
     That pickles it into a tensor on the device, and reads what it received, which a trace cannot. TRL so gathers
     prompts and completions as texts, for its logs.

@@ -77,7 +77,7 @@ def test_a_script_s_own_arguments_are_told_as_unknown_and_not_as_wrong(
     file = write("kto", "my_own_key: 3\n")
     verdict = checked(command=("python", str(script), "--config", str(file)), gpu=GPU)
     assert verdict.outcome is Outcome.FITS
-    assert f"note {file} 8 my_own_key is no key of TRL's" in told(verdict)
+    assert f"note {file} 8 my_own_key is not a key of TRL's" in told(verdict)
 
 
 def test_an_attention_that_does_not_run_here_is_not_said_to_mix_documents(write: Write, checked: Checked) -> None:

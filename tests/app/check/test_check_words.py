@@ -43,7 +43,7 @@ def trl_starts(words: tuple[str, ...]) -> bool:
         ("--max-seq-length=32", "max_seq_length went in TRL 0.20.0: write max_length: 32."),
         ("--beta 0.1", "beta is a key of distillation, dpo, grpo, kto, online_dpo, rloo, and not of sft."),
         ("--packin_strategy bfd", "Did you mean packing_strategy?"),
-        ("--mine", "mine is no key of sft, of the model, of the data, or of accelerate."),
+        ("--mine", "mine is not a key of sft, of the model, of the data, or of accelerate."),
         ("mine.yaml", "mine.yaml is neither an option nor the value of one. A file is named by --config."),
         ("--num_processes many", "invalid int value: 'many'"),
     ],

@@ -80,11 +80,11 @@ def test_sizes_are_refused_where_accelerate_refuses_them(processes: int) -> None
         ({"dp_shard_size": 1}, "FSDP", "leaves FSDP no processes to shard among"),
         ({"cp_size": 4, "dp_replicate_size": 2}, "FSDP", "none to shard among"),
         ({"cp_size": 2, "dp_shard_size": 4}, "MULTI_GPU", "parallelism_config_cp_size: 2 needs FSDP2"),
-        ({"cp_size": 0}, "FSDP", "parallelism_config_cp_size: 0 is no size of a group"),
-        ({"dp_shard_size": -1}, "FSDP", "parallelism_config_dp_shard_size: -1 is no size"),
-        ({"dp_shard_size": "auto"}, "FSDP", "'auto' is no size"),
-        ({"dp_shard_size": "8"}, "FSDP", "'8' is no size"),
-        ({"dp_shard_size": True}, "FSDP", "True is no size"),
+        ({"cp_size": 0}, "FSDP", "parallelism_config_cp_size: 0 is not a group size"),
+        ({"dp_shard_size": -1}, "FSDP", "parallelism_config_dp_shard_size: -1 is not a group size"),
+        ({"dp_shard_size": "auto"}, "FSDP", "'auto' is not a group size"),
+        ({"dp_shard_size": "8"}, "FSDP", "'8' is not a group size"),
+        ({"dp_shard_size": True}, "FSDP", "True is not a group size"),
         ({"pp_size": 2}, "FSDP", "parallelism_config_pp_size under parallelism_config is a key that accelerate does"),
     ],
     ids=str,
@@ -151,7 +151,7 @@ def test_accelerate_reads_no_key_without_the_prefix(tmp_path: Path) -> None:
         assert ParallelismConfig().cp_size == 1
     with pytest.raises(InputError, match="cp_size under parallelism_config is a key that accelerate does not read"):
         engine_args(document, NOTHING, 8)
-    with pytest.raises(InputError, match="'cp' is no mapping"):
+    with pytest.raises(InputError, match="'cp' is not a mapping"):
         engine_args({**document, "parallelism_config": "cp"}, NOTHING, 8)
 
 

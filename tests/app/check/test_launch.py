@@ -131,12 +131,12 @@ def test_a_number_that_follows_from_the_machines_is_not_known(words: str, said: 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("torchrun --nproc_per_node many", "'many' is no number of processes"),
-        ("torchrun --nnodes two", "'two' is no number of machines"),
+        ("torchrun --nproc_per_node many", "'many' is not a number of processes"),
+        ("torchrun --nnodes two", "'two' is not a number of machines"),
         ("torchrun --nproc_per_node", "expected one argument"),
-        ("deepspeed --num_gpus four", "'four' is no number of processes"),
+        ("deepspeed --num_gpus four", "'four' is not a number of processes"),
         ("deepspeed --num_gpus 2 --include localhost:0", "DeepSpeed refuses --include together with --num_gpus"),
-        ("accelerate launch --num_processes 3 --num_machines 2", "3 processes cannot be shared out among 2 machines"),
+        ("accelerate launch --num_processes 3 --num_machines 2", "3 processes cannot be divided among 2 machines"),
     ],
 )
 def test_words_that_a_launcher_does_not_take_are_told(words: str, said: str, script: str) -> None:

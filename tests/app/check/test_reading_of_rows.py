@@ -81,10 +81,10 @@ def test_the_text_is_that_of_the_column_that_the_file_names(of: Check) -> None:
 def test_what_the_template_of_another_model_does_to_the_vocabulary_is_not_known(
     of: Check, trainer: str, tmp_path: Path
 ) -> None:
-    said = f"chat_template_path={tmp_path / 'base'} is no file of a template"
+    said = f"chat_template_path={tmp_path / 'base'} is not a template file"
     verdict = of(messages_rows(["a b", "c d"]), f"chat_template_path: {tmp_path / 'base'}\n", trainer)
     assert (verdict.outcome, said in verdict.reason) == (Outcome.UNKNOWN, True)
-    with pytest.raises(InputError, match=r"mine.yaml: chat_template_path=elsewhere/model is no file of a template"):
+    with pytest.raises(InputError, match=r"mine.yaml: chat_template_path=elsewhere/model is not a template file"):
         a_base(tmp_path, "chat_template_path: elsewhere/model\n", trainer)
 
 

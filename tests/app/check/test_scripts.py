@@ -43,7 +43,7 @@ def test_a_script_with_a_trainer_that_autotune_does_not_know_may_run(checked: Ch
     assert f"`autotune dry-run --gpu NAME -- python {script} --max_steps 1` runs" in messages(verdict)
     named = checked(command=words, trainer="dpo", fits=False)
     assert named.outcome is Outcome.CANNOT_RUN
-    assert "The command trains with CPOTrainer, and --trainer is dpo" in messages(named)
+    assert "The command trains with CPOTrainer, and --trainer is dpo. Leave out --trainer." in messages(named)
 
 
 def test_a_script_that_names_no_trainer_may_run(checked: Checked, script: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_typo_is_an_error_where_the_parser_has_classes_of_trl_alone(checked: C
     script.write_text(f"{IMPORTS}TrlParser((ScriptArguments, SFTConfig, ModelConfig))\n", encoding="utf-8")
     verdict = checked(command=("python", str(script), "--max_lenght", "512", "--output_dir", "out"), fits=False)
     assert verdict.outcome is Outcome.CANNOT_RUN
-    assert "max_lenght is no key of sft" in messages(verdict)
+    assert "max_lenght is not a key of sft" in messages(verdict)
     assert "Did you mean max_length?" in messages(verdict)
 
 

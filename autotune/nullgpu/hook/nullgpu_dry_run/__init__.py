@@ -1,4 +1,4 @@
-"""What a dry run loads into the processes of a training script: it follows their steps, and ends them after some.
+"""Loaded by a dry run into the processes of a training script: follows their steps, and ends them after some.
 
 The parent (``autotune/nullgpu/command.py``) names a folder in ``AUTOTUNE_DRY_RUN``; ``request.json`` in it says what is
 wanted. Each process that uses CUDA keeps ``process-PID.json`` there, written anew at every change; its fields are those
@@ -16,7 +16,7 @@ FOLDER = "AUTOTUNE_DRY_RUN"
 
 
 def hook() -> None:
-    """Follow this process, where a dry run asks for it; PyTorch calls this at the end of ``import torch``."""
+    """Follow this process in a dry run; PyTorch calls this at the end of ``import torch``."""
     folder = os.environ.get(FOLDER)
     request = Path(folder or "", "request.json")
     if folder and request.is_file():

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def end_apart() -> None:
-    """Have transformers' ``generate`` end rows at different tokens, where a script has loaded it.
+    """Make transformers' ``generate``, if loaded, end rows at different tokens.
 
     Its stopping criteria are made at each call, so that a reference to ``generate`` itself, which FSDP2's wrapper takes
     before the first batch, leads here too.

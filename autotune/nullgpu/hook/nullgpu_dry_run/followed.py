@@ -57,7 +57,7 @@ class Followed:
         }
 
     def follow(self) -> None:
-        """Have PyTorch call this object at what matters."""
+        """Register this object's hooks with PyTorch."""
         import torch
         from torch.optim import optimizer
 
@@ -93,7 +93,7 @@ class Followed:
         self._write()
 
     def _keep_peaks(self, module: Any, name: str) -> None:
-        """Have a peak remembered that the script itself sets back."""
+        """Keep a peak that the script itself resets."""
         original = getattr(module, name, None)
         if original is None:
             return
@@ -141,7 +141,7 @@ class Followed:
             self._close(0)
 
     def _count_engine_steps(self) -> None:
-        """Take a step of DeepSpeed's engine for one; it calls PyTorch's optimizer once for each part of the weights."""
+        """Count a step of DeepSpeed's engine as one; it calls PyTorch's optimizer once for each part of the weights."""
         engine = sys.modules.get("deepspeed.runtime.engine")
         if engine is None:
             return
@@ -235,7 +235,7 @@ class Followed:
             self._write()
 
     def _stop(self) -> None:
-        """End the process, as if it was done, once all ranks of this machine are."""
+        """End the process with code 0 once all ranks of this machine are done."""
         self.record["ended"] = "stopped"
         self._write()
         (self._folder / f"stopped-{self.record['rank']}").touch()

@@ -1,4 +1,4 @@
-"""Puts the largest rows of a map-style dataset into every batch, by relabelling the indices that a sampler yields.
+"""Puts the largest rows of a map-style dataset into every batch by replacing the indices of its sampler.
 
 A training meets its worst batch at some time; a dry run has a few steps. The distinct indices of a first batch become
 the largest rows, and those of each further batch the same again: gradients and optimizer state, which are not there at
@@ -78,7 +78,7 @@ def relabelled(
 
 
 def order(loader: Any) -> Sizes:
-    """Have a loader yield its largest rows first, and return the sizes of all.
+    """Make a loader yield its largest rows first, and return the sizes of all.
 
     Raises:
         UnorderedError: it has to stay as it is.
@@ -108,7 +108,7 @@ def order(loader: Any) -> Sizes:
 
 
 def _innermost(loader: Any) -> Any:
-    """Return the object whose ``sampler`` says which rows come: PyTorch's batch sampler, below what shares batches out.
+    """Return the object whose ``sampler`` chooses the rows: PyTorch's batch sampler, inside accelerate's.
 
     Raises:
         UnorderedError: batches are made by another class, which may look at the rows.

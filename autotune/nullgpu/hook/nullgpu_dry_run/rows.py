@@ -17,7 +17,7 @@ _ANSWERS = re.compile(r"(completion|chosen|rejected|answer|response)(_.*)?")
 _MOST_SECONDS = 60.0
 _AT_ONCE = 10_000
 _FEW = 8
-"""Elements of a list that are looked at for images: rows of tokens are long."""
+"""Elements of a list that are checked for images: rows of tokens are long."""
 _TEXT, _ELEMENTS = "bytes of text", "elements"
 
 
