@@ -151,8 +151,8 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         f"{sum(map(_fits, trained))} of these within the budget. "
         f"{len(within)} of {len(ranged)} rates are within the promised range, whose upper end is "
         f"{median(widths) if widths else 0:.0%} above the promised rate in the median. "
-        f"Real peaks differ from the promised ones by {min(beyond):+.0%} to {max(beyond):+.0%}, {median(beyond):+.0%} in the "
-        "median.\n"
+        f"Real peaks differ from the promised ones by {min(beyond):+.0%} to {max(beyond):+.0%}, "
+        f"{median(beyond):+.0%} in the median.\n"
     )
     text = [
         _ABOUT,

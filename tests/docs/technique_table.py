@@ -54,9 +54,9 @@ micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entrop
 `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
 `per_device_train_batch_size`, and the last two on `packing`. Those over a whole generation (GRPO's
 `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. NEFTune's noise depends on the
-width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and `pad_to_multiple_of`. What depends
-on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these are then
-searched only with `--allow`.
+width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and `pad_to_multiple_of`. What
+depends on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these
+are then searched only with `--allow`.
 
 """
 
