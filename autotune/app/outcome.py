@@ -163,9 +163,12 @@ def _contradicted(outcome: SearchOutcome) -> Iterator[str]:
 
 
 def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterator[str]:
-    """Yield how predicted memory differs from measured memory on a CPU."""
+    """Yield how predicted memory and that of a long run differ from measured memory on a CPU."""
     if hardware.kind == "cpu" and any(trial.predicted_bytes is not None for trial in trials):
-        yield "On a CPU, measured peaks leave out memory that is never written to; predictions count it."
+        yield (
+            "On a CPU, measured peaks leave out memory that is never written to; predictions count it. "
+            "A long run holds more, since the C library keeps parts of freed memory."
+        )
 
 
 def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:

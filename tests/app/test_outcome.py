@@ -383,8 +383,11 @@ def test_the_smallest_predicted_need_is_handed_over_with_its_trial() -> None:
     assert decode(Result, encode(document)) == document
 
 
-def test_on_a_cpu_a_note_tells_predicted_from_measured_memory() -> None:
-    sentence = "On a CPU, measured peaks leave out memory that is never written to; predictions count it."
+def test_on_a_cpu_a_note_tells_measured_memory_from_predicted_memory_and_from_that_of_a_long_run() -> None:
+    sentence = (
+        "On a CPU, measured peaks leave out memory that is never written to; predictions count it. "
+        "A long run holds more, since the C library keeps parts of freed memory."
+    )
     predicted = replace(BASELINE, prediction=Prediction(800, 0.1))
     hardware = replace(HERE.machine.hardware, kind="cpu")
     on_cpu = problem(replace(HERE, machine=replace(HERE.machine, hardware=hardware)))
