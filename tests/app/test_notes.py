@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.app.notes import few_documents_text, notes_on, notes_on_gpus, notes_on_loading
+from autotune.app.notes import few_documents_text, notes_on, notes_on_assumptions, notes_on_gpus, notes_on_loading
 from autotune.core.gpu import AchievedRates
 from autotune.core.machine import NULL_DRIVER, DeviceKind
 from autotune.core.measurement import Measurement
@@ -100,3 +100,13 @@ def test_gpus_with_figures_of_the_same_other_card_share_a_note_of_which_they_are
     error, sentence = notes_on_gpus([find_gpu(name) for name in ("RTX3090", "A100-80GB", "RTX4090")])
     assert error.startswith("Times are predicted within ±25 %")
     assert sentence == ("Not measured on RTX3090, RTX4090: the share of the memory bandwidth; that of an A40 is used.")
+
+
+def test_what_traces_assume_is_said_once_with_every_function_that_reads_it() -> None:
+    read = [f"a computed number that is read is one (in {name} of trainer.py)" for name in ("log", "train")]
+    (told,) = notes_on_assumptions([*read, "gradients are finite"])
+    assert told.endswith(
+        "They assumed: a computed number that is read is one (in log of trainer.py, train of trainer.py); gradients are"
+        " finite."
+    )
+    assert list(notes_on_assumptions([])) == []

@@ -287,7 +287,8 @@ class Fitting:
             for beginning, about in _REFUSED_IN_A_STEP.items():
                 _, refused, rest = one_line(error).partition(beginning)
                 if refused:
-                    raise InputError(f"{about} {refused}{rest}") from error
+                    # A KeyError's text is in quotes.
+                    raise InputError(f"{about} {refused}{rest}".rstrip('"')) from error
             return CheckAnswer(Outcome.UNKNOWN, None, f"its step cannot be traced: {one_line(error)}")
         except VllmError as error:
             return CheckAnswer(Outcome.CANNOT_RUN, None, str(error))
