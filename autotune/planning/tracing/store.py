@@ -41,7 +41,7 @@ class _Document:
 
     @property
     def lasting(self) -> _Document:
-        """The cache between runs."""
+        """The document without the failures that another run may not have."""
         return replace(self, failures=tuple(each for each in self.failures if each[1].lasting))
 
 
