@@ -62,8 +62,8 @@ _REFUSED_IN_A_STEP = {
     "Attempting to unscale FP16 gradients": "fp16 ends the first step of weights in float16. Write dtype: float32.",
     # autotune/virtual/unsupported.py
     "CUDA does not scale gradients in bfloat16": (
-        "fp16 ends the first step of trained weights in bfloat16, which TRL makes of adapters on a quantised model."
-        " Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
+        "fp16 ends the first step of trained weights in bfloat16: those of dtype: bfloat16, or the adapters that TRL"
+        " makes on a quantised model. Write bf16: true in its place, or, without bf16 on the GPU, bf16: false."
     ),
 }
 """Beginnings of errors that only a step has, each with what they are about."""

@@ -183,6 +183,12 @@ CASES = (
         {"CUDA does not scale gradients in bfloat16": 0},
         gpu="T4",
     ),
+    _case(
+        "sft: weights in bfloat16, and fp16",
+        "fp16: true\ndtype: bfloat16\n",
+        RUNS_NOT,
+        {"CUDA does not scale gradients in bfloat16": 0, "those of dtype: bfloat16": 0},
+    ),
     _case("sft: micro-batches that are divided", "accelerator_config: {split_batches: true}\n", UNKNOWN),
     _case("dpo: as TRL has it", "", FITS, {"An optimizer step trains on 8 documents": None}),
     _case(
