@@ -59,6 +59,7 @@ class MemoryEstimate:
         assumptions: assumptions where neither configuration nor trace determines a value, in sentences.
         generation_bytes: the most that the training holds of :attr:`device_bytes` while completions are generated; None
             if none are.
+        synchronisation_bytes: the same while vLLM gets its weights; None if it gets none.
         beside_bytes: vLLM's memory on the device at the peak of training and vLLM together.
         returned_bytes: what the caching allocator would return of :attr:`reserved_bytes` to a device that is short of
             memory: blocks that were freed, which it keeps while there is room.
@@ -77,6 +78,7 @@ class MemoryEstimate:
     beside_bytes: int = 0
     machine_bytes: int = 0
     returned_bytes: int = 0
+    synchronisation_bytes: int | None = None
 
     def within(self, budget_bytes: int) -> MemoryEstimate:
         """Return the estimate for a device of so much memory: the allocator keeps no freed blocks that do not fit."""

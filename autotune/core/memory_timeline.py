@@ -14,7 +14,7 @@ _FEWEST_IN_A_STRETCH = 12
 VLLM = "vLLM"
 """Category of vLLM's memory on the same device, in addition to PyTorch's categories."""
 AT_REST = "training at rest"
-"""Category of all that a training holds of the device while vLLM generates for it, the context apart."""
+"""Category of all that a training holds of the device while vLLM gets its weights or generates, the context apart."""
 BESIDE_TENSORS = ("context", "process", "rounding", "fragmentation")
 """Parts of a breakdown that are no bytes of tensors."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.batch_geometry import BatchGeometry
@@ -22,7 +22,6 @@ from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import allocator_knobs, geometry_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
-from autotune.trainers.prompts import GENERATION
 
 _REPLACED = 4
 """Most candidates that are traced at full depth for each that is shown: what does not fit by that is replaced."""
@@ -204,7 +203,7 @@ class Evaluator:
             found.memory,
             micro_batches=traced.geometry.micro_batches,
             followed=traced.aligned,
-            vllm=(0, 0) if engine is None else engine.held_bytes,
+            vllm=engine.held_bytes if engine is not None else lambda _: 0,
         )
 
     def _geometry(self, candidate: Candidate, plan: TrainingPlan) -> BatchGeometry:
@@ -231,7 +230,7 @@ def memory_timeline(
     *,
     micro_batches: int,
     followed: bool,
-    vllm: tuple[int, int] = (0, 0),
+    vllm: Callable[[str], int],
 ) -> MemoryTimeline | None:
     """Return the timeline of a step, thinned; None if there is no moment.
 
@@ -240,7 +239,7 @@ def memory_timeline(
         training: the estimate that the same figures gave, without vLLM.
         memory: the same with vLLM.
         followed: see :class:`MemoryTimeline`.
-        vllm: bytes that vLLM holds while completions are generated, and all the other time.
+        vllm: returns the bytes that vLLM holds during a phase.
     """
     at_peak = {name: size for name, size in training.breakdown.items() if name not in BESIDE_TENSORS}
     most_bytes = sum(at_peak.values())
@@ -250,7 +249,7 @@ def memory_timeline(
     for (part, backward), course in courses.items():
         if course:
             marks.append(Mark(part, backward, len(moments)))
-        held = vllm[0] if part.phase == GENERATION else vllm[1]
+        held = vllm(part.phase)
         beside = {VLLM: held} if held else {}
         moments += [{**_at_most(levels, most_bytes), **beside} for levels in course]
         are_peak += [levels == at_peak for levels in course]

@@ -13,7 +13,8 @@ GPU that it is given, whatever it needs, so its own arithmetic says what it hold
   workspaces are not in the pool that is dropped.
 - ``trl/generation/vllm_generation.py``: ``LLM(...)`` gets no dtype, which makes weights and cache 16 bits wide
   (``vllm/config/model.py``, ``_resolve_auto_dtype``); it starts after the model has been loaded; with sleep mode, it
-  sleeps whenever it does not generate. If the trained model is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``:
+  sleeps whenever it does not generate, and wakes its weights before it gets the trained ones (``sync_weights``), and
+  its cache after that (``generate``). If the trained model is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``:
   the weights of linear modules are quantised as they are loaded, with their scales quantised in turn
   (``vllm/model_executor/model_loader/bitsandbytes_loader.py``, ``quantize_4bit(compress_statistics=True)``). A server
   is started without it.
@@ -28,11 +29,12 @@ from dataclasses import dataclass, replace
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.memory_timeline import AT_REST, VLLM
 from autotune.core.plan import TrainingPlan
+from autotune.core.program import MICRO_BATCH
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
 from autotune.techniques.vllm import SERVER
 from autotune.trainers import find_trainer
-from autotune.trainers.prompts import Prompted
+from autotune.trainers.prompts import GENERATION, SYNCHRONISATION, Prompted
 from autotune.units import GIB, format_bytes
 
 BLOCK_TOKENS = 16
@@ -128,17 +130,24 @@ class Engine:
     def reservation(self) -> Reservation:
         """What the engine takes of each GPU."""
         requested = math.ceil(self.total_bytes * self.utilization)
-        quantised = self.model.quantizable if self.in_4_bits else 0
-        weights = (self.model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
-        cache, block = cache_bytes(requested, weights // self.parallel, BESIDE_WEIGHTS_BYTES), self.block_bytes
+        cache, block = cache_bytes(requested, self.weights_bytes, BESIDE_WEIGHTS_BYTES), self.block_bytes
         held = None if block is None or self.tokens is None else sequences_held(cache, block, self.tokens)
         return Reservation(requested, cache, held)
 
     @property
-    def held_bytes(self) -> tuple[int, int]:
-        """What the engine holds of a GPU of the training while completions are generated, and all the other time."""
-        awake = self._sync_bytes if self.on_server else self.reservation.requested_bytes
-        return awake, 0 if self.on_server else ASLEEP_BYTES if self.sleeps else awake
+    def weights_bytes(self) -> int:
+        """What its weights take of one of the GPUs."""
+        quantised = self.model.quantizable if self.in_4_bits else 0
+        weights = (self.model.parameters - quantised) * TYPE_BYTES + round(quantised * QUANTISED_BYTES)
+        return weights // self.parallel
+
+    def held_bytes(self, phase: str) -> int:
+        """Return what the engine holds of a GPU of the training during a phase of that."""
+        if self.on_server:
+            return self._sync_bytes if phase in (SYNCHRONISATION, GENERATION) else 0
+        if not self.sleeps or phase == GENERATION:
+            return self.reservation.requested_bytes
+        return ASLEEP_BYTES + (self.weights_bytes if phase == SYNCHRONISATION else 0)
 
     @property
     def _sync_bytes(self) -> int:
@@ -166,14 +175,14 @@ class Engine:
             training: what was traced without an engine.
         """
         training = replace(training, step_seconds=None)
-        awake, asleep = self.held_bytes
-        resting, generating = training.device_bytes + asleep, (training.generation_bytes or 0) + awake
-        if resting >= generating:
+        asleep = self.held_bytes(MICRO_BATCH)
+        at_rest = {GENERATION: training.generation_bytes, SYNCHRONISATION: training.synchronisation_bytes}
+        held, beside = max(((size or 0, self.held_bytes(phase)) for phase, size in at_rest.items()), key=sum)
+        if training.device_bytes + asleep >= held + beside:
             parts = {**training.breakdown, **({VLLM: asleep} if asleep else {})}
             return replace(training, beside_bytes=asleep, breakdown=parts)
-        at_rest = (training.generation_bytes or 0) - training.context_bytes
-        parts = {AT_REST: at_rest, VLLM: awake, "context": training.context_bytes}
-        return replace(training, beside_bytes=generating - training.device_bytes, breakdown=parts)
+        parts = {AT_REST: held - training.context_bytes, VLLM: beside, "context": training.context_bytes}
+        return replace(training, beside_bytes=held + beside - training.device_bytes, breakdown=parts)
 
     def assumed(self) -> Iterator[str]:
         """Yield what is assumed of the engine, in sentences."""

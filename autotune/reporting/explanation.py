@@ -118,7 +118,7 @@ def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair
     if highest is None or memory is None:
         return
     if AT_REST in memory.breakdown:
-        yield f"{AT_REST}, while vLLM generates", format_bytes(memory.breakdown[AT_REST])
+        yield f"{AT_REST}, while vLLM loads or generates", format_bytes(memory.breakdown[AT_REST])
     else:
         yield "tensors at the peak", format_bytes(highest.total_bytes)
         yield "+ rounding to blocks", format_bytes(added.rounding_bytes)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GENERATION = "generation"
 """The model generates completions."""
+SYNCHRONISATION = "weights for vLLM"
+"""The part of a generation in which vLLM gets the trained weights."""
 REFERENCE_PASS = "reference log-probabilities"
 """The forward pass, without gradients, of the reference: a copy of the model, or the model without its adapters."""
 SCORING = "scoring"

@@ -11,6 +11,7 @@ from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, Me
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.evaluator import Evaluator, memory_timeline
+from autotune.trainers.prompts import GENERATION
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.planning.test_evaluator import LAYERS, TOKENS, problem_of, searched
 
@@ -95,7 +96,7 @@ def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:
 
 
 def test_what_vllm_holds_lies_beside_the_tensors() -> None:
-    generation = Part("generation", Occurrence.ONCE)
+    generation = Part(GENERATION, Occurrence.ONCE)
     training = MemoryEstimate(
         70, 75, 5, {"parameter": 60, "rounding": 10, "fragmentation": 5, "context": 5}, 0, None, 0.1
     )
@@ -103,7 +104,7 @@ def test_what_vllm_holds_lies_beside_the_tensors() -> None:
     courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
     found = memory_timeline(
         {**courses, (UPDATE, False): [{"parameter": 60}]}, training, asleep,
-        micro_batches=1, followed=True, vllm=(30, 3),
+        micro_batches=1, followed=True, vllm=lambda phase: 30 if phase == GENERATION else 3,
     )  # fmt: skip
     assert found is not None
     assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, 3, 3, 3)}
@@ -113,4 +114,4 @@ def test_what_vllm_holds_lies_beside_the_tensors() -> None:
 
 def test_without_a_moment_there_is_no_timeline() -> None:
     memory = MemoryEstimate(0, 0, 0, {}, 0, None, 0.1)
-    assert memory_timeline({}, memory, memory, micro_batches=1, followed=True) is None
+    assert memory_timeline({}, memory, memory, micro_batches=1, followed=True, vllm=lambda _: 0) is None

@@ -149,6 +149,15 @@ def test_awake_it_has_the_gpu_with_what_training_keeps() -> None:
     assert found.breakdown == {"training at rest": 24 * GIB, "vLLM": 40 * GIB, "context": GIB}
 
 
+def test_while_it_gets_the_weights_it_has_woken_them_and_not_its_cache() -> None:
+    asked = engine(utilization=0.5, sleeps=True)
+    gathering = replace(TRAINING, generation_bytes=5 * GIB, synchronisation_bytes=35 * GIB)
+    found = together(gathering, asked, model(QWEN3_8B), 80 * GIB)
+    woken_bytes = 8_000_000_000 * TYPE_BYTES + ASLEEP_BYTES
+    assert found.device_bytes == 35 * GIB + woken_bytes == sum(found.breakdown.values())
+    assert found.breakdown == {"training at rest": 34 * GIB, "vLLM": woken_bytes, "context": GIB}
+
+
 def test_a_server_takes_the_buffers_of_the_weights_only_while_they_are_sent() -> None:
     assert together(TRAINING, engine(on_server=True), model(QWEN3_8B), 80 * GIB).device_bytes == 40 * GIB
     full = replace(TRAINING, generation_bytes=39 * GIB)

@@ -13,7 +13,7 @@ from autotune.core.machine import DeviceKind
 from autotune.core.program import OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part
-from autotune.trainers.prompts import GENERATION
+from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.units import MIB
 
 _NAMES = tuple(field.name for field in fields(StepTime))
@@ -200,15 +200,16 @@ def memory_estimate(
         step_seconds=typical.step_seconds(micro_batches),
         error=TRACED_ERROR,
         returned_bytes=worst.returned_bytes if gpu is not None else 0,
-        generation_bytes=_generation_bytes(worst, gpu),
+        generation_bytes=_held_bytes(worst, GENERATION, gpu),
+        synchronisation_bytes=_held_bytes(worst, SYNCHRONISATION, gpu),
     )
     unknown_bytes = worst.categories.get(_OUTLIER, 0)
     return replace(found, error=found.error + unknown_bytes / found.device_bytes) if unknown_bytes else found
 
 
-def _generation_bytes(worst: Forecast, gpu: Gpu | None) -> int | None:
-    """Return what the device holds at most while completions are generated; None if none are."""
-    held = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == GENERATION]
+def _held_bytes(worst: Forecast, phase: str, gpu: Gpu | None) -> int | None:
+    """Return what the device holds at most during a phase; None if there is none."""
+    held = [sum(levels.values()) for (part, _), levels in worst.stretches.items() if part.phase == phase]
     if not held:
         return None
     extra = 0 if gpu is None else round(worst.rounding_share * max(held)) + worst.workspace_bytes + gpu.context_bytes

@@ -39,6 +39,7 @@ from autotune.step.run.traced_training import TraceFacts, capability_of, traced_
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
 from autotune.trainers import find_trainer
+from autotune.trainers.prompts import GENERATION, SYNCHRONISATION
 from autotune.virtual import trace as run_virtually
 from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.costs import Kind, operator_seconds, step_seconds
@@ -88,9 +89,9 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         traced,
         traced.phase(step_name(1)),
         of_run=program.before,
-        of_step=program.apart,
+        of_step=_synchronised(program.apart),
         after=program.after,
-        leading=program.leading,
+        leading=_synchronised(program.leading),
     )
     run = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
@@ -116,6 +117,11 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         gpus=gpus,
         operators=operators,
     )
+
+
+def _synchronised(phases: Sequence[str]) -> Sequence[str]:
+    """Return phases with what a generation by vLLM begins with apart, if they have a generation."""
+    return (SYNCHRONISATION, *phases) if GENERATION in phases else phases
 
 
 def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:

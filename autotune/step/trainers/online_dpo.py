@@ -18,8 +18,8 @@ from autotune.step.trainers.base import TOKEN, Collation, MakeModel
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
 from autotune.step.trainers.vllm import is_merged, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
-from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN
-from autotune.virtual import adopt
+from autotune.trainers.prompts import GENERATION, PROMPT, REFERENCE_PASS, SCORING, STAND_IN, SYNCHRONISATION
+from autotune.virtual import adopt, phase
 
 
 class _OnTokenizedPrompts(OnlineDPOTrainer):
@@ -76,8 +76,9 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
         Before, adapters are merged and weights gathered as for vLLM; without ``use_vllm``, TRL sends none.
         """
-        if is_merged(self.model):
-            self._move_model_to_vllm_inner()
+        with phase(SYNCHRONISATION):
+            if is_merged(self.model):
+                self._move_model_to_vllm_inner()
         prompts = self._padded_prompts()
         twice = {name: ids.repeat(COMPLETIONS, 1) for name, ids in prompts.items()}
         mask = (np.arange(longest) < self._wanted[:, None]).astype(np.int64)

@@ -14,7 +14,8 @@ from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
 
 from autotune.step.trainers.base import TOKEN
-from autotune.virtual import is_tracing
+from autotune.trainers.prompts import SYNCHRONISATION
+from autotune.virtual import is_tracing, phase
 
 
 class GivenCompletions(VLLMGeneration):
@@ -32,8 +33,9 @@ class GivenCompletions(VLLMGeneration):
 
     def sync_weights(self) -> None:
         """Merge adapters and gather each weight, as for vLLM, and send none."""
-        if is_merged(self.model):
-            deque(self._iter_named_params(), maxlen=0)
+        with phase(SYNCHRONISATION):
+            if is_merged(self.model):
+                deque(self._iter_named_params(), maxlen=0)
 
     def generate(self, prompts: list[list[int]], **_: Any) -> tuple[Any, ...]:
         """Return prompts, completions, the log-probability of each token, and nothing in place of other candidates."""
