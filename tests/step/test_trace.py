@@ -99,7 +99,7 @@ def test_what_other_lengths_add_is_said_where_it_is_asked_for(run: Any) -> None:
 
 def seconds_of(reply: TraceReply, figure: str) -> float:
     """Return the sum of a figure over the parts of a step that was traced."""
-    return sum(getattr(section.time, figure) for section in reply.sections if section.time is not None)
+    return sum(float(getattr(section.time, figure)) for section in reply.sections if section.time is not None)
 
 
 def test_padding_that_the_loss_leaves_out_costs_what_it_costs_in_real_rows(run: Any) -> None:

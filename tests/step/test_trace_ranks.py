@@ -114,7 +114,9 @@ def highest(reply: TraceReply, occurrence: Occurrence) -> int:
         pytest.param(zero(1), 2 + 4 / RANKS, 0, 8 / RANKS, marks=[pytest.mark.nightly, needs_deepspeed]),
         pytest.param(zero(2), 2 + 4 / RANKS, 0, 8 / RANKS, marks=needs_deepspeed),
         pytest.param(zero(2, offload_optimizer=TO_HOST), 2, 0, 0, marks=[pytest.mark.nightly, needs_deepspeed]),
-        pytest.param(zero(3), 6 / RANKS, 2 / RANKS, 8 / RANKS, marks=needs_deepspeed),
+        pytest.param(
+            zero(3, stage3_param_persistence_threshold=0), 6 / RANKS, 2 / RANKS, 8 / RANKS, marks=needs_deepspeed
+        ),
     ],
     ids=["ddp", "fsdp2", "fsdp2-offloaded", "hybrid", "zero1", "zero2", "zero2-offloaded", "zero3"],
 )
