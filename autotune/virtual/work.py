@@ -93,6 +93,9 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
     elif packet in _SCATTERS:
         untouched = max(0, _touched(inputs[0]) - max(map(_touched, inputs[1:]), default=0))
         bytes_read, bytes_written = bytes_read - untouched, bytes_written - untouched
+    elif func.namespace == "fsdp" and packet.__name__ == "all_gather_copy_in":
+        # Of the buffer that it is given for the shards of all ranks, it writes its own.
+        bytes_read = bytes_written = sum(map(_touched, args[0]))
     flops = _flops(func, args, kwargs, result)
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
     if flops is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
@@ -290,3 +291,13 @@ def run(func: Any, *args: Any, runs: bool = True, **kwargs: Any) -> Work:
     """Return the work of an operator; one that ``meta`` cannot do is only described, and returns its first argument."""
     result = func(*args, **kwargs) if runs else args[0]
     return operator_work(func, args, kwargs, result, device_type="meta")
+
+
+def test_fsdp2_copies_the_shard_of_its_own_rank_alone_before_it_gathers_all() -> None:
+    # Defines the operator.
+    importlib.import_module("torch.distributed.fsdp")
+    shards, every = [torch.empty(3, 4, device="meta"), torch.empty(4, device="meta")], torch.empty(128, device="meta")
+    func = torch.ops.fsdp.all_gather_copy_in.default
+    args = shards, every, [12, 4], 16, 0
+    work = operator_work(func, args, {}, func(*args), device_type="meta")
+    assert (work.bytes_read, work.bytes_written) == (64, 64)
