@@ -85,8 +85,8 @@ def _of_torchrun(launch: Sequence[str], gpus: int | None, variables: Mapping[str
         return Launched(gpus * machines, True, machines)
     if each in _COUNTED:
         raise UnreadError(
-            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, a"
-            " number that is not known here. Write it."
+            f"--nproc_per_node {each} starts a process for each {_COUNTED[each]} of a machine that trains, whose number"
+            " is not known here. Write the number."
         )
     return Launched(number(each) * machines, True, machines)
 

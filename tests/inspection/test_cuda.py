@@ -204,7 +204,7 @@ def test_what_the_driver_refuses_is_a_reason_and_no_crash(monkeypatch: pytest.Mo
 
 def test_a_driver_may_know_no_device(driver: Driver) -> None:
     driver.cards = []
-    with pytest.raises(NoGpuError, match="knows no device"):
+    with pytest.raises(NoGpuError, match="reports no device"):
         visible_gpus()
 
 
