@@ -313,7 +313,7 @@ def test_a_row_that_the_chat_template_refuses_is_told(prepared: Callable[..., Wo
         ({"architectures": None}, "names no architecture"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
-            "LlamaForSequenceClassification, .*no causal language model",
+            "LlamaForSequenceClassification, .*not a causal language model",
         ),
     ],
 )

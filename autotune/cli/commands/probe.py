@@ -50,8 +50,8 @@ def epilog() -> str:
         f"--allow takes {GLOBAL_BATCH}, and of these:\n{listed(changing)}\n\n"
         f"--effort takes:\n{listed(f'{effort.name} ({effort.trials} probes)' for effort in EFFORTS.values())}\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used, 3 a limit ended the "
-        "search before that was known"
+        "exit codes: 0 a candidate is recommended, 1 nothing fits, 2 the input cannot be used,\n"
+        "3 a limit ended the search before that was known"
     )
 
 

@@ -262,7 +262,7 @@ def test_rows_with_images_are_written_as_they_are(config: Any, tmp_path: Path) -
 
 def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:
     stream = IterableDataset.from_generator(lambda: iter([{"text": "a"}]))
-    with pytest.raises(InputError, match=r"no datasets\.Dataset"):
+    with pytest.raises(InputError, match=r"not a datasets\.Dataset"):
         preflight._rows(None, None, SimpleNamespace(dataset=stream), tmp_path)
 
 

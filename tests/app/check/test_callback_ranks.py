@@ -73,7 +73,7 @@ def both(monkeypatch: pytest.MonkeyPatch, check: Callable[[], Verdict], **option
         return check()
 
     monkeypatch.setattr(preflight, "ranks_of", lambda _: here.ranks)
-    monkeypatch.setattr(preflight, "_free", lambda _: free[here.ranks.rank])
+    monkeypatch.setattr(preflight, "_free", lambda *_: free[here.ranks.rank])
     monkeypatch.setattr(preflight.PreflightCallback, "_checked", checked)
     errors: dict[int, BaseException | None] = {}
 
