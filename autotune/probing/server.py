@@ -163,10 +163,10 @@ class JobServer:
         """Start another server in place of one that has died; do nothing if another thread has, or this is closed.
 
         Args:
-            twice: what becomes of servers if it is the second one.
+            twice: text of the error if another server has died before, without a job completed since.
 
         Raises:
-            ProbeServerError: it is.
+            ProbeServerError: another one has.
         """
         with self._lock:
             if dead is not self._channel:

@@ -120,7 +120,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
 
 
 def _synchronised(phases: Sequence[str]) -> Sequence[str]:
-    """Return phases with what a generation by vLLM begins with apart, if they have a generation."""
+    """Return the phases, preceded by the synchronisation of vLLM's weights if a generation is among them."""
     return (SYNCHRONISATION, *phases) if GENERATION in phases else phases
 
 

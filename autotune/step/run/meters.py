@@ -236,12 +236,12 @@ class CudaMeter(Meter):
         )
 
     def crowded(self, limit_bytes: int) -> str:
-        """Return that what others hold has grown since the start, and leaves less than the limit."""
+        """Return that memory outside the allocator has grown since the start, and leaves less than the limit."""
         before_bytes, others_bytes = self._others_before_bytes, self._others_bytes()
         if others_bytes <= before_bytes or limit_bytes + others_bytes <= self._total_bytes + _SLACK_BYTES:
             return ""
         grown = f"grew from {format_bytes(before_bytes)} to {format_bytes(others_bytes)}"
-        return f"; what others than this probe's allocator hold of the GPU {grown}, which leaves less than the limit"
+        return f"; memory of the GPU outside this probe's allocator {grown}, which leaves less than the limit"
 
     def _others_bytes(self) -> int:
         free_bytes, _ = torch.cuda.mem_get_info()

@@ -188,7 +188,7 @@ def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> f
 def whole_evaluation(seconds: float, ended: Sequence[float], tokens: Counts, whole: float) -> float:
     """Return the seconds of an evaluation on all tokens, by those of one on some micro-batches.
 
-    What comes before the first of these and after the last, as processes that load rows start and end, comes once.
+    The rest of its time, such as the start and the end of processes that load rows, is counted once.
 
     Args:
         ended: when each of them ended.
