@@ -206,7 +206,11 @@ def test_what_cuda_pins_is_shared_and_counts_beside_a_gpu_alone(counts_shared: b
 @pytest.mark.parametrize(
     ("others_bytes", "grown"),
     # The limit leaves room for 4 GiB.
-    [(GIB, ""), (3 * GIB, ""), (9 * GIB, " outside this probe's allocator grew from 1.00 GiB to 9.00 GiB, which leaves less")],
+    [
+        (GIB, ""),
+        (3 * GIB, ""),
+        (9 * GIB, " outside this probe's allocator grew from 1.00 GiB to 9.00 GiB, which leaves"),
+    ],
 )
 def test_memory_that_others_took_during_a_probe_is_named(
     others_bytes: int, grown: str, monkeypatch: pytest.MonkeyPatch
