@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from autotune.virtual.costs import Work
+
+Capability = tuple[int, int]
+"""CUDA's compute capability of a GPU, by which kernels are chosen."""
+T = TypeVar("T")
+
+
+class Capabilities:
+    """The capability of a trace's GPU, and further ones for which the trace may hold too.
+
+    Attributes:
+        alike: of the further ones, those for which every rule has decided the same so far.
+    """
+
+    def __init__(self, own: Capability, others: Iterable[Capability] = ()) -> None:
+        self.alike = set(others)
+        self._own = own
+
+    def decide(self, rule: Callable[[Capability], T]) -> T:
+        """Return what a rule decides for the GPU; further capabilities for which it decides otherwise are removed."""
+        found = rule(self._own)
+        self.alike = {other for other in self.alike if rule(other) == found}
+        return found
 
 
 class Place(StrEnum):
