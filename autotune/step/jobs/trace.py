@@ -20,7 +20,7 @@ import datasets.fingerprint
 
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.program import SAVE, SAVE_ELSEWHERE
+from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import (
@@ -85,14 +85,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
     traced = _traced(request, facts, folder, of_step=program.apart)
-    course = sections(
-        traced,
-        traced.phase(step_name(1)),
-        of_run=program.before,
-        of_step=_synchronised(program.apart),
-        after=program.after,
-        leading=_synchronised(program.leading),
-    )
+    course = sections(traced, traced.phase(step_name(1)), _synchronised(program))
     run = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
         for _, span in course
@@ -119,9 +112,13 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     )
 
 
-def _synchronised(phases: Sequence[str]) -> Sequence[str]:
-    """Return the phases, preceded by the synchronisation of vLLM's weights if a generation is among them."""
-    return (SYNCHRONISATION, *phases) if GENERATION in phases else phases
+def _synchronised(program: StepProgram) -> StepProgram:
+    """Return the program with the synchronisation of vLLM's weights before each generation."""
+    generation, leading = (
+        (SYNCHRONISATION, *phases) if GENERATION in phases else phases
+        for phases in (program.in_generation, program.leading)
+    )
+    return replace(program, in_generation=generation, leading=leading)
 
 
 def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
