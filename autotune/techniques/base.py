@@ -108,8 +108,10 @@ class Technique:
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
+        entry: that of :attr:`writes` whose value is the choice itself; empty: the only one.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are further settings; those of a user's own engine document are kept.
+        without_images: why rows with images have TRL's default alone; empty where they may have any choice.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """
@@ -121,7 +123,9 @@ class Technique:
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     writes: ClassVar[frozenset[str]]
+    entry: ClassVar[str] = ""
     identified_by: ClassVar[frozenset[str]] = frozenset()
+    without_images: ClassVar[str] = ""
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
 
@@ -134,11 +138,11 @@ class Technique:
         return True
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
+        """Return the plan entries of a choice: values for keys in :attr:`writes`, by default the choice itself."""
         option = option_of(self, choice)
         if option is not None and not option.written:
             return {}
-        (entry,) = self.writes
+        (entry,) = {self.entry} if self.entry else self.writes
         return {entry: _VALUES.get(choice, choice)}
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
@@ -182,7 +186,8 @@ class Technique:
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
-        return None
+        with_images = choice != self.trl_default and setting.workload.has_images
+        return self.without_images or None if with_images else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.

@@ -32,18 +32,13 @@ class ContinuousBatching(Equipped):
         unplanned="the cache, which takes most of the memory that is free, its speed, and the cast weights"
     )
     writes = frozenset({"args.use_transformers_continuous_batching"})
+    without_images = "TRL refuses it for models with a processor of images"
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return that weights stay as they are where nothing runs in a lower precision."""
         if choice == ON and candidate["precision"] == "float32":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
-
-    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason for rows with images."""
-        if choice == ON and setting.workload.has_images:
-            return "TRL refuses it for models with a processor of images"
-        return super().unsuitable(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``), and under

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,6 +44,7 @@ class Liger(Equipped):
     package = "liger-kernel"
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
+    entry = "args.use_liger_kernel"
     impact = TraceImpact(Scope.LAYERS)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
@@ -57,7 +57,3 @@ class Liger(Equipped):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return the reason of :meth:`unsuitable`, for the check of a user's own configuration."""
         return self.unsuitable(choice, setting)
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.use_liger_kernel": choice == ON}

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autotune.core.candidate import Candidate, Choice
-from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 
@@ -23,7 +19,4 @@ class TorchCompile(Technique):
     needs = "a C++ compiler"
     # A backend or a mode switches it on as well (TrainingArguments.__post_init__).
     writes = frozenset({"args.torch_compile", "args.torch_compile_backend", "args.torch_compile_mode"})
-
-    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """See :class:`Technique`."""
-        return {"args.torch_compile": choice == ON}
+    entry = "args.torch_compile"
