@@ -23,14 +23,7 @@ from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import (
-    GpuFigures,
-    Replayed,
-    TracedOperator,
-    TracedPeak,
-    TraceReply,
-    TraceRequest,
-)
+from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
@@ -45,7 +38,7 @@ from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.costs import Kind, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
-from autotune.virtual.records import OperatorRecord, Peak, Trace
+from autotune.virtual.records import OperatorRecord, Trace
 from autotune.virtual.replay import replay, short_of_memory, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
@@ -93,8 +86,8 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     gpus = tuple(_figures(traced, request, run))
     operators, counts = _operators(run, request)
     return TraceReply(
-        device=_peak(traced.device_peak),
-        host=_peak(traced.host_peak),
+        device=traced.device_peak,
+        host=traced.host_peak,
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
         # The micro-batch of a step that stands for those between its first and its last.
@@ -233,10 +226,6 @@ def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
     if section.part.phase == SAVE and plan.launch.processes > 1:
         others = traced.phase(SAVE_ELSEWHERE).host_peak.bytes
     return section.host_bytes + (plan.launch.per_machine - 1) * others
-
-
-def _peak(peak: Peak) -> TracedPeak:
-    return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
 def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, replays: Sequence[Replayed]) -> int | None:
