@@ -71,7 +71,7 @@ def trace(
             fn, {"target": target, "capability": capability, "others": gpus.alike, "world": world}
         )
     with ExitStack() as stack:
-        patches: Patches = iter(())
+        patches: list[Patches] = []
         kernels: list[Any]
         if target == "cuda":
             # They define operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
@@ -80,25 +80,21 @@ def trace(
 
             device, ledger = registered(), Ledger(VIRTUAL)
             kernels = [partial(cuda.scratch, gpus=gpus), partial(cuda.kernels_in_a_row, gpus=gpus)]
-            patches = as_on_cuda(ledger, gpus)
+            patches.append(as_on_cuda(ledger, gpus))
         else:
             from autotune.virtual import cpu
 
             device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [cpu.scratch]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
-        for patch in chain(
-            patches,
-            fake_tensors_accepted(assume),
-            movable_modules(ledger),
-            [mock.patch.object(torch, "tensor", made_of)],
-            run_otherwise(assume),
-            _tagging(ledger),
-            _storages_followed(ledger),
-            as_one_rank(world, ledger) if world is not None else (),
-        ):
+        patches += [fake_tensors_accepted(assume), movable_modules(ledger), run_otherwise(assume)]
+        patches += [_tagging(ledger), _storages_followed(ledger)]
+        if world is not None:
+            patches.append(as_one_rank(world, ledger))
+        for patch in chain.from_iterable(patches):
             stack.enter_context(patch)
         mode = VirtualMode(ledger, fake, *kernels)
+        stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
