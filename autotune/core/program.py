@@ -32,15 +32,14 @@ class StepProgram:
 
     Attributes:
         before: phases that run once, after construction.
-        in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
-        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
+        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one; and those of
+            each generation of completions, at the start of the first micro-batch that uses them.
         leading: phases of each micro-batch, before its forward pass, with a peak of their own.
         in_micro_batch: parts of each micro-batch, between forward and backward.
         after: phases between two steps or after the last one: evaluation and saving.
     """
 
     before: tuple[str, ...] = ()
-    in_generation: tuple[str, ...] = ()
     in_step: tuple[str, ...] = ()
     leading: tuple[str, ...] = ()
     in_micro_batch: tuple[str, ...] = ()
@@ -49,15 +48,10 @@ class StepProgram:
     @property
     def phases(self) -> tuple[str, ...]:
         """All phases, in order."""
-        in_step = (*self.apart, *self.leading, MICRO_BATCH, OPTIMIZER_STEP)
-        return (CONSTRUCTION, *self.before, *in_step, *self.after)
+        steps = (*self.in_step, *self.leading, MICRO_BATCH, OPTIMIZER_STEP)
+        return (CONSTRUCTION, *self.before, *steps, *self.after)
 
     @property
     def names(self) -> tuple[str, ...]:
         """All phases, and the parts of a micro-batch, which errors can distinguish."""
         return (*self.phases, FORWARD, *self.in_micro_batch, BACKWARD)
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """The names of the phases of a step that belong to no single micro-batch, in order, without the optimizer."""
-        return (*self.in_generation, *self.in_step)

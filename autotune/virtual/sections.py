@@ -57,7 +57,7 @@ def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Sec
     endings = [phase for phase in later if phase.first_event >= step.end_event]
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
-    apart = {MICRO_BATCH, *program.before, *program.apart, *program.leading}
+    apart = {MICRO_BATCH, *program.before, *program.in_step, *program.leading}
     before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
     # Apart: what an engine builds grows with the depth in another way than a first step, which has all of the state.
     first = next((phase.first_event for phase in trace.phases if phase.name == step_name(0)), step.first_event)
@@ -106,7 +106,7 @@ def _held(trace: Trace, event: int) -> _Moment:
 
 def _in_step(trace: Trace, step: Phase, program: StepProgram) -> Iterator[tuple[Part, Phase]]:
     """Yield the parts of a step up to its second micro-batch, in order, each with its phase."""
-    for name in program.apart:
+    for name in program.in_step:
         yield from ((Part(name, Occurrence.ONCE), phase) for phase in inside(trace, step, name)[:1])
     for occurrence, phase in zip((Occurrence.FIRST, Occurrence.FURTHER), micro_batches(trace, step), strict=False):
         for name in program.leading:

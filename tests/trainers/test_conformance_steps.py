@@ -139,7 +139,7 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(
             continue
         if name in (*program.before, *program.after):
             assert sum(phase.name == name for phase in traced.phases) == 1
-        elif name in program.apart:
+        elif name in program.in_step:
             assert [counted(traced, name, step_name(number)) for number in (0, 1)] == [1, 1]
         else:
             batches = len(inside(traced, traced.phase(step_name(1)), MICRO_BATCH))

@@ -77,7 +77,7 @@ def _freeze_once() -> None:
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
-    traced = _traced(request, facts, folder, of_step=program.apart)
+    traced = _traced(request, facts, folder, of_step=program.in_step)
     course = sections(traced, traced.phase(step_name(1)), _synchronised(program))
     run = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
@@ -107,11 +107,10 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
 
 def _synchronised(program: StepProgram) -> StepProgram:
     """Return the program with the synchronisation of vLLM's weights before each generation."""
-    generation, leading = (
-        (SYNCHRONISATION, *phases) if GENERATION in phases else phases
-        for phases in (program.in_generation, program.leading)
+    in_step, leading = (
+        (SYNCHRONISATION, *phases) if GENERATION in phases else phases for phases in (program.in_step, program.leading)
     )
-    return replace(program, in_generation=generation, leading=leading)
+    return replace(program, in_step=in_step, leading=leading)
 
 
 def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
