@@ -111,7 +111,10 @@ class Technique:
         entry: that of :attr:`writes` whose value is the choice itself; empty: the only one.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are further settings; those of a user's own engine document are kept.
-        without_images: why rows with images have TRL's default alone; empty where they may have any choice.
+        without_gpu: why a CPU has TRL's default alone; empty where it may have any choice.
+        without_images: the same of rows with images.
+        package: the distribution that any choice but TRL's default takes; empty without one.
+        fewest_processes: training processes from which on its choices differ.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """
@@ -125,7 +128,10 @@ class Technique:
     writes: ClassVar[frozenset[str]]
     entry: ClassVar[str] = ""
     identified_by: ClassVar[frozenset[str]] = frozenset()
+    without_gpu: ClassVar[str] = ""
     without_images: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+    fewest_processes: ClassVar[int] = 1
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
 
@@ -135,7 +141,7 @@ class Technique:
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
-        return True
+        return setting.machine.hardware.processes >= self.fewest_processes
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
         """Return the plan entries of a choice: values for keys in :attr:`writes`, by default the choice itself."""
@@ -182,7 +188,11 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        return None
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        return missing(self.package, machine) if self.package else None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
@@ -199,40 +209,6 @@ class Technique:
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
-
-
-class Equipped(Technique):
-    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
-
-    Class attributes:
-        without_gpu: why there is none on a CPU; empty where there may be.
-        package: the distribution that it takes; empty without one.
-    """
-
-    without_gpu: ClassVar[str] = ""
-    package: ClassVar[str] = ""
-
-    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
-        """Return why a choice is not available on this machine, or None if it is."""
-        if choice == self.trl_default:
-            return None
-        if self.without_gpu and machine.hardware.kind == "cpu":
-            return self.without_gpu
-        return missing(self.package, machine) if self.package else None
-
-
-class Distributed(Technique):
-    """A technique whose choices differ from a number of training processes on.
-
-    Class attributes:
-        fewest_processes: that number.
-    """
-
-    fewest_processes: ClassVar[int] = 2
-
-    def matters(self, setting: Setting) -> bool:
-        """Return whether there are so many processes."""
-        return setting.machine.hardware.processes >= self.fewest_processes
 
 
 class NumberTechnique(Technique):

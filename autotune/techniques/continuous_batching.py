@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Effect, Equipped, Option
+from autotune.techniques.base import OFF, ON, CrashReason, Effect, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 from autotune.techniques.vllm import NAME as VLLM
 
 
-class ContinuousBatching(Equipped):
+class ContinuousBatching(Technique):
     """``use_transformers_continuous_batching``.
 
     Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Equipped, Option
+from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
@@ -32,7 +32,7 @@ def _known() -> frozenset[str]:
     return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
-class Liger(Equipped):
+class Liger(Technique):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"
