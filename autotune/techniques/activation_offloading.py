@@ -5,12 +5,12 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
-from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique
+from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option
 from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class ActivationOffloading(Technique):
+class ActivationOffloading(Equipped):
     """TRL's activation offloading (``trl/models/activation_offloading.py``)."""
 
     name = "activation_offloading"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.plan import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from autotune.core.setting import Setting
-from autotune.techniques.base import Option, Technique
+from autotune.techniques.base import Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 from autotune.techniques.vllm import is_colocated
 from autotune.techniques.vllm_tensor_parallel_size import VllmTensorParallelSize
@@ -15,7 +15,7 @@ from autotune.techniques.vllm_tensor_parallel_size import VllmTensorParallelSize
 DEFAULT = "default"
 
 
-class Allocator(Technique):
+class Allocator(Equipped):
     """``expandable_segments`` in the environment variables that configure PyTorch's caching allocator."""
 
     name = "allocator"

@@ -108,13 +108,8 @@ class Technique:
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
             ``truncate_to``; a further part names a key of a mapping, as in ``args.model_init_kwargs.use_kernels``.
-        entry: that of :attr:`writes` whose value is the choice itself; empty: the only one.
         identified_by: those of :attr:`writes` that identify a choice in a user's own configuration; empty: all. The
             others are further settings; those of a user's own engine document are kept.
-        without_gpu: why a CPU has TRL's default alone; empty where it may have any choice.
-        without_images: the same of rows with images.
-        package: the distribution that any choice but TRL's default takes; empty without one.
-        fewest_processes: training processes from which on its choices differ.
         by_trainer: facts that depend on the trainer, by its name.
         impact: the effect of its choices on a trace.
     """
@@ -126,12 +121,7 @@ class Technique:
     needs: ClassVar[str] = ""
     changes: ClassVar[str] = ""
     writes: ClassVar[frozenset[str]]
-    entry: ClassVar[str] = ""
     identified_by: ClassVar[frozenset[str]] = frozenset()
-    without_gpu: ClassVar[str] = ""
-    without_images: ClassVar[str] = ""
-    package: ClassVar[str] = ""
-    fewest_processes: ClassVar[int] = 1
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
 
@@ -141,14 +131,14 @@ class Technique:
 
     def matters(self, setting: Setting) -> bool:
         """Return whether its choices differ in this setting; if not, it stays at its default."""
-        return setting.machine.hardware.processes >= self.fewest_processes
+        return True
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
-        """Return the plan entries of a choice: values for keys in :attr:`writes`, by default the choice itself."""
+        """Return the plan entries of a choice: values for keys in :attr:`writes`, of a single one the choice itself."""
         option = option_of(self, choice)
         if option is not None and not option.written:
             return {}
-        (entry,) = {self.entry} if self.entry else self.writes
+        (entry,) = self.writes
         return {entry: _VALUES.get(choice, choice)}
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:
@@ -188,16 +178,11 @@ class Technique:
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return why a choice is not available on this machine, or None if it is."""
-        if choice == self.trl_default:
-            return None
-        if self.without_gpu and machine.hardware.kind == "cpu":
-            return self.without_gpu
-        return missing(self.package, machine) if self.package else None
+        return None
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return why a choice is impossible for this workload in every candidate, or None if it is possible."""
-        with_images = choice != self.trl_default and setting.workload.has_images
-        return self.without_images or None if with_images else None
+        return None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return why a choice is illegal or silently changed in this candidate, or None if it is legal.
@@ -209,6 +194,40 @@ class Technique:
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the canonical choice among those that result in the same plan."""
         return choice
+
+
+class Equipped(Technique):
+    """A technique of which any choice but TRL's default takes a GPU, a package, or both.
+
+    Class attributes:
+        without_gpu: why there is none on a CPU; empty where there may be.
+        package: the distribution that it takes; empty without one.
+    """
+
+    without_gpu: ClassVar[str] = ""
+    package: ClassVar[str] = ""
+
+    def unavailable(self, choice: Choice, machine: Machine) -> str | None:
+        """Return why a choice is not available on this machine, or None if it is."""
+        if choice == self.trl_default:
+            return None
+        if self.without_gpu and machine.hardware.kind == "cpu":
+            return self.without_gpu
+        return missing(self.package, machine) if self.package else None
+
+
+class Distributed(Technique):
+    """A technique whose choices differ from a number of training processes on.
+
+    Class attributes:
+        fewest_processes: that number.
+    """
+
+    fewest_processes: ClassVar[int] = 2
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether there are so many processes."""
+        return setting.machine.hardware.processes >= self.fewest_processes
 
 
 class NumberTechnique(Technique):

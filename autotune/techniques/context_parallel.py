@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts, differing
+from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option, TrainerFacts, differing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -45,7 +45,7 @@ def data_ranks(candidate: Candidate, setting: Setting) -> int:
     return max(1, setting.machine.hardware.processes // ranks_per_row(candidate))
 
 
-class ContextParallel(Technique):
+class ContextParallel(Equipped):
     """``cp_size`` of accelerate's ``ParallelismConfig``: ring attention over FSDP2's ranks."""
 
     name = NAME

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Effect, Option, Technique
+from autotune.techniques.base import OFF, ON, CrashReason, Effect, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.versions import installed
 from autotune.techniques.vllm import NAME as VLLM
 
 
-class ContinuousBatching(Technique):
+class ContinuousBatching(Equipped):
     """``use_transformers_continuous_batching``.
 
     Under autocast, TRL casts the policy itself to the lower precision before it generates, and leaves it so: from the
@@ -32,13 +32,18 @@ class ContinuousBatching(Technique):
         unplanned="the cache, which takes most of the memory that is free, its speed, and the cast weights"
     )
     writes = frozenset({"args.use_transformers_continuous_batching"})
-    without_images = "TRL refuses it for models with a processor of images"
 
     def effect(self, choice: Choice, candidate: Candidate, setting: Setting) -> Effect:
         """Return that weights stay as they are where nothing runs in a lower precision."""
         if choice == ON and candidate["precision"] == "float32":
             return Effect.EXACT
         return super().effect(choice, candidate, setting)
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for rows with images."""
+        if choice == ON and setting.workload.has_images:
+            return "TRL refuses it for models with a processor of images"
+        return super().unsuitable(choice, setting)
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason with vLLM, which then generates instead (``GRPOTrainer._generate_single_turn``), and under

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.base import POSITIVE, Distributed, Option
 from autotune.techniques.context_parallel import ranks_per_row
 from autotune.techniques.sharding import DDP, FSDP2
 
@@ -13,7 +13,7 @@ _IN_A_MACHINE = 8
 """GPUs of a usual machine. Among these, all links are equally fast, so replicas cost memory and save no time."""
 
 
-class DpReplicateSize(Technique):
+class DpReplicateSize(Distributed):
     """``dp_replicate_size`` of accelerate's ``ParallelismConfig``; the rest of the processes shards each replica."""
 
     name = NAME

@@ -5,14 +5,14 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts, differing
+from autotune.techniques.base import OFF, ON, Distributed, Option, TrainerFacts, differing
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
 _ZERO3 = "zero3"
 
 
-class GatherForGeneration(Technique):
+class GatherForGeneration(Distributed):
     """``ds3_gather_for_generation``, which has no effect without DeepSpeed's ZeRO stage 3."""
 
     name = "ds3_gather_for_generation"
@@ -22,7 +22,6 @@ class GatherForGeneration(Technique):
         Option(OFF, "layer by layer: little memory, and slow"),
     )
     trl_default = ON
-    fewest_processes = 2
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     # They are gathered layer by layer.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import TraceImpact
 
 
-class HubKernels(Technique):
+class HubKernels(Equipped):
     """``use_kernels`` of ``from_pretrained``."""
 
     name = "hub_kernels"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
@@ -32,7 +33,7 @@ def _known() -> frozenset[str]:
     return frozenset(str(key.value) for key in keys if isinstance(key, ast.Constant))
 
 
-class Liger(Technique):
+class Liger(Equipped):
     """``use_liger_kernel``. TRL 1.15 and later enable its layer kernels and disable its fused loss."""
 
     name = "liger"
@@ -44,7 +45,6 @@ class Liger(Technique):
     package = "liger-kernel"
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
-    entry = "args.use_liger_kernel"
     impact = TraceImpact(Scope.LAYERS)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
@@ -57,3 +57,7 @@ class Liger(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return the reason of :meth:`unsuitable`, for the check of a user's own configuration."""
         return self.unsuitable(choice, setting)
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.use_liger_kernel": choice == ON}

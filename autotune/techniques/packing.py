@@ -169,7 +169,6 @@ class Packing(Technique):
     )
     writes = frozenset({"args.packing", "args.packing_strategy", f"args.{SHUFFLED}"})
     identified_by = frozenset({"args.packing", "args.packing_strategy"})
-    without_images = "TRL refuses it for rows with images"
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
@@ -179,7 +178,9 @@ class Packing(Technique):
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and unless the self-test passed (law 4)."""
-        return super().unsuitable(choice, setting) or (never_separated(setting) if choice in SEPARATING else None)
+        if choice != NONE and setting.workload.has_images:
+            return "TRL refuses it for rows with images"
+        return never_separated(setting) if choice in SEPARATING else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where a strategy that separates documents is combined with attention that does not."""

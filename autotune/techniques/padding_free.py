@@ -22,7 +22,6 @@ class PaddingFree(Technique):
     trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
-    without_images = "TRL refuses it for rows with images"
     by_trainer = differing(dpo=TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off"))
     impact = SIZES
 
@@ -32,7 +31,9 @@ class PaddingFree(Technique):
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for rows with images, and unless the self-test passed (law 4)."""
-        return super().unsuitable(choice, setting) or (never_separated(setting) if choice == ON else None)
+        if choice == ON and setting.workload.has_images:
+            return "TRL refuses it for rows with images"
+        return never_separated(setting) if choice == ON else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where concatenated rows would not be separated, or where there is no padding to remove."""

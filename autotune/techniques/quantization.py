@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques import lora
-from autotune.techniques.base import Effect, Option, Technique
+from autotune.techniques.base import Effect, Equipped, Option
 from autotune.techniques.trace_impact import NO_PATCHES
 
 NONE = "none"
 
 
-class Quantization(Technique):
+class Quantization(Equipped):
     """bitsandbytes' quantised linear modules, set through the fields of ``trl.ModelConfig``."""
 
     name = "quantization"

@@ -32,9 +32,13 @@ class Reference(Technique):
     )
     trl_default = "beside"
     writes = frozenset({"args.precompute_ref_log_probs"})
-    without_images = "TRL refuses it for rows with images"
     # The copy of the model is dropped.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)
+
+    def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
+        """Return a reason for rows with images."""
+        refused = choice == PRECOMPUTED and setting.workload.has_images
+        return "TRL refuses it for rows with images" if refused else None
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where the user's configuration synchronises the reference with the trained model."""

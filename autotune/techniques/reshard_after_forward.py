@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique
+from autotune.techniques.base import OFF, ON, Distributed, Option
 from autotune.techniques.sharding import FSDP2
 from autotune.techniques.trace_impact import TraceImpact
 
 
-class ReshardAfterForward(Technique):
+class ReshardAfterForward(Distributed):
     """The key of that name in ``fsdp_config``."""
 
     name = "reshard_after_forward"
@@ -21,7 +21,6 @@ class ReshardAfterForward(Technique):
         Option(OFF, "all weights stay from forward to backward: less communication"),
     )
     trl_default = ON
-    fewest_processes = 2
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
     impact = TraceImpact(frees_weights=lambda choice: choice == ON)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import POSITIVE, Option, Technique
+from autotune.techniques.base import POSITIVE, Distributed, Option
 from autotune.techniques.trace_impact import TraceImpact
 
 _DEFAULT = 1_000_000_000
@@ -14,7 +14,7 @@ _LIVE = "args.deepspeed.zero_optimization.stage3_max_live_parameters"
 _REUSE = "args.deepspeed.zero_optimization.stage3_max_reuse_distance"
 
 
-class MaxLiveParameters(Technique):
+class MaxLiveParameters(Distributed):
     """``stage3_max_live_parameters`` and ``stage3_max_reuse_distance`` of DeepSpeed, both to the same number.
 
     With DeepSpeed's default of 1e9, ZeRO-3 holds all parameters of a model with fewer from its second step on.
@@ -24,7 +24,6 @@ class MaxLiveParameters(Technique):
     summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
     options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
     trl_default = _DEFAULT
-    fewest_processes = 2
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
     # Fewer are gathered than by default.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from autotune.core.candidate import Candidate, Choice
+from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Option, Technique
 from autotune.techniques.trace_impact import TraceImpact
 
@@ -19,4 +23,7 @@ class TorchCompile(Technique):
     needs = "a C++ compiler"
     # A backend or a mode switches it on as well (TrainingArguments.__post_init__).
     writes = frozenset({"args.torch_compile", "args.torch_compile_backend", "args.torch_compile_mode"})
-    entry = "args.torch_compile"
+
+    def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+        """See :class:`Technique`."""
+        return {"args.torch_compile": choice == ON}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from autotune.techniques.base import OFF, POSITIVE, Option, Technique
+from autotune.techniques.base import OFF, POSITIVE, Equipped, Option
 from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
-class TorchEmptyCacheSteps(Technique):
+class TorchEmptyCacheSteps(Equipped):
     """``torch_empty_cache_steps`` of ``TrainingArguments``.
 
     In every n-th optimizer step, transformers' Trainer empties the cache of each micro-batch after its forward pass.

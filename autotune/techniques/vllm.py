@@ -8,7 +8,7 @@ from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import OFF, CrashReason, Effect, Option, Technique
+from autotune.techniques.base import OFF, CrashReason, Effect, Equipped, Option, Technique
 from autotune.techniques.quantization import NONE
 from autotune.techniques.trace_impact import SIZES, TraceImpact
 from autotune.techniques.versions import installed, missing
@@ -27,7 +27,7 @@ SUPPORTED = f"vllm {_FIRST} to {_LAST}"
 _NO_SERVER = "it needs a vLLM server, and probes start none: autotune plan --output writes the commands of both"
 
 
-class Vllm(Technique):
+class Vllm(Equipped):
     """``use_vllm``, ``vllm_mode`` and ``vllm_enable_sleep_mode``.
 
     Any of them changes training: completions are drawn by other kernels, and in half precision whatever the trained
@@ -97,7 +97,7 @@ class SizeOfVllm(Technique):
 
     def matters(self, setting: Setting) -> bool:
         """Return whether vLLM may be used at all."""
-        return super().matters(setting) and NAME in setting.allowed
+        return NAME in setting.allowed
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:
         """Return the default where vLLM has no part of this GPU."""

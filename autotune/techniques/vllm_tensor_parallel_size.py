@@ -22,13 +22,16 @@ class VllmTensorParallelSize(SizeOfVllm):
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
     trl_default = 1
-    fewest_processes = 2
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
     # `_generate_vllm_colocate` gives each process its own prompts, and all engines of a group have to have the same.
     by_trainer = differing(
         online_dpo=TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
     )
+
+    def matters(self, setting: Setting) -> bool:
+        """Return whether vLLM may be used, and there are several processes to share it."""
+        return super().matters(setting) and setting.machine.hardware.processes > 1
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
