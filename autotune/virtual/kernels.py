@@ -19,9 +19,7 @@ from autotune.virtual.records import OperatorRecord
 from autotune.virtual.tensors import VIRTUAL, type_of_device
 from autotune.virtual.work import access_by_name
 
-_FUSED_HEAD = "trl.kernels.chunked_logprob"
-_DIVERGENCE = "trl.kernels.chunked_divergence"
-_MODULES = (_FUSED_HEAD, _DIVERGENCE)
+_MODULES = ("trl.kernels.chunked_logprob", "trl.kernels.chunked_divergence")
 _ASKING = (*_MODULES, "trl.trainer.utils", "trl.trainer.distillation_trainer")
 """Modules that ask whether Triton has kernels for a device."""
 
