@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 
 from autotune.errors import InputError
 
@@ -37,10 +38,10 @@ def parse_size(text: str) -> int:
         InputError: the text is not a positive number, followed by a unit or alone.
     """
     match = _NUMBER_AND_UNIT.fullmatch(text)
-    unit = _SIZE_UNITS.get(match.group(2).lower()) if match else None
-    if match is None or unit is None or float(match.group(1)) <= 0:
+    size = float(match.group(1)) * _SIZE_UNITS.get(match.group(2).lower(), 0) if match else 0.0
+    if not 0 < size < inf:
         raise InputError(f"{text!r} is not a size.", hint="Write a number and a unit, such as 24GiB or 800MiB.")
-    return int(float(match.group(1)) * unit)
+    return int(size)
 
 
 def parse_duration(text: str) -> float:
@@ -55,7 +56,7 @@ def parse_duration(text: str) -> float:
         compact += "s"
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
+    if "".join(number + unit for number, unit in parts) != compact or not 0 < seconds < inf:
         raise InputError(f"{text!r} is not a duration.", hint="Write for instance 90s, 10m or 1h30m.")
     return seconds
 

@@ -68,12 +68,11 @@ def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: b
         shortest=loads.shortest[longest_first] if several else None,
     )
     widest = [longest_first[list(positions)] for positions in chosen]
-    most_trainable = np.lexsort((-loads.widest, -loads.trainable))
     both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
-    further = [*_with(longest_first[0], most_trainable), np.argsort(-both, kind="stable")]
-    if loads.image_elements is not None:
-        most_pictured = np.lexsort((-loads.widest, -loads.image_elements))
-        further = [*_with(longest_first[0], most_pictured), *further]
+    further = [np.argsort(-both, kind="stable")]
+    for load in (loads.trainable, loads.image_elements):
+        if load is not None:
+            further = [*_with(longest_first[0], np.lexsort((-loads.widest, -load))), *further]
     return (*widest, *heavier(loads, widest, [np.resize(order, rows) for order in further], padded=padded))
 
 

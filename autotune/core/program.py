@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 CONSTRUCTION = "construction"
 MICRO_BATCH = "micro-batch"
@@ -20,32 +19,9 @@ SAVE_ELSEWHERE = "save on another rank"
 """What a rank does in a save that is not the first one, to which engines gather; traced for the host's memory alone."""
 
 
-class Repeat(StrEnum):
-    """How often a phase is repeated."""
-
-    RUN = "once in a run"
-    GENERATION = "once for each generation of completions"
-    STEP = "once in an optimizer step"
-    MICRO_BATCH = "once for each micro-batch"
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One phase.
-
-    Attributes:
-        name: its name in reports and errors, as in "ran out of memory in reference pass".
-        parts: its parts that errors can distinguish, in order. The phase ends with the last of them.
-    """
-
-    name: str
-    repeat: Repeat
-    parts: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True)
 class StepProgram:
-    """The phases of a run, in order.
+    """The phases of a run, in order, by their names in reports and errors: "ran out of memory in reference pass".
 
     First those that come once, before the steps; then those of generations and of an optimizer step, its micro-batches
     included; then those that come between steps or after the last one. Every trainer of TRL has construction,
@@ -56,40 +32,26 @@ class StepProgram:
 
     Attributes:
         before: phases that run once, after construction.
-        in_generation: phases of each generation of completions, at the start of the first micro-batch that uses them.
-        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one.
+        in_step: phases of each optimizer step, before its micro-batches or at the start of the first one; and those of
+            each generation of completions, at the start of the first micro-batch that uses them.
         leading: phases of each micro-batch, before its forward pass, with a peak of their own.
         in_micro_batch: parts of each micro-batch, between forward and backward.
         after: phases between two steps or after the last one: evaluation and saving.
     """
 
     before: tuple[str, ...] = ()
-    in_generation: tuple[str, ...] = ()
     in_step: tuple[str, ...] = ()
     leading: tuple[str, ...] = ()
     in_micro_batch: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[str, ...]:
         """All phases, in order."""
-        return (
-            Phase(CONSTRUCTION, Repeat.RUN),
-            *(Phase(name, Repeat.RUN) for name in self.before),
-            *(Phase(name, Repeat.GENERATION) for name in self.in_generation),
-            *(Phase(name, Repeat.STEP) for name in self.in_step),
-            *(Phase(name, Repeat.MICRO_BATCH) for name in self.leading),
-            Phase(MICRO_BATCH, Repeat.MICRO_BATCH, (FORWARD, *self.in_micro_batch, BACKWARD)),
-            Phase(OPTIMIZER_STEP, Repeat.STEP),
-            *(Phase(name, Repeat.RUN) for name in self.after),
-        )
+        steps = (*self.in_step, *self.leading, MICRO_BATCH, OPTIMIZER_STEP)
+        return (CONSTRUCTION, *self.before, *steps, *self.after)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of phases and of their parts, in order."""
-        return tuple(name for phase in self.phases for name in (phase.name, *phase.parts))
-
-    @property
-    def apart(self) -> tuple[str, ...]:
-        """The names of the phases of a step that belong to no single micro-batch, in order, without the optimizer."""
-        return (*self.in_generation, *self.in_step)
+        """All phases, and the parts of a micro-batch, which errors can distinguish."""
+        return (*self.phases, FORWARD, *self.in_micro_batch, BACKWARD)

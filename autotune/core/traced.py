@@ -17,7 +17,7 @@ from autotune.core.workload import ModelSource
 
 
 @dataclass(frozen=True)
-class TracedPeak:
+class Peak:
     """The most bytes that tensors held at once, without any allocator's rounding.
 
     Attributes:
@@ -26,7 +26,7 @@ class TracedPeak:
             ``activation``, ``temporary``. Those of zero bytes are left out.
     """
 
-    bytes: int
+    bytes: int = 0
     categories: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -168,8 +168,8 @@ class TraceReply:
         operators: the different operators of the sections, if they were requested.
     """
 
-    device: TracedPeak
-    host: TracedPeak
+    device: Peak
+    host: Peak
     worst_rows: int
     worst_tokens: int
     tokens_per_step: float

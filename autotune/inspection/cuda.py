@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from contextlib import suppress
+from typing import Any
 
 from autotune.core.machine import Hardware
 from autotune.inspection.cpu import cpu
@@ -42,21 +43,24 @@ def visible_gpus(visible: str | None = None) -> tuple[Hardware, ...]:
 
 def visible_words(count: int) -> tuple[str, ...]:
     """Return the words of ``CUDA_VISIBLE_DEVICES`` for the first visible devices, in order."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
-    return tuple(itertools.islice(words, count))
+    return tuple(_words(os.environ.get("CUDA_VISIBLE_DEVICES"), count)[:count])
 
 
-def _visible(visible: str | None) -> list[object]:
+def _words(visible: str | None, count: int) -> list[str]:
+    """Return the words of the variable or, where it is not set, those that name so many devices."""
+    words = map(str, range(count)) if visible is None else visible.split(",")
+    return [word.strip() for word in words]
+
+
+def _visible(visible: str | None) -> list[Any]:
     import pynvml
 
     count = pynvml.nvmlDeviceGetCount()
     if count == 0:
         raise NoGpuError("the NVIDIA driver reports no device")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    words = map(str, range(count)) if visible is None else (word.strip() for word in visible.split(","))
     # CUDA sees the devices before the first word that names none.
-    found = list(itertools.takewhile(bool, (_named(word, count) for word in words)))
+    found = list(itertools.takewhile(bool, (_named(word, count) for word in _words(visible, count))))
     if not found:
         raise NoGpuError(f"CUDA_VISIBLE_DEVICES={visible!r} leaves no device visible")
     used = [device for device in map(_whole_or_instance, found) if device]
@@ -66,30 +70,27 @@ def _visible(visible: str | None) -> list[object]:
     return used if used == found else used[:1]
 
 
-def _whole_or_instance(device: object) -> object | None:
-    """Return a device as CUDA uses it: a card with MIG by its first instance, if it has any."""
+def _whole_or_instance(device: Any) -> Any:
+    """Return a device as CUDA uses it: a card with MIG by its first instance, or None if it has none."""
     import pynvml
 
     with suppress(pynvml.NVMLError):  # neither cards without MIG nor instances have the mode
         if pynvml.nvmlDeviceGetMigMode(device)[0]:
             for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(device)):
                 with suppress(pynvml.NVMLError):  # there is no such instance
-                    instance: object = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
-                    return instance
+                    return pynvml.nvmlDeviceGetMigDeviceHandleByIndex(device, index)
             return None
     return device
 
 
-def _named(word: str, count: int) -> object | None:
+def _named(word: str, count: int) -> Any:
     """Return the device that a word of ``CUDA_VISIBLE_DEVICES`` names, or None."""
     import pynvml
 
     if word.isdigit() and int(word) < count:
-        handle: object = pynvml.nvmlDeviceGetHandleByIndex(int(word))
-        return handle
+        return pynvml.nvmlDeviceGetHandleByIndex(int(word))
     if word.startswith("MIG-"):
-        slice_handle: object = pynvml.nvmlDeviceGetHandleByUUID(word)
-        return slice_handle
+        return pynvml.nvmlDeviceGetHandleByUUID(word)
     if word.startswith("GPU-"):
         for index in range(count):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -99,7 +100,7 @@ def _named(word: str, count: int) -> object | None:
     return None
 
 
-def _describe(handle: object) -> Hardware:
+def _describe(handle: Any) -> Hardware:
     import pynvml
 
     try:

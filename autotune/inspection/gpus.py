@@ -37,9 +37,7 @@ def find_gpu(word: str | int) -> Gpu:
         InputError: it is neither a name in the catalogue nor a size.
     """
     if isinstance(word, int):
-        if word < MIB:
-            raise InputError(f"A GPU with {word} bytes is not possible.", hint="Write for instance 24GiB.")
-        return Gpu(format_bytes(word), word, "given", "", UNMEASURED_CONTEXT_BYTES)
+        return _of_size(format_bytes(word), word)
     names = _names()
     gpu = names.get(_plain(word))
     if gpu is not None:
@@ -47,7 +45,7 @@ def find_gpu(word: str | int) -> Gpu:
     # A number alone is no size of a GPU: it is a part of a name, such as 4090, more often than bytes.
     if word.strip()[-1:].isalpha():
         with suppress(InputError):
-            return Gpu(word.strip(), parse_size(word), "given", "", UNMEASURED_CONTEXT_BYTES)
+            return _of_size(word.strip(), parse_size(word))
     close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
     known = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
     raise InputError(f"{word!r} is not a known GPU.", hint=f"{known} A size such as 24GiB works too.")
@@ -69,6 +67,12 @@ def described(hardware: Hardware) -> Gpu:
         memory_source="",
         compute_capability=hardware.compute_capability,
     )
+
+
+def _of_size(name: str, memory_bytes: int) -> Gpu:
+    if memory_bytes < MIB:
+        raise InputError(f"A GPU with {memory_bytes} bytes is not possible.", hint="Write for instance 24GiB.")
+    return Gpu(name, memory_bytes, "given", "", UNMEASURED_CONTEXT_BYTES)
 
 
 def _closest(plain: str, names: Mapping[str, Gpu]) -> list[str]:

@@ -75,12 +75,11 @@ def _of_yaml(path: Path, text: str) -> Iterator[tuple[object, object]]:
 
 
 def _of_csv(path: Path, text: str) -> Iterator[tuple[object, object]]:
-    for number, row in enumerate(csv.reader(text.splitlines()), 1):
-        cells = [cell.strip() for cell in row]
-        if not any(cells):
-            continue
+    stripped = ([cell.strip() for cell in row] for row in csv.reader(text.splitlines()))
+    rows = [(number, cells) for number, cells in enumerate(stripped, 1) if any(cells)]
+    for number, cells in rows:
         if len(cells) != 2:
             raise InputError(f"{path}, line {number}: {len(cells)} columns instead of two.", hint=_EXAMPLE)
-        is_heading = number == 1 and listed_gpu(cells[0]) is None and not cells[1][:1].isdigit()
+        is_heading = number == rows[0][0] and listed_gpu(cells[0]) is None and not cells[1][:1].isdigit()
         if not is_heading:
             yield cells[0], cells[1]

@@ -246,6 +246,11 @@ def facts(technique: Technique | type[Technique], trainer: str) -> TrainerFacts:
 _NO_DIFFERENCE = TrainerFacts()
 
 
+def differing(**trainers: TrainerFacts) -> Mapping[str, TrainerFacts]:
+    """Return the facts of a technique that depend on the trainer, by its name: :attr:`Technique.by_trainer`."""
+    return trainers
+
+
 def default_with(technique: Technique, trainer: str) -> Choice:
     """Return the choice that equals TRL's behaviour with the trainer of that name without any setting."""
     own = facts(technique, trainer).default

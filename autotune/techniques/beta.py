@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts
+from autotune.techniques.base import Effect, NumberTechnique, Option, TrainerFacts, differing
 from autotune.techniques.reference import SYNCHRONISED
 from autotune.techniques.trace_impact import NO_PATCHES
 
@@ -27,11 +26,11 @@ class Beta(NumberTechnique):
     )
     trl_default = "0.0"
     writes = frozenset({"args.beta"})
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "rloo": TrainerFacts(default="0.05"),
+    by_trainer = differing(
+        rloo=TrainerFacts(default="0.05"),
         **dict.fromkeys(("dpo", "kto", "online_dpo"), TrainerFacts(without_effect=_ALWAYS)),
-        "distillation": TrainerFacts(without_effect="it chooses the divergence from the teacher, with no reference"),
-    }
+        distillation=TrainerFacts(without_effect="it chooses the divergence from the teacher, with no reference"),
+    )
     changes = "the loss holds the model closer to the reference, or not at all"
     impact = NO_PATCHES
 

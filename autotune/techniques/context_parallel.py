@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option, TrainerFacts
+from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option, TrainerFacts, differing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
 from autotune.techniques.sharding import DDP, FSDP2
 from autotune.techniques.trace_impact import TraceImpact
@@ -64,10 +63,10 @@ class ContextParallel(Equipped):
     )
     writes = frozenset({"args.parallelism_config.cp_size"})
     impact = TraceImpact(also_sets_sizes=True)
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
+    by_trainer = differing(
         **{trainer: TrainerFacts(refused=dict.fromkeys(_SIZES, reason)) for trainer, reason in _REASONS.items()},
-        "reward": TrainerFacts(ignored=dict.fromkeys(_SIZES, _SCORED)),
-    }
+        reward=TrainerFacts(ignored=dict.fromkeys(_SIZES, _SCORED)),
+    )
 
     def matters(self, setting: Setting) -> bool:
         """Return whether there are several processes and long rows; for others it is taken if it is fixed."""

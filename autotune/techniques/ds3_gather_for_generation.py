@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Distributed, Option, TrainerFacts
+from autotune.techniques.base import OFF, ON, Distributed, Option, TrainerFacts, differing
 from autotune.techniques.trace_impact import TraceImpact
 from autotune.techniques.vllm import NAME as VLLM
 
@@ -29,13 +26,13 @@ class GatherForGeneration(Distributed):
     writes = frozenset({"args.ds3_gather_for_generation"})
     # They are gathered layer by layer.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == OFF)
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "rloo": TrainerFacts(
+    by_trainer = differing(
+        rloo=TrainerFacts(
             restricted={
                 OFF: "a model whose output head has a weight of its own fails in DeepSpeed (tracing error at step 0)"
             }
         )
-    }
+    )
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason where weights are not sharded."""

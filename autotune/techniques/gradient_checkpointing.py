@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.techniques import lora
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts, differing
 from autotune.techniques.reference import PRECOMPUTED
 from autotune.techniques.trace_impact import PlanImpact, Scope, TraceImpact
 from autotune.techniques.versions import installed
@@ -56,21 +55,21 @@ class GradientCheckpointing(Technique):
     trl_default = ON
     needs = "offload: an accelerator"
     writes = frozenset({"args.gradient_checkpointing", "args.gradient_checkpointing_kwargs"})
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "dpo": _with_reference("DPOTrainer"),
-        "kto": _with_reference("KTOTrainer"),
-        "reward": TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}, which refuses it"}),
-        "grpo": _generating("GRPOTrainer"),
-        "rloo": _generating("RLOOTrainer"),
-        "distillation": _generating("DistillationTrainer"),
+    by_trainer = differing(
+        dpo=_with_reference("DPOTrainer"),
+        kto=_with_reference("KTOTrainer"),
+        reward=TrainerFacts(refused={SELECTIVE: f"RewardTrainer {_TO_PYTORCH}, which refuses it"}),
+        grpo=_generating("GRPOTrainer"),
+        rloo=_generating("RLOOTrainer"),
+        distillation=_generating("DistillationTrainer"),
         # unwrap_model_for_generation of trl/models/utils.py, which OnlineDPOTrainer calls without keys.
-        "online_dpo": TrainerFacts(
+        online_dpo=TrainerFacts(
             ignored=dict.fromkeys(
                 (_EVERY_2, SELECTIVE, OFFLOAD),
                 "after it has generated, OnlineDPOTrainer switches checkpointing on again without keys",
             )
         ),
-    }
+    )
     impact = TraceImpact(
         Scope.LAYERS, patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=_period(plan))
     )

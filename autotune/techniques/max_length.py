@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.documents import Documents
 from autotune.core.length_report import LengthLimit, limit
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, facts
+from autotune.techniques.base import ON, POSITIVE, CrashReason, Option, Technique, TrainerFacts, differing, facts
 from autotune.techniques.packing import CUTTING, NONE, SPLIT, WRAPPED, documents_per_row
 from autotune.techniques.trace_impact import GROWING_SIZES
 from autotune.units import format_share
@@ -82,12 +81,12 @@ class MaxLength(Technique):
         Option(1024, "any number of tokens", family=POSITIVE),
     )
     trl_default = 1024
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "online_dpo": TrainerFacts(
+    by_trainer = differing(
+        online_dpo=TrainerFacts(
             default=512,
             changes="the log-probabilities of a completion are computed after more or less of the end of its prompt",
         )
-    }
+    )
     writes = frozenset({"args.max_length", "truncate_to"})
     impact = GROWING_SIZES
 

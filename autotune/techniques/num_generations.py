@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from autotune.techniques.base import SEVERAL, Effect, NumberTechnique, Option, TrainerFacts
+from autotune.techniques.base import SEVERAL, Effect, NumberTechnique, Option, TrainerFacts, differing
 from autotune.techniques.trace_impact import SIZES
 
 
@@ -19,7 +16,7 @@ class NumGenerations(NumberTechnique):
         Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING, family=SEVERAL),
     )
     trl_default = 8
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"rloo": TrainerFacts(default=2)}
+    by_trainer = differing(rloo=TrainerFacts(default=2))
     writes = frozenset({"args.num_generations"})
     changes = "the baseline that a reward is compared with is the mean of more or fewer completions"
     impact = SIZES

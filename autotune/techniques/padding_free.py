@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts
+from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts, differing
 from autotune.techniques.max_length import KEEP_END, TRUNCATION
 from autotune.techniques.packing import EVALUATION_PACKED, NONE, SEPARATING, never_separated, not_separated
 from autotune.techniques.trace_impact import SIZES
@@ -25,9 +22,7 @@ class PaddingFree(Technique):
     trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "dpo": TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off")
-    }
+    by_trainer = differing(dpo=TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off"))
     impact = SIZES
 
     def normal(self, choice: Choice, candidate: Candidate, setting: Setting) -> Choice:

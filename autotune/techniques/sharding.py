@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.machine import Machine
 from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
-from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts, UnsearchedReason
+from autotune.techniques.base import OFF, ON, CrashReason, Option, Technique, TrainerFacts, UnsearchedReason, differing
 from autotune.techniques.lora import has_adapters
 from autotune.techniques.reference import PRECOMPUTED, SYNCHRONISED, SYNCHRONISED_WHOLE
 from autotune.techniques.trace_impact import PlanImpact, TraceImpact
@@ -117,7 +116,7 @@ class Sharding(Technique):
     )
     writes = frozenset({_STAGE, *_DOCUMENT, *_DOCUMENT_3, *_FSDP2, _SHARDS})
     identified_by = frozenset({_STAGE, "args.fsdp", "args.fsdp_config.version"})
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"distillation": TrainerFacts(refused={FSDP2: _ON_THE_HOST})}
+    by_trainer = differing(distillation=TrainerFacts(refused={FSDP2: _ON_THE_HOST}))
     impact = TraceImpact(frees_weights=WEIGHTS_SHARED.__contains__, in_plan=_impact_in)
 
     def matters(self, setting: Setting) -> bool:

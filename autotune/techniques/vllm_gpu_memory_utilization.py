@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.errors import InputError
-from autotune.techniques.base import Option, TrainerFacts
+from autotune.techniques.base import Option, TrainerFacts, differing
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 
 
@@ -22,7 +21,7 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
         Option("0.5", "any share between 0 and 1"),
     )
     trl_default = "0.3"
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {"online_dpo": TrainerFacts(default="0.55")}
+    by_trainer = differing(online_dpo=TrainerFacts(default="0.55"))
     writes = frozenset({"args.vllm_gpu_memory_utilization"})
 
     def parse(self, text: Choice, setting: Setting | None = None) -> Choice:

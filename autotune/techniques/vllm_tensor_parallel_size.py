@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts
+from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts, differing
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 from autotune.units import counted
 
@@ -28,9 +25,9 @@ class VllmTensorParallelSize(SizeOfVllm):
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
     # `_generate_vllm_colocate` gives each process its own prompts, and all engines of a group have to have the same.
-    by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {
-        "online_dpo": TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
-    }
+    by_trainer = differing(
+        online_dpo=TrainerFacts(ignored={2: "TRL does not gather the prompts of the processes that share vLLM"})
+    )
 
     def matters(self, setting: Setting) -> bool:
         """Return whether vLLM may be used, and there are several processes to share it."""

@@ -60,7 +60,7 @@ class OnPolicyDistillation(Generating):
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program with a generation for each step, and a pass of the teacher in every micro-batch."""
-        return StepProgram(in_generation=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
+        return StepProgram(in_step=(GENERATION,), in_micro_batch=(TEACHER_PASS,))
 
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return the plan with the teacher, by the name under which it was found."""

@@ -107,7 +107,7 @@ class Groups(Generating):
         """Return a program whose generations come before the micro-batches that are trained on them."""
         old = self.compares_with_old(plan, aligned=_aligned(plan))
         return StepProgram(
-            in_generation=(
+            in_step=(
                 GENERATION,
                 *((OLD_PASS,) if old else ()),
                 *((REFERENCE_PASS,) if plan.args.get("beta") else ()),

@@ -33,34 +33,29 @@ _TAKEN_OVER = frozenset({_aten.detach.default, _aten.clone.default, _aten.new_em
 """Operators by which a parameter takes a tensor, or a copy of it, as its gradient."""
 
 
-class Accumulation:
-    """Recognises what would be written in place for real tensors."""
+def in_place(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the operator that runs for real tensors in place of one on fake tensors, or None if it is the same.
 
-    def __init__(self) -> None:
-        self._alone = counts_alone()
+    Args:
+        func: an operator.
+        args: its positional arguments.
+        kwargs: its named arguments.
+    """
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return None
+    if func is _add:
+        return _add_ if not kwargs and _is_added(args[0], args[1]) else None
+    return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == counts_alone()[func] else None
 
-    def in_place(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the operator that runs for real tensors in place of one on fake tensors, or None if it is the same.
 
-        Args:
-            func: an operator.
-            args: its positional arguments.
-            kwargs: its named arguments.
-        """
-        if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
-            return None
-        if func is _add:
-            return _add_ if not kwargs and self._is_added(args[0], args[1]) else None
-        return _FILLING[func][0] if func in _FILLING and _counts(args[0]) == self._alone[func] else None
-
-    def _is_added(self, first: torch.Tensor, second: Any) -> bool:
-        return (
-            isinstance(second, torch.Tensor)
-            and first.shape == second.shape
-            and first.dtype == second.dtype
-            and _counts(first) == self._alone[_add]
-            and is_non_overlapping_and_dense_or_false(first)
-        )
+def _is_added(first: torch.Tensor, second: Any) -> bool:
+    return (
+        isinstance(second, torch.Tensor)
+        and first.shape == second.shape
+        and first.dtype == second.dtype
+        and _counts(first) == counts_alone()[_add]
+        and is_non_overlapping_and_dense_or_false(first)
+    )
 
 
 def becomes_gradient(func: Any) -> bool:

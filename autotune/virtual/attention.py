@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from unittest import mock
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autotune.virtual.autocast import cast
+from autotune.virtual.records import Capabilities, Capability
 from autotune.virtual.tensors import VIRTUAL
 
 _aten = torch.ops.aten
@@ -44,7 +45,7 @@ _MASK_ALIGNMENT = 16
 _CUDNN_ALIGNMENT = 8
 
 
-def prefers_cudnn(capability: tuple[int, int]) -> bool:
+def prefers_cudnn(capability: Capability) -> bool:
     """Return whether PyTorch tries cuDNN's attention first on a GPU (``cuda/sdp_utils.cpp``, ``priority_order``).
 
     A PyTorch built without CUDA is treated as the same release's PyPI wheel, which is built with CUDA 13.
@@ -61,12 +62,11 @@ def _cudnn_version() -> int:
     return _CUDNN_OF_WHEELS if torch.version.cuda is None else torch.backends.cudnn.version() or 0
 
 
-@contextmanager
-def attention_as_on_cuda(capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
+def attention_as_on_cuda(gpus: Capabilities) -> AbstractContextManager[object]:
     """Patch ``scaled_dot_product_attention`` to call, on the virtual GPU, the operator that PyTorch would call on CUDA.
 
     Args:
-        alike: other compute capabilities; those with which PyTorch would have called another operator are removed.
+        gpus: decides about the operator.
     """
     original = functional.scaled_dot_product_attention
 
@@ -88,20 +88,18 @@ def attention_as_on_cuda(capability: tuple[int, int], alike: set[tuple[int, int]
             zero, out = (torch.scalar_tensor(x, dtype=query.dtype, device=query.device) for x in (0.0, -torch.inf))
             attn_mask = torch.where(attn_mask, zero, out)
         asked = query, key, value, attn_mask, dropout_p, is_causal
-        kernel = _kernel(*asked, capability)
-        alike.difference_update([other for other in alike if _kernel(*asked, other) is not kernel])
+        kernel = gpus.decide(lambda capability: _kernel(*asked, capability))
         if kernel is None:
             return _aten._scaled_dot_product_attention_math(*asked, None, scale=scale, enable_gqa=enable_gqa)[0]
         return kernel(*asked, scale)
 
     # torch.distributed.tensor.experimental.context_parallel replaces the function that has this name.
     attention.__name__ = "scaled_dot_product_attention"
-    with mock.patch.object(functional, "scaled_dot_product_attention", attention):
-        yield
+    return mock.patch.object(functional, "scaled_dot_product_attention", attention)
 
 
 def _kernel(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: tuple[int, int]
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, capability: Capability
 ) -> Callable[..., Tensor] | None:
     """Return the function below that calls the operator of the first kernel that runs; None: the plain products."""
     if prefers_cudnn(capability) and _cudnn_runs(q, k, v, mask, dropout_p, capability):
@@ -111,9 +109,7 @@ def _kernel(
     return _efficient if _efficient_runs(q, k, v, capability) else None
 
 
-def _cudnn_runs(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, capability: tuple[int, int]
-) -> bool:
+def _cudnn_runs(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, capability: Capability) -> bool:
     # can_use_cudnn_attention of PyTorch 2.14. Sizes are [B, H, tokens, D].
     heads = q.size(-1), v.size(-1)
     return (
@@ -127,7 +123,7 @@ def _cudnn_runs(
     )
 
 
-def _cudnn_takes(heads: tuple[int, int], capability: tuple[int, int], *, trained: bool) -> bool:
+def _cudnn_takes(heads: tuple[int, int], capability: Capability, *, trained: bool) -> bool:
     if max(heads) <= _SMALL_CUDNN_HEAD or heads == _UNEQUAL_CUDNN_HEADS:
         return True
     if torch.__version__ < (2, 14):
@@ -137,9 +133,7 @@ def _cudnn_takes(heads: tuple[int, int], capability: tuple[int, int], *, trained
     return large and max(heads) <= _LARGEST_CUDNN_HEAD
 
 
-def _flash_runs(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, capability: tuple[int, int]
-) -> bool:
+def _flash_runs(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, capability: Capability) -> bool:
     # can_use_flash_attention.
     head = q.size(-1)
     fewest, most = _NO_FLASH_HEADS
@@ -154,7 +148,7 @@ def _flash_runs(
     )
 
 
-def _efficient_runs(q: Tensor, k: Tensor, v: Tensor, capability: tuple[int, int]) -> bool:
+def _efficient_runs(q: Tensor, k: Tensor, v: Tensor, capability: Capability) -> bool:
     # can_use_mem_efficient_attention, and minimum_gemm_alignment for the heads.
     if q.size(1) != k.size(1) and torch.__version__ < _EFFICIENT_SHARES_KEYS:
         return False

@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from autotune.virtual.libraries import Patches
 from autotune.virtual.tensors import VIRTUAL, argument, tensors_of, type_of_device
 from autotune.virtual.unsupported import UnsupportedError
 
@@ -64,8 +65,7 @@ def autocast_cache_cleared() -> Iterator[None]:
     _casts.clear()
 
 
-@contextmanager
-def cuda_scaled_and_cast() -> Iterator[None]:
+def cuda_scaled_and_cast() -> Patches:
     """Patch ``torch.autocast("cuda")`` and ``torch.amp.GradScaler("cuda")`` to apply to the device.
 
     Without CUDA, PyTorch turns both off when they are made, so one that was made before cannot be used.
@@ -77,12 +77,9 @@ def cuda_scaled_and_cast() -> Iterator[None]:
             raise UnsupportedError("torch.autocast('cuda') was made outside of the traced function. Make it inside.")
         return enter(region)
 
-    with (
-        mock.patch.object(torch.autocast, "__init__", _made(torch.autocast.__init__, "device_type")),
-        mock.patch.object(torch.autocast, "__enter__", entered),
-        mock.patch.object(torch.amp.GradScaler, "__init__", _made(torch.amp.GradScaler.__init__)),
-    ):
-        yield
+    yield mock.patch.object(torch.autocast, "__init__", _made(torch.autocast.__init__, "device_type"))
+    yield mock.patch.object(torch.autocast, "__enter__", entered)
+    yield mock.patch.object(torch.amp.GradScaler, "__init__", _made(torch.amp.GradScaler.__init__))
 
 
 def _made(build: Callable[..., None], name: str = "device") -> Callable[..., None]:

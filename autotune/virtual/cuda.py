@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from autotune.virtual import flash, flex, softmax
+from autotune.virtual.records import Capabilities, Capability
 from autotune.virtual.tensors import argument, operator_name
 from autotune.virtual.work import GROUPED
 
 _aten = torch.ops.aten
-_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
-_CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward.default
-_EFFICIENT_BACKWARD = _aten._scaled_dot_product_efficient_attention_backward.default
-_EMBEDDING_BACKWARD = _aten.embedding_dense_backward.default
-_SOFTMAX_BACKWARD = _aten._softmax_backward_data.default
-_FLEX_BACKWARD = "autotune_flex_attention.backward.default"
 # Largest head size, with the block sizes of queries and keys, for GPUs with 99 KiB of shared memory or more per block.
 _EFFICIENT_BLOCKS = ((64, (64, 64)), (96, (128, 64)), (128, (128, 128)), (65536, (128, 64)))
 
@@ -36,37 +32,30 @@ _PROCESSORS = {
     (7, 0): (80, 2048), (7, 5): (40, 1024), (8, 0): (108, 2048), (8, 6): (82, 1536), (8, 9): (142, 1536),
     (9, 0): (132, 2048), (10, 0): (148, 2048), (12, 0): (188, 1536),
 }  # fmt: skip
-# Kernels whose workspaces depend on the GPU.
-_BY_CAPABILITY = _REDUCTIONS | {_CUDNN_BACKWARD.overloadpacket}
+_CUDNN_BACKWARD = _aten._scaled_dot_product_cudnn_attention_backward
 _GROUPED = _aten._grouped_mm.default
 # Hopper, and Blackwell of data centres.
 _MULTIPLY_GROUPS_AT_ONCE = (9, 10)
 
 
-def scratch(
-    func: Any,
-    args: Any,
-    kwargs: Any,
-    result: Any,
-    *,
-    capability: tuple[int, int] = (8, 0),
-    alike: set[tuple[int, int]] | None = None,
-) -> tuple[int, ...]:
+def scratch(func: Any, args: Any, kwargs: Any, result: Any, *, gpus: Capabilities) -> tuple[int, ...]:
     """Return the bytes of the blocks that an operator's CUDA kernel allocates and frees before it returns.
 
     Args:
-        capability: CUDA compute capability of the GPU.
-        alike: other compute capabilities; those with which it would allocate others are removed.
+        gpus: decides about them.
     """
-    taken = _scratch(func, args, kwargs, result, capability)
-    if alike and func.overloadpacket in _BY_CAPABILITY:
-        alike -= {other for other in alike if _scratch(func, args, kwargs, result, other) != taken}
-    return taken
+    packet = func.overloadpacket
+    if packet in _REDUCTIONS:
+        return gpus.decide(lambda capability: _reduction(func, args, result, capability))
+    if packet is _CUDNN_BACKWARD:
+        return gpus.decide(lambda capability: _cudnn_backward(args[1], capability))
+    rule = _RULES.get(operator_name(func))
+    if rule is not None:
+        return rule(args, kwargs, result)
+    return softmax.contiguous_copies(func, args) if packet in softmax.KERNELS else ()
 
 
-def kernels_in_a_row(
-    func: Any, args: Any, kwargs: Any, *, capability: tuple[int, int], alike: set[tuple[int, int]]
-) -> int:
+def kernels_in_a_row(func: Any, args: Any, kwargs: Any, *, gpus: Capabilities) -> int:
     """Return the number of kernels that multiply the groups of a product one after another; 1 for another operator.
 
     aten/src/ATen/native/cuda/GroupedBlas.cpp, ``_grouped_mm_cuda``: in bfloat16, some GPUs multiply all groups at once.
@@ -74,42 +63,15 @@ def kernels_in_a_row(
     ``integrations/moe.py``, has the host wait for the offsets, and launch a product for each group.
 
     Args:
-        capability: CUDA compute capability of the GPU.
-        alike: other compute capabilities; those with which there would be another number are removed.
+        gpus: decides about them.
     """
     each, offsets = GROUPED.get(operator_name(func)), argument(func, args, kwargs, "offs")
     if each is None or offsets is None:
         return 1
-    if func is _GROUPED and args[0].dtype == torch.bfloat16:
-        at_once = capability[0] in _MULTIPLY_GROUPS_AT_ONCE
-        alike -= {other for other in alike if (other[0] in _MULTIPLY_GROUPS_AT_ONCE) != at_once}
-        if at_once:
-            return 1
+    in_bf16 = func is _GROUPED and args[0].dtype == torch.bfloat16
+    if in_bf16 and gpus.decide(lambda capability: capability[0] in _MULTIPLY_GROUPS_AT_ONCE):
+        return 1
     return int(each * offsets.numel())
-
-
-def _scratch(func: Any, args: Any, kwargs: Any, result: Any, capability: tuple[int, int]) -> tuple[int, ...]:
-    if func is _FLASH_BACKWARD:
-        return _flash_backward(args[1], args[2])
-    if func is _CUDNN_BACKWARD:
-        return _cudnn_backward(args[1], capability)
-    if func is _EFFICIENT_BACKWARD:
-        return _efficient_backward(args[1], args[2])
-    if func is _EMBEDDING_BACKWARD:
-        return _embedding_backward(*args)
-    if func is _SOFTMAX_BACKWARD:
-        return _softmax_backward(args[0], args[1])
-    if func.overloadpacket in softmax.KERNELS:
-        return softmax.contiguous_copies(func, args)
-    if func.overloadpacket in _REDUCTIONS:
-        return _reduction(func, args, result, capability)
-    name = operator_name(func)
-    if name in flash.BACKWARD:
-        return flash.backward_workspace(args[1], args[2], args[-2], args[-1])
-    if name == _FLEX_BACKWARD:
-        return flex.backward_workspace(args[2])
-    rule = _BITSANDBYTES.get(name)
-    return rule(args, kwargs, result) if rule is not None else ()
 
 
 def _softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> tuple[int, ...]:
@@ -141,7 +103,7 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
     return flash.backward_workspace(query.transpose(1, 2), key.transpose(1, 2), 1, 2)
 
 
-def _cudnn_backward(query: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
+def _cudnn_backward(query: torch.Tensor, capability: Capability) -> tuple[int, ...]:
     # aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_bprop: one block, as large as cuDNN's graph requests. That is
     # the frontend's part and the engine's. https://github.com/NVIDIA/cudnn-frontend,
     # include/cudnn_frontend/node/scaled_dot_product_flash_attention.h, CompositeSDPABackwardNode: the frontend's part
@@ -176,7 +138,7 @@ def _efficient_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ..
     return (*taken, expanded, expanded)
 
 
-def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+def _gemm_4bit(args: Any, kwargs: Any, _result: Any) -> tuple[int, ...]:
     # bitsandbytes/backends/cuda/ops.py: for more than a few rows the weight is dequantised, then multiplied; scales
     # that are quantised themselves are dequantised first. (A, B, shapeB, absmax, blocksize, quant_type).
     weight = args[2][0] * args[2][1]
@@ -184,12 +146,12 @@ def _gemm_4bit(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     return (nested, weight * args[0].itemsize)
 
 
-def _int8_dequant(args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+def _int8_dequant(_args: Any, _kwargs: Any, result: Any) -> tuple[int, ...]:
     # bitsandbytes/backends/cuda/ops.py, int8_mm_dequant: its kernel writes float16.
     return (0 if result.dtype == torch.float16 else 2 * result.numel(),)
 
 
-def _reduction(func: Any, args: Any, result: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
+def _reduction(func: Any, args: Any, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
     """Return the bytes of the blocks that a reduction allocates and frees before it returns.
 
     Args:
@@ -209,7 +171,7 @@ def _reduction(func: Any, args: Any, result: torch.Tensor, capability: tuple[int
     return (*casts, *_partial_results(given.numel(), kept, result, capability))
 
 
-def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: tuple[int, int]) -> tuple[int, ...]:
+def _partial_results(elements: int, kept: int, result: torch.Tensor, capability: Capability) -> tuple[int, ...]:
     """Return the bytes of blocks' partial results, and of their semaphores; none for sums over the last dimension.
 
     Those have partial results of a few KiB, which are left out.
@@ -261,7 +223,16 @@ def _power_of_two_below(count: int) -> int:
     return 1 << (max(count, 1).bit_length() - 1)
 
 
-_BITSANDBYTES = {
+_RULES: Mapping[str, Callable[[Any, Any, Any], tuple[int, ...]]] = {
+    "aten._scaled_dot_product_flash_attention_backward.default": lambda args, *_: _flash_backward(args[1], args[2]),
+    "aten._scaled_dot_product_efficient_attention_backward.default": (
+        lambda args, *_: _efficient_backward(args[1], args[2])
+    ),
+    "aten.embedding_dense_backward.default": lambda args, *_: _embedding_backward(*args),
+    "aten._softmax_backward_data.default": lambda args, *_: _softmax_backward(args[0], args[1]),
+    **dict.fromkeys(flash.BACKWARD, lambda args, *_: flash.backward_workspace(args[1], args[2], args[-2], args[-1])),
+    "autotune_flex_attention.backward.default": lambda args, *_: flex.backward_workspace(args[2]),
     "bitsandbytes.gemm_4bit.default": _gemm_4bit,
     "bitsandbytes.int8_mm_dequant.default": _int8_dequant,
 }
+"""The bytes by an operator's full name, of its positional and named arguments and its result."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,11 +18,12 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from autotune.virtual.attention import attention_as_on_cuda
 from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast, register_autocast
-from autotune.virtual.cuda import kernels_in_a_row, scratch
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
 from autotune.virtual.kernels import triton_launches_recorded
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import Patches
+from autotune.virtual.records import Capabilities
 from autotune.virtual.streams import Event, Stream, current_stream, default_stream
 from autotune.virtual.tensors import VIRTUAL
 
@@ -69,7 +70,8 @@ MODULE.__dict__.update(
 
 
 @cache
-def _registered() -> torch.device:
+def registered() -> torch.device:
+    """Return the device, which is registered with PyTorch by the first call."""
     _setup_privateuseone_for_python_backend(rename=VIRTUAL, backend_module=MODULE)
     register_autocast()
     _register_cuda_kernels()
@@ -108,57 +110,44 @@ def has_kernel(name: str, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
-@contextmanager
-def standing_in_for_cuda(
-    ledger: Ledger, capability: tuple[int, int], alike: set[tuple[int, int]]
-) -> Iterator[tuple[torch.device, Any, Any]]:
-    """Yield the virtual device, and functions for kernels' workspaces and number; libraries see the device as a GPU.
+def as_on_cuda(ledger: Ledger, gpus: Capabilities) -> Patches:
+    """Patch PyTorch and libraries to use the virtual device as a GPU.
 
     Args:
         ledger: the ledger of a trace on the device named :data:`VIRTUAL`.
-        capability: CUDA compute capability of that GPU.
-        alike: other compute capabilities; those with which PyTorch chooses other kernels or workspaces are removed.
+        gpus: decides about kernels.
     """
-    device = _registered()
-    with ExitStack() as stack:
-        stack.enter_context(attention_as_on_cuda(capability, alike))
-        stack.enter_context(_experts_as_on_cuda(capability, alike))
-        stack.enter_context(flash_attention_installed())
-        stack.enter_context(flex_attention_compiled(ledger))
-        stack.enter_context(triton_launches_recorded(ledger))
-        stack.enter_context(autocast_cache_cleared())
-        stack.enter_context(cuda_scaled_and_cast())
-        stack.enter_context(_scaling_as_on_cuda())
-        stack.enter_context(mock.patch.object(torch.Tensor, "pin_memory", _pinned))
-        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None))
-        stack.enter_context(mock.patch.object(MODULE, "empty_cache", ledger.empty_cache))
-        # FSDP2 waits by this name for weights that it has gathered ahead and not used.
-        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", current_stream))
-        stack.enter_context(_data_first_on_the_host())
-        # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
-        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
-            module = import_module(name)
-            known = [*module._foreach_supported_types, FakeTensor]
-            stack.enter_context(mock.patch.object(module, "_foreach_supported_types", known))
-        of_gpu: dict[str, Any] = {"capability": capability, "alike": alike}
-        yield device, partial(scratch, **of_gpu), partial(kernels_in_a_row, **of_gpu)
+    yield attention_as_on_cuda(gpus)
+    yield from _experts_as_on_cuda(gpus)
+    yield from flash_attention_installed()
+    yield from flex_attention_compiled(ledger)
+    yield from triton_launches_recorded(ledger)
+    yield autocast_cache_cleared()
+    yield from cuda_scaled_and_cast()
+    yield from _scaling_as_on_cuda()
+    yield mock.patch.object(torch.Tensor, "pin_memory", _pinned)
+    yield mock.patch.object(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    yield mock.patch.object(MODULE, "empty_cache", ledger.empty_cache)
+    # FSDP2 waits by this name for weights that it has gathered ahead and not used.
+    yield mock.patch.object(torch.accelerator, "current_stream", current_stream)
+    yield _data_first_on_the_host()
+    # PyTorch's optimizers use their foreach implementation only where all parameters have exactly these types.
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        module = import_module(name)
+        yield mock.patch.object(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
 
 
-@contextmanager
-def _experts_as_on_cuda(capability: tuple[int, int], alike: set[tuple[int, int]]) -> Iterator[None]:
+def _experts_as_on_cuda(gpus: Capabilities) -> Patches:
     """Patch transformers to multiply groups by its own loop before Ampere, as ``_can_use_grouped_mm`` has it."""
     if "transformers" not in sys.modules:
-        yield
         return
     module = import_module("transformers.integrations.moe")
     can_use = module._can_use_grouped_mm
 
     def can_use_here(*args: Any) -> bool:
-        alike.difference_update({other for other in alike if (other < _AMPERE) != (capability < _AMPERE)})
-        return capability >= _AMPERE and can_use(*args)
+        return gpus.decide(lambda capability: capability >= _AMPERE) and can_use(*args)
 
-    with mock.patch.object(module, "_can_use_grouped_mm", can_use_here):
-        yield
+    yield mock.patch.object(module, "_can_use_grouped_mm", can_use_here)
 
 
 def _pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -179,8 +168,7 @@ def _data_first_on_the_host() -> Iterator[None]:
         torch._C._set_only_lift_cpu_tensors(before)
 
 
-@contextmanager
-def _scaling_as_on_cuda() -> Iterator[None]:
+def _scaling_as_on_cuda() -> Patches:
     """Patch ``accelerate.Accelerator`` to scale float16 gradients on the device as it does on CUDA.
 
     ``Accelerator.__init__`` has a list of the device types that it scales on, and ``get_grad_scaler`` checks for their
@@ -188,7 +176,6 @@ def _scaling_as_on_cuda() -> Iterator[None]:
     """
     module = sys.modules.get("accelerate.accelerator")
     if module is None:
-        yield
         return
     build = module.Accelerator.__init__
 
@@ -203,5 +190,4 @@ def _scaling_as_on_cuda() -> Iterator[None]:
         ):
             build(accelerator, *args, **kwargs)
 
-    with mock.patch.object(module.Accelerator, "__init__", built):
-        yield
+    yield mock.patch.object(module.Accelerator, "__init__", built)

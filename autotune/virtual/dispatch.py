@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from autotune.core.step_time import Caller
 from autotune.virtual import memo
-from autotune.virtual.accumulation import Accumulation, becomes_gradient
+from autotune.virtual.accumulation import becomes_gradient, counts_alone, in_place
 from autotune.virtual.callers import caller_of
 from autotune.virtual.calls import call_of
 from autotune.virtual.costs import Kind, Work
@@ -64,7 +64,8 @@ class VirtualMode(TorchDispatchMode):
     def __init__(self, ledger: Ledger, fake: FakeTensorMode, scratch: Scratch, in_a_row: InARow = lambda *_: 1) -> None:
         super().__init__()
         self.knowledge = Knowledge()
-        self._accumulation = Accumulation()
+        # The first call runs a backward pass, which is not to be traced.
+        counts_alone()
         self._ledger = ledger
         self._fake = fake
         self._scratch = scratch
@@ -136,8 +137,8 @@ class VirtualMode(TorchDispatchMode):
         Returns:
             The operator that ran, its result, and the notes on arguments of their metadata.
         """
-        if (in_place := self._accumulation.in_place(func, args, kwargs)) is not None:
-            return in_place, *memo.run(in_place, args, kwargs, self._fake)
+        if (otherwise := in_place(func, args, kwargs)) is not None:
+            return otherwise, *memo.run(otherwise, args, kwargs, self._fake)
         if (stand_in := STAND_INS.get(operator_name(func))) is not None:
             with self._fake:
                 return func, *memo.run(func, args, kwargs, self._fake, stand_in)

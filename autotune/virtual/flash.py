@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from autotune.virtual.known import known
+from autotune.virtual.libraries import Patches
 from autotune.virtual.operators import defined
 
 # TRL's selective checkpointing recognises the operators whose results it keeps by "flash_attn" in their names
@@ -38,12 +39,10 @@ _ATTEND = "_flash_attention_forward"
 _HEAD_ALIGNMENT = 8
 
 
-@contextmanager
-def flash_attention_installed() -> Iterator[None]:
+def flash_attention_installed() -> Patches:
     """Patch transformers to report FlashAttention as installed and to use the functions of this module."""
     module = sys.modules.get("transformers.modeling_flash_attention_utils")
     if module is None:
-        yield
         return
     from transformers import PreTrainedModel
 
@@ -57,18 +56,18 @@ def flash_attention_installed() -> Iterator[None]:
         fixed, varlen = partial(_fixed, version), partial(_varlen, version)
         return fixed, varlen, None, module._pad_input, module._unpad_input
 
-    with ExitStack() as stack:
+    patched = ExitStack()
 
-        def installed(model: Any, *args: Any, **kwargs: Any) -> None:
-            # Some modeling files import this name only if a package was installed when they were imported.
-            file = sys.modules[type(model).__module__]
-            if not hasattr(file, _ATTEND):
-                stack.enter_context(mock.patch.object(file, _ATTEND, getattr(module, _ATTEND), create=True))
+    def installed(model: Any, *args: Any, **kwargs: Any) -> None:
+        # Some modeling files import this name only if a package was installed when they were imported.
+        file = sys.modules[type(model).__module__]
+        if not hasattr(file, _ATTEND):
+            patched.enter_context(mock.patch.object(file, _ATTEND, getattr(module, _ATTEND), create=True))
 
-        stack.enter_context(mock.patch.object(module, "_lazy_imports", lazy_imports))
-        stack.enter_context(mock.patch.object(module, "_loaded_implementation", None))
-        stack.enter_context(mock.patch.object(PreTrainedModel, "_flash_attn_import_error", installed))
-        yield
+    yield patched
+    yield mock.patch.object(module, "_lazy_imports", lazy_imports)
+    yield mock.patch.object(module, "_loaded_implementation", None)
+    yield mock.patch.object(PreTrainedModel, "_flash_attn_import_error", installed)
 
 
 def _register(implementation: str) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -17,6 +16,7 @@ from torch import Tensor
 from autotune.virtual.autocast import cast
 from autotune.virtual.block_mask import INDICES, block_mask_on, captured, guarded, pairs_of
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import Patches
 from autotune.virtual.operators import defined
 from autotune.virtual.tensors import VIRTUAL, storage_of
 
@@ -38,25 +38,19 @@ _MASK = "mask"
 """Begins the places of what a mask captures."""
 
 
-@contextmanager
-def flex_attention_compiled(ledger: Ledger) -> Iterator[None]:
+def flex_attention_compiled(ledger: Ledger) -> Patches:
     """Patch FlexAttention and its block masks on a device to allocate like the compiled ones that transformers uses.
 
     The workspace of the kernel for fewer than 128 queries (``flex_decoding.py``) is not counted.
     """
-    with ExitStack() as stack:
-        for name in _HOLDERS:
-            module = sys.modules.get(name)
-            for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
-                if hasattr(module, function):
-                    replaced = partial(stand_in, getattr(module, function))
-                    stack.enter_context(mock.patch.object(module, function, replaced))
-        integration = sys.modules.get("transformers.integrations.flex_attention")
-        if integration is not None:
-            stack.enter_context(
-                mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration, ledger))
-            )
-        yield
+    for name in _HOLDERS:
+        module = sys.modules.get(name)
+        for function, stand_in in (("flex_attention", _flex_attention), ("create_block_mask", _create_block_mask)):
+            if hasattr(module, function):
+                yield mock.patch.object(module, function, partial(stand_in, getattr(module, function)))
+    integration = sys.modules.get("transformers.integrations.flex_attention")
+    if integration is not None:
+        yield mock.patch.object(integration, "compile_friendly_flex_attention", _compiled(integration, ledger))
 
 
 def _compiled(integration: Any, ledger: Ledger) -> Callable[..., Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -16,35 +14,32 @@ import torch
 from autotune.core.step_time import Caller
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import Patches
 from autotune.virtual.records import OperatorRecord
 from autotune.virtual.tensors import VIRTUAL, type_of_device
 from autotune.virtual.work import access_by_name
 
-_FUSED_HEAD = "trl.kernels.chunked_logprob"
-_DIVERGENCE = "trl.kernels.chunked_divergence"
-_MODULES = (_FUSED_HEAD, _DIVERGENCE)
+_MODULES = ("trl.kernels.chunked_logprob", "trl.kernels.chunked_divergence")
 _ASKING = (*_MODULES, "trl.trainer.utils", "trl.trainer.distillation_trainer")
 """Modules that ask whether Triton has kernels for a device."""
 
 
-@contextmanager
-def triton_launches_recorded(ledger: Ledger) -> Iterator[None]:
+def triton_launches_recorded(ledger: Ledger) -> Patches:
     """Patch Triton to record kernel launches without executing them, and TRL's fused head to accept the device.
 
     CUDA builds of PyTorch install Triton; CPU builds do not, so it may be missing here.
     """
-    with ExitStack() as stack:
-        triton = importlib.util.find_spec("triton") is not None
-        if triton:
-            from triton.runtime.autotuner import Autotuner, Heuristics
-            from triton.runtime.jit import JITFunction
+    launch = _launching(ledger)
+    if importlib.util.find_spec("triton") is not None:
+        from triton.runtime.autotuner import Autotuner, Heuristics
+        from triton.runtime.jit import JITFunction
 
-            for kind in (JITFunction, Autotuner, Heuristics):
-                stack.enter_context(mock.patch.object(kind, "run", _launching(ledger)))
-        for module in (sys.modules[name] for name in _MODULES if name in sys.modules and not triton):
-            _stand_in_for_kernels(stack, module, _launching(ledger))
-        _patch_fused_head(stack)
-        yield
+        for kind in (JITFunction, Autotuner, Heuristics):
+            yield mock.patch.object(kind, "run", launch)
+    else:
+        for module in (sys.modules[name] for name in _MODULES if name in sys.modules):
+            yield from _kernels_stood_in_for(module, launch)
+    yield from _fused_head_accepting_the_device()
 
 
 def _launching(ledger: Ledger) -> Any:
@@ -83,16 +78,16 @@ class _Kernel:
         return partial(self._launch, self)
 
 
-def _stand_in_for_kernels(stack: ExitStack, module: ModuleType, launch: Any) -> None:
+def _kernels_stood_in_for(module: ModuleType, launch: Any) -> Patches:
     """Give a module that was imported without Triton the names that the host code of its kernels uses."""
     triton = SimpleNamespace(cdiv=lambda count, size: -(-count // size))
-    stack.enter_context(mock.patch.object(module, "triton", triton, create=True))
+    yield mock.patch.object(module, "triton", triton, create=True)
     for name, found in list(vars(module).items()):
         if name.endswith("_kernel") and isinstance(found, FunctionType):
-            stack.enter_context(mock.patch.object(module, name, _Kernel(name, launch)))
+            yield mock.patch.object(module, name, _Kernel(name, launch))
 
 
-def _patch_fused_head(stack: ExitStack) -> None:
+def _fused_head_accepting_the_device() -> Patches:
     def has_triton(device: torch.device) -> bool:
         return bool(device.type == VIRTUAL)
 
@@ -118,4 +113,4 @@ def _patch_fused_head(stack: ExitStack) -> None:
         module = sys.modules.get(name)
         for function, value in replaced.items() if module is not None else ():
             if hasattr(module, function):
-                stack.enter_context(mock.patch.object(module, function, value))
+                yield mock.patch.object(module, function, value)

@@ -37,24 +37,25 @@ SAMPLED = 5
 """The token that is assumed to be sampled."""
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
-_CREATORS = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("arange", "full", "zeros", "ones", "scalar_tensor", "randperm", "linspace", "eye")
-)
-_RANDOM = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "native_dropout", "empty_like",
-                 "uniform_", "normal_", "random_", "multinomial", "new_empty", "new_empty_strided")
+
+
+def _operators(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(torch.ops.aten, name) for name in names)
+
+
+_CREATORS = _operators("arange", "full", "zeros", "ones", "scalar_tensor", "randperm", "linspace", "eye")
+_RANDOM = _operators(
+    "rand_like", "randn_like", "randint_like", "bernoulli", "bernoulli_", "native_dropout", "empty_like", "uniform_",
+    "normal_", "random_", "multinomial", "new_empty", "new_empty_strided",
 )  # fmt: skip
 
 _BENEATH = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
 """Beginnings of the files of PyTorch and of the virtual device, which stand between a value and who reads it."""
 
 # What a model does with the floating-point data of a batch until it has compared it.
-_OF_BATCH = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index",
-                 "unsqueeze", "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne")
+_OF_BATCH = _operators(
+    "_to_copy", "alias", "clone", "detach", "permute", "select", "slice", "squeeze", "transpose", "index", "unsqueeze",
+    "view", "_unsafe_view", "split", "split_with_sizes", "cat", "eq", "ne",
 )  # fmt: skip
 
 

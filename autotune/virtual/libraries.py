@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from importlib import import_module
 from unittest import mock
 
 import torch
 
+Patches = Iterator[AbstractContextManager[object]]
+"""Contexts that a trace enters in this order, each before the next one is made."""
 # State of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp, CPUGeneratorImplState).
 _RNG_STATE_BYTES = 5056
 
 
-@contextmanager
-def fake_tensors_accepted(assume: Callable[[str], None]) -> Iterator[None]:
+def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
     """Patch transformers to treat fake tensors as ordinary ones, and checkpointing to store the generator's state.
 
     Otherwise transformers builds the attention masks that an exported graph needs, not those of a training step.
@@ -25,36 +26,32 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Iterator[None]:
         assume: called with what transformers, from 5.17 on, warns of where a package with a kernel of a layer is not
             installed.
     """
+    yield warnings.catch_warnings()
+    # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect those without storage.
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
     module = sys.modules.get("transformers.utils.import_utils")
-    with ExitStack() as stack:
-        stack.enter_context(warnings.catch_warnings())
-        # torch.Tensor.__deepcopy__ reads the address of every tensor, to detect those without storage.
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        if module is not None:
-            stack.enter_context(mock.patch.object(module, "is_fake_tensor", lambda tensor: False))
-            logger = import_module("transformers.integrations.hub_kernels").logger
+    if module is not None:
+        yield mock.patch.object(module, "is_fake_tensor", lambda tensor: False)
+        logger = import_module("transformers.integrations.hub_kernels").logger
 
-            def warned(text: str) -> None:
-                if "falling back" in text:
-                    assume(f"{text.partition('. ')[0]} here: slower, larger code is traced")
+        def warned(text: str) -> None:
+            if "falling back" in text:
+                assume(f"{text.partition('. ')[0]} here: slower, larger code is traced")
 
-            stack.enter_context(mock.patch.object(logger, "warning_once", warned))
-        functional = sys.modules.get("bitsandbytes.functional")
-        if functional is not None:
-            # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
-            stack.enter_context(
-                mock.patch.multiple(
-                    functional,
-                    get_paged=_paged,
-                    prefetch_tensor=lambda *args, **kwargs: None,
-                    fill=lambda tensor, value, **more: tensor.fill_(value),
-                )
-            )
-        modules = sys.modules.get("bitsandbytes.nn.modules")
-        if modules is not None:
-            stack.enter_context(mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _with_state))
-        stack.enter_context(mock.patch.multiple(torch, get_rng_state=_rng_state, set_rng_state=lambda state: None))
-        yield
+        yield mock.patch.object(logger, "warning_once", warned)
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is not None:
+        # Managed memory, whose pages move between host and device as they are used; PyTorch does not count it.
+        yield mock.patch.multiple(
+            functional,
+            get_paged=_paged,
+            prefetch_tensor=lambda *args, **kwargs: None,
+            fill=lambda tensor, value, **more: tensor.fill_(value),
+        )
+    modules = sys.modules.get("bitsandbytes.nn.modules")
+    if modules is not None:
+        yield mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _with_state)
+    yield mock.patch.multiple(torch, get_rng_state=_rng_state, set_rng_state=lambda state: None)
 
 
 def _with_state(module: torch.nn.Module) -> None:

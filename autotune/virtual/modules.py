@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -13,14 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autotune.virtual.known import forget_known
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import Patches
 from autotune.virtual.records import Category
 
 _set_data: Callable[[torch.Tensor, torch.Tensor], None] = torch.Tensor.data.__set__
 _get_data: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.data.__get__
 
 
-@contextmanager
-def movable_modules(ledger: Ledger) -> Iterator[None]:
+def movable_modules(ledger: Ledger) -> Patches:
     """Patch ``Module.to``, its relatives, ``parameter.data = …`` and copies to treat fake parameters like real ones.
 
     On a real GPU, parameters and gradients stay the same objects and get new data, so that an optimizer, a tied module
@@ -44,12 +43,9 @@ def movable_modules(ledger: Ledger) -> Iterator[None]:
                 ledger.tag(buffer, Category.BUFFER)
         return module
 
-    with (
-        mock.patch.object(nn.Module, "_apply", apply),
-        mock.patch.object(FakeTensor, "data", property(_get_data, _take_data), create=True),
-        mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True),
-    ):
-        yield
+    yield mock.patch.object(nn.Module, "_apply", apply)
+    yield mock.patch.object(FakeTensor, "data", property(_get_data, _take_data), create=True)
+    yield mock.patch.object(FakeTensorMode, "__deepcopy__", lambda mode, _: mode, create=True)
 
 
 def _apply_in_place(module: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool) -> None:

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from autotune.core.traced import Peak
 from autotune.virtual.costs import Work
+
+Capability = tuple[int, int]
+"""CUDA's compute capability of a GPU, by which kernels are chosen."""
+T = TypeVar("T")
+
+
+class Capabilities:
+    """The capability of a trace's GPU, and further ones for which the trace may hold too.
+
+    Attributes:
+        alike: of the further ones, those for which every rule has decided the same so far.
+    """
+
+    def __init__(self, own: Capability, others: Iterable[Capability] = ()) -> None:
+        self.alike = set(others)
+        self._own = own
+
+    def decide(self, rule: Callable[[Capability], T]) -> T:
+        """Return what a rule decides for the GPU; further capabilities for which it decides otherwise are removed."""
+        found = rule(self._own)
+        self.alike = {other for other in self.alike if rule(other) == found}
+        return found
 
 
 class Place(StrEnum):
@@ -79,21 +102,6 @@ class OperatorRecord:
     call: str = ""
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The maximum of live bytes.
-
-    Attributes:
-        bytes: sum over all live storages.
-        event: index into :attr:`Trace.events` of the event that reached it, or -1 when nothing was allocated.
-        categories: bytes by category; they sum to :attr:`bytes`.
-    """
-
-    bytes: int = 0
-    event: int = -1
-    categories: Mapping[Category, int] = field(default_factory=dict)
-
-
 Position = tuple[int, int]
 """A position in a trace: an index of an event and an index of an operator."""
 
@@ -118,8 +126,8 @@ class Phase:
     end_operator: int
     start_bytes: int = 0
     end_bytes: int = 0
-    device_peak: Peak = Peak()
-    host_peak: Peak = Peak()
+    device_peak: Peak = field(default_factory=Peak)
+    host_peak: Peak = field(default_factory=Peak)
 
     @property
     def begin(self) -> Position:
@@ -154,8 +162,8 @@ class Trace:
     operators: tuple[OperatorRecord, ...]
     categories: Mapping[int, Category]
     phases: tuple[Phase, ...]
-    device_peak: Peak = Peak()
-    host_peak: Peak = Peak()
+    device_peak: Peak = field(default_factory=Peak)
+    host_peak: Peak = field(default_factory=Peak)
     assumptions: Mapping[str, int] = field(default_factory=dict)
     settled: Mapping[int, int] = field(default_factory=dict)
     kept: Mapping[int, int | None] = field(default_factory=dict)
@@ -205,7 +213,7 @@ def _peaks(trace: Trace, place: Place, stretches: Iterable[tuple[int, int]]) -> 
     levels = _levels(trace, place)
     # Each is the number of events after which a range is at its peak.
     highest = [first + levels[first : end + 1].index(max(levels[first : end + 1])) for first, end in stretches]
-    parts: dict[int, dict[Category, int]] = {}
+    parts: dict[int, dict[str, int]] = {}
     held: dict[Category, int] = {}
     counted = 0
     for taken in sorted(set(highest)):
@@ -214,5 +222,5 @@ def _peaks(trace: Trace, place: Place, stretches: Iterable[tuple[int, int]]) -> 
                 category = trace.categories.get(event.storage, Category.TEMPORARY)
                 held[category] = held.get(category, 0) + event.change_bytes
         counted = taken
-        parts[taken] = {category: size for category, size in held.items() if size}
-    return [Peak(levels[taken], taken - 1, parts[taken]) for taken in highest]
+        parts[taken] = {category.value: size for category, size in held.items() if size}
+    return [Peak(levels[taken], parts[taken]) for taken in highest]

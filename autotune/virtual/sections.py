@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, compress
 from operator import not_
 
-from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP
+from autotune.core.program import CONSTRUCTION, OPTIMIZER_STEP, StepProgram
 from autotune.core.timeline import Occurrence, Part, Section
 from autotune.virtual.phases import MICRO_BATCH, inside, micro_batches, step_name
 from autotune.virtual.records import Category, OperatorRecord, Phase, Place, Position, Trace
@@ -41,15 +41,7 @@ class _Moment:
         return " ".join([self.operator.name, *(str(list(shape)) for shape in self.operator.shapes[-1:])])
 
 
-def sections(
-    trace: Trace,
-    step: Phase,
-    *,
-    of_run: Sequence[str] = (),
-    of_step: Sequence[str] = (),
-    after: Sequence[str] = (),
-    leading: Sequence[str] = (),
-) -> tuple[tuple[Section, slice | None], ...]:
+def sections(trace: Trace, step: Phase, program: StepProgram) -> tuple[tuple[Section, slice | None], ...]:
     """Return the sections of an optimizer step on the largest micro-batch, between those of the setup and of the end.
 
     Each comes with its range of :attr:`Trace.operators`, but the construction, whose time counts in no step, with None.
@@ -59,15 +51,13 @@ def sections(
 
     Args:
         step: the phase of the optimizer step.
-        of_run: names of phases that run once, before the first step.
-        of_step: names of phases that run once per step, before its micro-batches or at the start of the first one.
-        after: names of phases that run once, after the steps.
-        leading: names of phases at the start of each micro-batch.
+        program: the names of the other phases.
     """
-    endings = [phase for phase in trace.phases if phase.name in after and phase.first_event >= step.end_event]
+    later = (phase for phase in trace.phases if phase.name in program.after)
+    endings = [phase for phase in later if phase.first_event >= step.end_event]
     moments = list(_moments(trace, max([step.end_event, *(phase.end_event for phase in endings)])))
     host_levels = list(accumulate(event.change_bytes if event.place is Place.HOST else 0 for event in trace.events))
-    apart = {MICRO_BATCH, *of_run, *of_step, *leading}
+    apart = {MICRO_BATCH, *program.before, *program.in_step, *program.leading}
     before = [moment for moment in moments if moment.event < step.first_event and not _is_in(trace, apart, moment)]
     # Apart: what an engine builds grows with the depth in another way than a first step, which has all of the state.
     first = next((phase.first_event for phase in trace.phases if phase.name == step_name(0)), step.first_event)
@@ -81,10 +71,10 @@ def sections(
 
     construction = _section(host_levels, Part(CONSTRUCTION, Occurrence.BEFORE), start, (0, step.first_event))
     found: list[tuple[Section, slice | None]] = [(construction, None)]
-    run_once = (phase for phase in trace.phases if phase.name in of_run)
+    run_once = (phase for phase in trace.phases if phase.name in program.before)
     found += [section(Part(phase.name, Occurrence.BEFORE), phase.begin, phase.end) for phase in run_once]
     begin = step.begin
-    for part, phase in _in_step(trace, step, of_step, leading):
+    for part, phase in _in_step(trace, step, program):
         # Where vLLM generates, the phase allocates nothing, and what is held meanwhile counts.
         empty = not any(begin[0] <= moment.event < phase.end_event for moment in moments)
         levels = [_held(trace, begin[0])] if empty else moments
@@ -114,12 +104,12 @@ def _held(trace: Trace, event: int) -> _Moment:
     return _Moment(event, None, {name: size for name, size in levels.items() if size})
 
 
-def _in_step(trace: Trace, step: Phase, of_step: Sequence[str], leading: Sequence[str]) -> Iterator[tuple[Part, Phase]]:
+def _in_step(trace: Trace, step: Phase, program: StepProgram) -> Iterator[tuple[Part, Phase]]:
     """Yield the parts of a step up to its second micro-batch, in order, each with its phase."""
-    for name in of_step:
+    for name in program.in_step:
         yield from ((Part(name, Occurrence.ONCE), phase) for phase in inside(trace, step, name)[:1])
     for occurrence, phase in zip((Occurrence.FIRST, Occurrence.FURTHER), micro_batches(trace, step), strict=False):
-        for name in leading:
+        for name in program.leading:
             yield from ((Part(name, occurrence), found) for found in inside(trace, phase, name))
         yield Part(MICRO_BATCH, occurrence), phase
 

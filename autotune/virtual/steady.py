@@ -1,17 +1,24 @@
 """Composes two whole optimizer steps from a trace of one with a single micro-batch and two calls of the optimizer.
 
 The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step on; all
-other events repeat. The forward and backward passes therefore need to be traced only once.
+other events repeat. The forward and backward passes therefore need to be traced only once, and ranges of the trace are
+copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count, pairwise
 
-from autotune.virtual.copied import Copy, holds
+from autotune.virtual.costs import Kind, Work
 from autotune.virtual.phases import SECOND_UPDATE, UPDATE, inside, micro_batches
-from autotune.virtual.records import Trace, with_peaks
+from autotune.virtual.records import Category, MemoryEvent, OperatorRecord, Phase, Position, Trace, with_peaks
+
+Span = tuple[Position, Position]
+"""A range of a trace's events and operators: where it begins, and where it ends."""
+Size = Callable[[int], int]
+"""Returns the bytes that an event allocates, given its index in the copied trace."""
 
 
 def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Sequence[str] = ()) -> Trace:
@@ -41,10 +48,167 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
             # A copy of the first micro-batch, without the phases in it that run once per step.
             added = copy.place
             copy.take(repeated, further=True)
-            if not holds(repeated, batch):
+            if not _holds(repeated, batch):
                 copy.add(batch.name, added)
         for span in (rest, updated, ending):
             copy.take(span)
         copy.add(name, begun)
     copy.take((step.end, (len(trace.events), len(trace.operators))))
     return with_peaks(copy.finished())
+
+
+def _holds(span: Span, phase: Phase) -> bool:
+    """Return whether a phase, which has an operator, lies entirely within a range."""
+    (first_event, first_operator), (end_event, end_operator) = span
+    events = first_event <= phase.first_event <= phase.end_event <= end_event
+    return events and first_operator <= phase.first_operator < phase.end_operator <= end_operator
+
+
+class Copy:
+    """A trace composed of ranges of another trace, each of which may be repeated.
+
+    A storage allocated in a range gets a new number at each repetition, and replaces the one of the repetition before,
+    unless that one is kept.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._events: list[MemoryEvent] = []
+        self._operators: list[OperatorRecord] = []
+        self._phases: list[Phase] = []
+        self._born: dict[int, int] = {}
+        for index, event in enumerate(trace.events):
+            self._born.setdefault(event.storage, index)
+        self._numbers = count(max(self._born, default=0) + 1)
+        # New numbers of the original trace's storages, then bytes and categories by new number.
+        self._current: dict[int, int] = {}
+        self._streams = dict(trace.streams)
+        self._held: dict[int, int] = {}
+        self._categories: dict[int, Category] = {}
+
+    @property
+    def place(self) -> Position:
+        """The position of the next event and operator."""
+        return len(self._events), len(self._operators)
+
+    def add(self, name: str, begun: Position) -> None:
+        """Add a phase from a position up to the current one."""
+        self._phases.append(Phase(name, begun[0], len(self._events), begun[1], len(self._operators)))
+
+    def hand_on(self, left_as: Mapping[int, int]) -> None:
+        """Make the next range free the storages of an earlier repetition in place of those before the copy.
+
+        Args:
+            left_as: by a storage from before the range, the one of the range that takes its place.
+        """
+        for found, left in left_as.items():
+            if left in self._current:
+                self._current[found] = self._current.pop(left)
+
+    def take(self, span: Span, *, further: bool = False, size: Size | None = None) -> None:
+        """Append a range.
+
+        Args:
+            further: whether gradients exist already: those of the range are accumulated into them and freed at once.
+            size: of what is allocated; None: as in the trace.
+        """
+        (first, first_operator), (end, end_operator) = span
+        shift = len(self._operators) - first_operator
+        gradients = self._gradients(span) if further else {}
+        places: list[int] = []
+        given_up: dict[int, list[MemoryEvent]] = {}
+        for index in range(first, end):
+            self._give_up(given_up.pop(index, []))
+            places.append(len(self._events))
+            event = self._trace.events[index]
+            if size is not None and event.change_bytes > 0:
+                event = event._replace(change_bytes=size(index))
+            if event.operator >= 0 and shift:
+                event = MemoryEvent(event.change_bytes, event.place, event.storage, event.operator + shift)
+            if not event.change_bytes:
+                self._events.append(event)
+            elif event.storage in gradients:
+                settled = self._trace.settled.get(event.storage, end)
+                taken = self._add(_of_storage(event, self._renamed(event.storage)), Category.GRADIENT)
+                given_up.setdefault(max(settled, index + 1), []).append(taken)
+            else:
+                is_birth = self._born[event.storage] == index
+                is_repeated = event.storage in self._current
+                self._repeat(event, is_birth=is_birth)
+                ended = self._trace.kept.get(event.storage)
+                if is_birth and is_repeated and ended is not None:
+                    taken = _of_storage(event, self._current[event.storage])
+                    given_up.setdefault(max(ended, index + 1), []).append(taken)
+        for left in given_up.values():
+            self._give_up(left)
+        places.append(len(self._events))
+        self._operators += self._trace.operators[first_operator:end_operator]
+        last = len(self._operators)
+        works = (Work(Kind.ELEMENTWISE, bytes_read=2 * held, bytes_written=held) for held in gradients.values())
+        self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
+        for phase in self._trace.phases:
+            if _holds(span, phase):
+                first_event, end_event = places[phase.first_event - first], places[phase.end_event - first]
+                ended = phase.end_operator + shift
+                ended = len(self._operators) if ended == last else ended
+                self._phases.append(Phase(phase.name, first_event, end_event, phase.first_operator + shift, ended))
+
+    def finished(self) -> Trace:
+        """Return the composed trace, without peaks."""
+        return replace(
+            self._trace,
+            events=tuple(self._events),
+            operators=tuple(self._operators),
+            categories=self._categories,
+            phases=tuple(self._phases),
+            streams=self._streams,
+        )
+
+    def _gradients(self, span: Span) -> dict[int, int]:
+        """Return the bytes of the gradients that a range allocates and does not free, by storage."""
+        left: dict[int, int] = {}
+        for event in self._trace.events[span[0][0] : span[1][0]]:
+            if self._trace.categories.get(event.storage) is Category.GRADIENT:
+                left[event.storage] = left.get(event.storage, 0) + event.change_bytes
+        return {number: size for number, size in left.items() if size > 0}
+
+    def _repeat(self, event: MemoryEvent, *, is_birth: bool) -> None:
+        before = self._current.get(event.storage)
+        if is_birth:
+            is_new = before is None and event.storage not in self._held
+            number = event.storage if is_new else self._renamed(event.storage)
+            self._current[event.storage] = number
+            self._add(_of_storage(event, number), self._trace.categories.get(event.storage))
+            if before is not None and before in self._held and event.storage not in self._trace.kept:
+                self._give_up([_of_storage(event, before)])
+        elif before is not None and event.change_bytes > 0:
+            self._add(_of_storage(event, before), None)
+        elif before is not None and before in self._held:
+            # A range may free a storage that an earlier one has freed already, and one that has another size here.
+            self._add(_of_storage(event._replace(change_bytes=-self._held[before]), before), None)
+
+    def _renamed(self, storage: int) -> int:
+        """Return a new number for the same storage of a repetition."""
+        number = next(self._numbers)
+        if storage in self._streams:
+            self._streams[number] = self._streams[storage]
+        return number
+
+    def _add(self, event: MemoryEvent, category: Category | None) -> MemoryEvent:
+        self._events.append(event)
+        if category is not None:
+            self._categories[event.storage] = category
+        held = self._held.get(event.storage, 0) + event.change_bytes
+        if held:
+            self._held[event.storage] = held
+        else:
+            self._held.pop(event.storage, None)
+        return event
+
+    def _give_up(self, taken: Iterable[MemoryEvent]) -> None:
+        for event in taken:
+            self._add(event._replace(change_bytes=-self._held[event.storage], operator=-1), None)
+
+
+def _of_storage(event: MemoryEvent, number: int) -> MemoryEvent:
+    return event if event.storage == number else MemoryEvent(event.change_bytes, event.place, number, event.operator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 from unittest import mock
 
@@ -24,10 +25,10 @@ from autotune.virtual import apart
 from autotune.virtual.dispatch import VirtualMode
 from autotune.virtual.known import made_of
 from autotune.virtual.ledger import Ledger
-from autotune.virtual.libraries import fake_tensors_accepted
+from autotune.virtual.libraries import Patches, fake_tensors_accepted
 from autotune.virtual.modules import movable_modules
 from autotune.virtual.ranks import World, as_one_rank
-from autotune.virtual.records import Category, Trace, with_peaks
+from autotune.virtual.records import Capabilities, Category, Trace, with_peaks
 from autotune.virtual.replay import replay
 from autotune.virtual.tensors import VIRTUAL, replaced
 from autotune.virtual.unsupported import errors_explained, refuse_host_only, run_otherwise
@@ -64,34 +65,36 @@ def trace(
         HandOverError: this process has CUDA devices, and ``fn`` cannot be pickled.
         UnsupportedError: ``fn`` does what a trace cannot follow, such as to train on ``"cuda"``, not on its device.
     """
-    alike = set(others)
+    gpus = Capabilities(capability, others)
     if target == "cuda" and apart.must_trace_in_subprocess():
         return apart.trace_in_subprocess(
-            fn, {"target": target, "capability": capability, "others": alike, "world": world}
+            fn, {"target": target, "capability": capability, "others": gpus.alike, "world": world}
         )
     with ExitStack() as stack:
+        patches: list[Patches] = []
+        kernels: list[Any]
         if target == "cuda":
-            # It defines operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
-            from autotune.virtual.device import standing_in_for_cuda
+            # They define operators, for which PyTorch looks at every module, so that those that are loaded lazily run.
+            from autotune.virtual import cuda
+            from autotune.virtual.device import as_on_cuda, registered
 
-            ledger = Ledger(VIRTUAL)
-            device, *kernels = stack.enter_context(standing_in_for_cuda(ledger, capability, alike))
+            device, ledger = registered(), Ledger(VIRTUAL)
+            kernels = [partial(cuda.scratch, gpus=gpus), partial(cuda.kernels_in_a_row, gpus=gpus)]
+            patches.append(as_on_cuda(ledger, gpus))
         else:
-            from autotune.virtual.cpu import scratch
+            from autotune.virtual import cpu
 
-            device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [scratch]
+            device, ledger, kernels = torch.device("cpu"), Ledger("cpu"), [cpu.scratch]
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         fake.cache_enabled = False
-        stack.enter_context(fake_tensors_accepted(assume))
-        stack.enter_context(movable_modules(ledger))
-        stack.enter_context(mock.patch.object(torch, "tensor", made_of))
-        stack.enter_context(run_otherwise(assume))
-        stack.enter_context(_tagging(ledger))
-        stack.enter_context(_sizes_followed(ledger))
-        stack.enter_context(_addressed(ledger))
+        patches += [fake_tensors_accepted(assume), movable_modules(ledger), run_otherwise(assume)]
+        patches += [_tagging(ledger), _storages_followed(ledger)]
         if world is not None:
-            stack.enter_context(as_one_rank(world, ledger))
+            patches.append(as_one_rank(world, ledger))
+        for patch in chain.from_iterable(patches):
+            stack.enter_context(patch)
         mode = VirtualMode(ledger, fake, *kernels)
+        stack.enter_context(mock.patch.object(torch, "tensor", made_of))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", mode.tolist))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(fake)
@@ -110,7 +113,7 @@ def trace(
             assumptions=dict(mode.knowledge.assumptions),
             settled=dict(ledger.settled),
             kept=dict(ledger.kept),
-            alike=frozenset(alike),
+            alike=frozenset(gpus.alike),
             streams=dict(ledger.streams),
         )
         return with_peaks(found)
@@ -197,29 +200,22 @@ def adopt(tree: Any) -> Any:
     return replaced(tree, (np.ndarray, torch.Tensor), read)
 
 
-@contextmanager
-def _sizes_followed(ledger: Ledger) -> Iterator[None]:
-    """Record when a storage is given another size, by which FSDP2 frees and allocates gathered parameters."""
-    resize = torch.UntypedStorage.resize_
+def _storages_followed(ledger: Ledger) -> Patches:
+    """Record when a storage is given another size, and give fake tensors and their storages addresses.
+
+    FSDP2 frees and allocates gathered parameters by resizing their storages.
+
+    Addresses point to no memory; libraries identify tensors by them. Activation offloading takes the address of a
+    storage and the offset of the view, for a while after the tensor is gone (trl/models/activation_offloading.py,
+    _get_unique_tensor_key); accelerate finds the shard of a parameter by the parameter's address (accelerator.py,
+    _prepare_fsdp2); safetensors finds shared memory.
+    """
+    resize, real = torch.UntypedStorage.resize_, torch.UntypedStorage.data_ptr
 
     def resized(storage: torch.UntypedStorage, size: int) -> Any:
         result = resize(storage, size)
         ledger.resized(storage)
         return result
-
-    with mock.patch.object(torch.UntypedStorage, "resize_", resized):
-        yield
-
-
-@contextmanager
-def _addressed(ledger: Ledger) -> Iterator[None]:
-    """Give fake tensors and their storages addresses, by which libraries identify them; they point to no memory.
-
-    Activation offloading identifies a tensor by the address of its storage and the offset of the view, for a while
-    after the tensor is gone (trl/models/activation_offloading.py, _get_unique_tensor_key); accelerate finds the shard
-    of a parameter by the parameter's address (accelerator.py, _prepare_fsdp2); safetensors finds shared memory.
-    """
-    real = torch.UntypedStorage.data_ptr
 
     def of_storage(storage: torch.UntypedStorage) -> int:
         return int(real(storage)) or ledger.address(storage)
@@ -228,15 +224,12 @@ def _addressed(ledger: Ledger) -> Iterator[None]:
         ledger.note(tensor)
         return ledger.address(tensor.untyped_storage()) + int(tensor.storage_offset() * tensor.itemsize)
 
-    with (
-        mock.patch.object(torch.UntypedStorage, "data_ptr", of_storage),
-        mock.patch.object(FakeTensor, "data_ptr", of_tensor, create=True),
-    ):
-        yield
+    yield mock.patch.object(torch.UntypedStorage, "resize_", resized)
+    yield mock.patch.object(torch.UntypedStorage, "data_ptr", of_storage)
+    yield mock.patch.object(FakeTensor, "data_ptr", of_tensor, create=True)
 
 
-@contextmanager
-def _tagging(ledger: Ledger) -> Iterator[None]:
+def _tagging(ledger: Ledger) -> Patches:
     """Tag storages with their category when modules and optimizers register them."""
 
     def tag(category: Category) -> Callable[[Any, str, Any], None]:
@@ -246,15 +239,10 @@ def _tagging(ledger: Ledger) -> Iterator[None]:
 
         return registered
 
-    with ExitStack() as stack:
-        for handle in (
-            register_module_parameter_registration_hook(tag(Category.PARAMETER)),
-            register_module_buffer_registration_hook(tag(Category.BUFFER)),
-            register_optimizer_step_pre_hook(partial(_tag_gradients, ledger)),
-            register_optimizer_step_post_hook(partial(_tag_state, ledger)),
-        ):
-            stack.callback(handle.remove)
-        yield
+    yield register_module_parameter_registration_hook(tag(Category.PARAMETER))
+    yield register_module_buffer_registration_hook(tag(Category.BUFFER))
+    yield register_optimizer_step_pre_hook(partial(_tag_gradients, ledger))
+    yield register_optimizer_step_post_hook(partial(_tag_state, ledger))
 
 
 def _tag_gradients(ledger: Ledger, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
 import torch
 from torch.utils.data import DataLoader
 
+from autotune.virtual.libraries import Patches
 from autotune.virtual.records import MemoryEvent, Place
 from autotune.virtual.tensors import argument
 
@@ -83,8 +84,7 @@ def refuse_host_only(events: list[MemoryEvent]) -> None:
         raise UnsupportedError(f"Nothing ran on the device. {_USE_THE_DEVICE}")
 
 
-@contextmanager
-def run_otherwise(assume: Callable[[str], None]) -> Iterator[None]:
+def run_otherwise(assume: Callable[[str], None]) -> Patches:
     """Run compiled functions uncompiled, and load data without workers, which cannot make a trace's tensors.
 
     Args:
@@ -102,8 +102,6 @@ def run_otherwise(assume: Callable[[str], None]) -> Iterator[None]:
         with mock.patch.multiple(loader, num_workers=0, timeout=0):
             return iterator(loader)
 
-    with ExitStack() as stack:
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(mock.patch.object(torch, "compile", noted))
-        stack.enter_context(mock.patch.object(DataLoader, "_get_iterator", in_process))
-        yield
+    yield torch.compiler.set_stance("force_eager")
+    yield mock.patch.object(torch, "compile", noted)
+    yield mock.patch.object(DataLoader, "_get_iterator", in_process)

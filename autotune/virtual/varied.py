@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
-from autotune.virtual.copied import Copy, Size
 from autotune.virtual.phases import micro_batches
 from autotune.virtual.records import Category, Phase, Place, Trace
+from autotune.virtual.steady import Copy, Size
 
 SHARES = (1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Lengths of preceding micro-batches, as shares of the longest. Each halves the distance to it, from below: segments

@@ -52,7 +52,7 @@ def main() -> None:
         error = traced / real.peak_bytes - 1
         errors.append(abs(error))
         words = ("LoRA" if lora else "full", "on" if checkpointing else "off", "packed" if packing else "padded")
-        activations = {kind.value: size for kind, size in phase.device_peak.categories.items()}.get("activation", 0)
+        activations = phase.device_peak.categories.get("activation", 0)
         print(
             f"| {architecture} | {' | '.join(words)} | {real.peak_bytes:,} | {traced:,} | {error:+.4%} "
             f"| {activations / traced:.0%} | {seconds:.1f} s |",

@@ -15,7 +15,7 @@ from autotune.core.events import Event, StageStarted, Tracing, ignore
 from autotune.core.exchange import write_reply, write_request
 from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import LOG_FILE, Failure, Job
-from autotune.core.traced import TracedPeak, TraceReply, TraceRequest
+from autotune.core.traced import Peak, TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing import JobServer, trace
@@ -27,7 +27,7 @@ from autotune.step.job import JobType, failure_of
 from tests.probing.processes import running, wait_until
 from tests.small import write_small_model
 
-A_REPLY = TraceReply(TracedPeak(1), TracedPeak(0), 1, 64, 64.0)
+A_REPLY = TraceReply(Peak(1), Peak(0), 1, 64, 64.0)
 
 
 def request(rows: int = 1, model: str = "model", **args: object) -> TraceRequest:

@@ -179,7 +179,7 @@ def test_a_name_that_is_like_none_is_answered_with_all_of_them() -> None:
     assert all(gpu.name in caught.value.hint for gpu in gpus())
 
 
-@pytest.mark.parametrize("word", ["24", "24 apples", "-3GiB", "", "0GiB"])
+@pytest.mark.parametrize("word", ["24", "24 apples", "-3GiB", "", "0GiB", "24b", "9" * 400 + "GiB"])
 def test_what_is_neither_a_name_nor_a_size_is_refused(word: str) -> None:
     with pytest.raises(InputError):
         find_gpu(word)

@@ -27,6 +27,7 @@ def written(directory: Path, name: str, text: str) -> Path:
         (CSV, "H100-80GB,2.99\nRTX4090,0.4\n"),
         (CSV, "gpu,price\nH100-80GB, 2.99\n\nRTX4090, 0.40\n"),
         (CSV, "\ufeffgpu,price\r\nH100-80GB,2.99\r\nRTX4090,0.4\r\n"),
+        (CSV, "\n,\ngpu,price\nH100-80GB,2.99\nRTX4090,0.4\n"),
     ],
 )
 def test_prices_are_found_by_any_name_of_a_gpu(name: str, text: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from autotune.core.program import EVALUATE, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import GpuFigures, Replayed, TracedPeak, TraceReply, TraceRequest
+from autotune.core.traced import GpuFigures, Peak, Replayed, TraceReply, TraceRequest
 from autotune.probing.tracing import Traced, Untraceable
 from autotune.units import MIB
 
@@ -84,7 +84,7 @@ def _answer(request: TraceRequest) -> Traced:
         for gpu in (request.gpu, *request.others)
     ]
     return TraceReply(
-        device=TracedPeak(peak), host=TracedPeak(0), worst_rows=rows, worst_tokens=tokens,
+        device=Peak(peak), host=Peak(0), worst_rows=rows, worst_tokens=tokens,
         tokens_per_step=0.0, sections=tuple(sections), assumptions={ASSUMED: 2},
         varied_bytes=VARIED_BYTES if request.varied else None,
         gpus=tuple(gpus),

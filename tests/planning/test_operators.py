@@ -11,7 +11,7 @@ import pytest
 from autotune.core.machine import DeviceKind
 from autotune.core.step_time import StepTime
 from autotune.core.timeline import Occurrence, Part, Section
-from autotune.core.traced import TracedOperator, TracedPeak, TraceReply
+from autotune.core.traced import Peak, TracedOperator, TraceReply
 from autotune.errors import AutotuneError
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.operators import OperatorTimes, form_of
@@ -31,7 +31,7 @@ def reply(*operators: tuple[str, float, int], launch_seconds: float = 0.5) -> Tr
     counts = {number: count for number, (_, _, count) in enumerate(operators)}
     section = Section(Part("micro-batch", Occurrence.FIRST), (), {}, time=time, operators=counts)
     found = tuple(TracedOperator(call, seconds, "elementwise_seconds") for call, seconds, _ in operators)
-    return TraceReply(TracedPeak(0), TracedPeak(0), 1, 1, 1.0, sections=(section,), operators=found)
+    return TraceReply(Peak(0), Peak(0), 1, 1, 1.0, sections=(section,), operators=found)
 
 
 class Device:

@@ -194,12 +194,12 @@ def test_a_probe_evaluates_and_the_confirming_run_saves(
     shown = probed(job_server, request, tmp_path / "plain")
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
     program = find_trainer(trainer).program(request.plan)
-    assert set(shown.peaks) == {phase.name for phase in program.phases} - {SAVE}
+    assert set(shown.peaks) == {*program.phases} - {SAVE}
     assert shown.evaluation_seconds is not None
     assert shown.evaluation_seconds > 0
 
     saving = probed(job_server, replace(request, schedule=replace(BRIEF, saves=True)), tmp_path / "saving")
-    assert (saving.status, set(saving.peaks)) == (ProbeStatus.OK, {phase.name for phase in program.phases})
+    assert (saving.status, set(saving.peaks)) == (ProbeStatus.OK, set(program.phases))
     assert not list((tmp_path / "saving").rglob("*.safetensors"))
 
     brief = probed(job_server, replace(request, schedule=replace(BRIEF, timing_only=True)), tmp_path / "brief")

@@ -13,7 +13,7 @@ import pytest
 
 from autotune.core.batch_geometry import Layout, Shape
 from autotune.core.measurement import Schedule
-from autotune.core.program import MICRO_BATCH, Repeat
+from autotune.core.program import MICRO_BATCH
 from autotune.core.status import ProbeStatus
 from autotune.core.timeline import Occurrence
 from autotune.planning.points import trace_request
@@ -137,14 +137,13 @@ def test_the_phases_of_its_program_come_as_often_as_it_says(
     for name in found.adapter.methods:
         if name not in program.names:
             continue
-        match next(phase.repeat for phase in program.phases if name in (phase.name, *phase.parts)):
-            case Repeat.RUN:
-                assert sum(phase.name == name for phase in traced.phases) == 1
-            case Repeat.STEP | Repeat.GENERATION:
-                assert [counted(traced, name, step_name(number)) for number in (0, 1)] == [1, 1]
-            case Repeat.MICRO_BATCH:
-                batches = len(inside(traced, traced.phase(step_name(1)), MICRO_BATCH))
-                assert counted(traced, name, step_name(1)) == batches > 0
+        if name in (*program.before, *program.after):
+            assert sum(phase.name == name for phase in traced.phases) == 1
+        elif name in program.in_step:
+            assert [counted(traced, name, step_name(number)) for number in (0, 1)] == [1, 1]
+        else:
+            batches = len(inside(traced, traced.phase(step_name(1)), MICRO_BATCH))
+            assert counted(traced, name, step_name(1)) == batches > 0
 
 
 @EVERY
@@ -157,7 +156,7 @@ def test_the_parts_of_a_traced_step_are_those_of_its_program(
     reply = trace_job(request, JobContext(tmp_path, time.monotonic()))
     program = trainer.program(plan)
     phases = list(dict.fromkeys(section.part.phase for section in reply.sections))
-    assert phases == [phase.name for phase in program.phases]
+    assert phases == list(program.phases)
     # What comes once in a step is no part of a further micro-batch of it, even where TRL does it inside the first.
     parts = [section.part for section in reply.sections]
     times = {name: [part.occurrence for part in parts if part.phase == name] for name in phases}
@@ -178,7 +177,7 @@ def test_trl_s_default_is_probed(trainer: Trainer, prepared: Prepare, tmp_path: 
     said = found.geometry(plan)
     shown = probed_here(found.request(plan, BRIEF), tmp_path)
     assert (shown.status, shown.reason) == (ProbeStatus.OK, "")
-    assert set(shown.peaks) == {phase.name for phase in trainer.program(plan).phases}
+    assert set(shown.peaks) == set(trainer.program(plan).phases)
     # Resident memory comes in pages, and a few may be touched between two phases.
     assert max(shown.peaks.values()) == pytest.approx(shown.peak_bytes, rel=0.01, abs=4 * mmap.PAGESIZE)
     assert shown.rows == said.rows

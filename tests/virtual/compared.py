@@ -30,7 +30,7 @@ def assert_as_on_cpu(
 
     first = {phase.name: phase for phase in reversed(traced.phases) if phase.name in names}
     assert first.keys() == real.keys()
-    assert first.keys() >= {*in_order, *program.before, *program.apart, *program.leading, MICRO_BATCH, *program.after}
+    assert first.keys() >= {*in_order, *program.before, *program.in_step, *program.leading, MICRO_BATCH, *program.after}
     for name, expected in real.items():
         found = first[name].device_peak.bytes
         assert found == pytest.approx(expected.peak_bytes, rel=PEAK_ERROR), name

@@ -189,7 +189,7 @@ def test_images_of_two_generations_are_held_where_one_is_divided_among_many_micr
         traced_training(plan, small_vision_config("qwen2_5_vl"), processor, each)
         for each in (replace(rows, once=True), rows)
     )
-    of_step = find_trainer("grpo").program(plan).apart
+    of_step = find_trainer("grpo").program(plan).in_step
     added = steady(trace(once, target="cpu"), step_name(0), second, further=True, of_step=of_step).phase(second)
     assert added.device_peak.bytes == pytest.approx(run_on_cpu(twice, phases=second)[second].peak_bytes, rel=0.01)
 

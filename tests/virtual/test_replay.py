@@ -9,7 +9,7 @@ import pytest
 from autotune.units import MIB
 from autotune.virtual.allocator import LARGE_BUFFER_BYTES, SMALL_BUFFER_BYTES, CachingAllocator, OutOfMemoryError
 from autotune.virtual.costs import Kind, Work
-from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Peak, Place, Trace
+from autotune.virtual.records import CUBLAS_WORKSPACE, MemoryEvent, OperatorRecord, Place, Trace
 from autotune.virtual.replay import replay, short_of_memory
 
 
@@ -20,7 +20,7 @@ def traced(changes: list[tuple[int, int, Place]], operators: tuple[OperatorRecor
         events.append(MemoryEvent(change, place, storage, index if change > 0 else -1))
         if index < len(operators) and operators[index].work.kind is Kind.MATMUL:
             events.append(MemoryEvent(0, Place.DEVICE, CUBLAS_WORKSPACE, index))
-    return Trace("cuda", tuple(events), operators, {}, (), Peak(), Peak(), {})
+    return Trace("cuda", tuple(events), operators, {}, ())
 
 
 def operator(kind: Kind, *, in_backward: bool = False) -> OperatorRecord:

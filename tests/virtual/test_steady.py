@@ -11,7 +11,7 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from autotune.core.plan import TrainingPlan
-from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
+from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP, StepProgram
 from autotune.core.timeline import Occurrence, Section
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
@@ -69,7 +69,7 @@ def _first_kept() -> Iterator[None]:
 
 
 def test_memory_takes_the_same_course_through_the_step(traces: tuple[Trace, Trace]) -> None:
-    real, added = ([section for section, _ in sections(found, found.phase(step_name(1)))] for found in traces)
+    real, added = (_sections(found) for found in traces)
     assert [section.part for section in added] == [section.part for section in real]
     for expected, found in zip(real, added, strict=True):
         if expected.part.occurrence is not Occurrence.FURTHER:
@@ -127,11 +127,15 @@ def _highest(section: Section, in_backward: bool) -> int:
     return max(section.totals[moments], default=0)
 
 
+def _sections(found: Trace) -> list[Section]:
+    return [section for section, _ in sections(found, found.phase(step_name(1)), StepProgram())]
+
+
 def _left(found: Trace) -> int:
     return sum(event.change_bytes for event in found.events if event.place is Place.DEVICE)
 
 
 def test_parts_of_a_step_are_told_in_their_order(traces: tuple[Trace, Trace]) -> None:
-    found = [section.part for section, _ in sections(traces[1], traces[1].phase(step_name(1)))]
+    found = [section.part for section in _sections(traces[1])]
     assert [part.phase for part in found[1:]] == [MICRO_BATCH] * (len(found) - 2) + [OPTIMIZER_STEP]
     assert found[0].occurrence is Occurrence.BEFORE

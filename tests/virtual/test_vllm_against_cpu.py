@@ -99,7 +99,7 @@ def test_an_estimate_knows_what_training_holds_while_vllm_generates(name: str) -
     traced, real = with_vllm(name), on_cpu(name)
     known = find_trainer(name).program(plan_of(name, COLOCATED, {}))
     # The real run is measured in its first generation.
-    spans = sections(traced, traced.phase(step_name(0)), of_step=known.apart, leading=known.leading)
+    spans = sections(traced, traced.phase(step_name(0)), known)
     parts = [section for section, _ in spans]
     found = next(section for section in parts if section.part.phase == GENERATION)
     assert max(found.totals) == pytest.approx(real[GENERATION].peak_bytes, rel=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch
 from autotune.virtual import cpu, flex
 from autotune.virtual.cuda import scratch
 from autotune.virtual.flash import backward_workspace
+from autotune.virtual.records import Capabilities
 
 _aten = torch.ops.aten
+_on_ampere = partial(scratch, gpus=Capabilities((8, 0)))
 
 
 def _tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -55,35 +58,35 @@ def test_flash_attention_4_adds_gradients_up_for_each_key_in_float32() -> None:
 def test_a_gpu_is_alike_only_if_reductions_have_the_workspaces_that_they_have_on_it(
     rows: int, alike: set[tuple[int, int]]
 ) -> None:
-    given, total, others = _tensor(rows, 4096), _tensor(4096), {(8, 6), (9, 0), (12, 0)}
+    given, total, gpus = _tensor(rows, 4096), _tensor(4096), Capabilities((9, 0), {(8, 6), (9, 0), (12, 0)})
 
-    scratch(_aten.sum.dim_IntList, (given, [0]), {}, total, capability=(9, 0), alike=others)
+    scratch(_aten.sum.dim_IntList, (given, [0]), {}, total, gpus=gpus)
 
-    assert others == alike
+    assert gpus.alike == alike
 
 
 def test_cudnn_takes_one_block_for_deltas_and_gradients_of_queries_in_float32() -> None:
     query = _tensor(2, 8, 100, 64)
     backward = _aten._scaled_dot_product_cudnn_attention_backward.default
 
-    assert scratch(backward, (query, query, query, query), {}, None) == (4 * 2 * 8 * 100 * (1 + 64),)
+    assert _on_ampere(backward, (query, query, query, query), {}, None) == (4 * 2 * 8 * 100 * (1 + 64),)
 
 
 def test_cudnn_accumulates_no_gradients_of_large_heads_on_blackwell() -> None:
     query = _tensor(2, 8, 100, 256)
     backward = _aten._scaled_dot_product_cudnn_attention_backward.default
-    others = {(9, 0), (10, 0), (10, 3)}
+    gpus = Capabilities((10, 0), {(9, 0), (10, 0), (10, 3)})
 
-    taken = scratch(backward, (query,) * 4, {}, None, capability=(10, 0), alike=others)
+    taken = scratch(backward, (query,) * 4, {}, None, gpus=gpus)
 
-    assert (taken, others) == ((4 * 2 * 8 * 100,), {(10, 0), (10, 3)})
+    assert (taken, gpus.alike) == ((4 * 2 * 8 * 100,), {(10, 0), (10, 3)})
 
 
 def test_cudnns_frontend_holds_nothing_for_grouped_heads() -> None:
     query, key = _tensor(2, 8, 100, 64), _tensor(2, 2, 100, 64)
     backward = _aten._scaled_dot_product_cudnn_attention_backward.default
 
-    assert scratch(backward, (query, query, key, key), {}, None) == scratch(backward, (query,) * 4, {}, None)
+    assert _on_ampere(backward, (query, query, key, key), {}, None) == _on_ampere(backward, (query,) * 4, {}, None)
 
 
 def test_flex_attention_takes_a_float32_for_each_query_and_head() -> None:
@@ -97,7 +100,7 @@ def test_efficient_attention_accumulates_queries_in_float32(head: int) -> None:
     query = _tensor(2, 8, 512, head)
     backward = _aten._scaled_dot_product_efficient_attention_backward.default
 
-    delta, workspace = scratch(backward, (query, query, query, query), {}, (query, query, query, None))
+    delta, workspace = _on_ampere(backward, (query, query, query, query), {}, (query, query, query, None))
 
     assert delta == 4 * 2 * 8 * 512
     exact = 4 * 2 * 8 * 512 * -(-head // 64) * 64
@@ -108,12 +111,12 @@ def test_efficient_attention_holds_gradients_of_each_query_head_that_shares_a_ke
     query, key = _tensor(2, 8, 512, 64), _tensor(2, 2, 512, 64)
     backward = _aten._scaled_dot_product_efficient_attention_backward.default
 
-    *_, keys, values = scratch(backward, (query, query, key, key), {}, (query, key, key, None))
+    *_, keys, values = _on_ampere(backward, (query, query, key, key), {}, (query, key, key, None))
 
     assert keys == values == 2 * 2 * 8 * 512 * 64
 
 
-@pytest.mark.parametrize("kernels", [scratch, cpu.scratch], ids=["cuda", "cpu"])
+@pytest.mark.parametrize("kernels", [_on_ampere, cpu.scratch], ids=["cuda", "cpu"])
 def test_softmax_copies_what_is_not_contiguous(kernels: Callable[..., tuple[int, ...]]) -> None:
     logits = _tensor(2, 10, 7, dtype=torch.float32)
     forward, backward = _aten._log_softmax.default, _aten._log_softmax_backward_data.default

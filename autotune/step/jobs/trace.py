@@ -20,17 +20,10 @@ import datasets.fingerprint
 
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.plan import AllocatorUse, TrainingPlan
-from autotune.core.program import SAVE, SAVE_ELSEWHERE
+from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import (
-    GpuFigures,
-    Replayed,
-    TracedOperator,
-    TracedPeak,
-    TraceReply,
-    TraceRequest,
-)
+from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config
 from autotune.step.models.processors import processor_for, vocabularies_read_once
@@ -45,7 +38,7 @@ from autotune.virtual.allocator import CachingAllocator
 from autotune.virtual.costs import Kind, operator_seconds, step_seconds
 from autotune.virtual.phases import micro_batches, step_name
 from autotune.virtual.ranks import World
-from autotune.virtual.records import OperatorRecord, Peak, Trace
+from autotune.virtual.records import OperatorRecord, Trace
 from autotune.virtual.replay import replay, short_of_memory, workspace_bytes
 from autotune.virtual.sections import sections
 from autotune.virtual.steady import steady
@@ -84,15 +77,8 @@ def _freeze_once() -> None:
 def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     started = time.monotonic()
     facts, program = TraceFacts(), find_trainer(request.plan.trainer).program(request.plan)
-    traced = _traced(request, facts, folder, of_step=program.apart)
-    course = sections(
-        traced,
-        traced.phase(step_name(1)),
-        of_run=program.before,
-        of_step=_synchronised(program.apart),
-        after=program.after,
-        leading=_synchronised(program.leading),
-    )
+    traced = _traced(request, facts, folder, of_step=program.in_step)
+    course = sections(traced, traced.phase(step_name(1)), _synchronised(program))
     run = [
         None if span is None else [each for each in traced.operators[span] if each.work.kind is not Kind.NOTHING]
         for _, span in course
@@ -100,8 +86,8 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     gpus = tuple(_figures(traced, request, run))
     operators, counts = _operators(run, request)
     return TraceReply(
-        device=_peak(traced.device_peak),
-        host=_peak(traced.host_peak),
+        device=traced.device_peak,
+        host=traced.host_peak,
         worst_rows=facts.worst_rows,
         worst_tokens=facts.worst_tokens,
         # The micro-batch of a step that stands for those between its first and its last.
@@ -119,9 +105,12 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
     )
 
 
-def _synchronised(phases: Sequence[str]) -> Sequence[str]:
-    """Return the phases, preceded by the synchronisation of vLLM's weights if a generation is among them."""
-    return (SYNCHRONISATION, *phases) if GENERATION in phases else phases
+def _synchronised(program: StepProgram) -> StepProgram:
+    """Return the program with the synchronisation of vLLM's weights before each generation."""
+    in_step, leading = (
+        (SYNCHRONISATION, *phases) if GENERATION in phases else phases for phases in (program.in_step, program.leading)
+    )
+    return replace(program, in_step=in_step, leading=leading)
 
 
 def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: Sequence[str]) -> Trace:
@@ -236,10 +225,6 @@ def _machine_bytes(traced: Trace, section: Section, plan: TrainingPlan) -> int:
     if section.part.phase == SAVE and plan.launch.processes > 1:
         others = traced.phase(SAVE_ELSEWHERE).host_peak.bytes
     return section.host_bytes + (plan.launch.per_machine - 1) * others
-
-
-def _peak(peak: Peak) -> TracedPeak:
-    return TracedPeak(peak.bytes, {category.value: size for category, size in peak.categories.items()})
 
 
 def _varied_bytes(traced: Trace, request: TraceRequest, facts: TraceFacts, replays: Sequence[Replayed]) -> int | None:

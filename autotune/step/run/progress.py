@@ -77,7 +77,7 @@ class Progress(TrainerCallback):
             yield
             return
         before, self.phase = self.phase, phase
-        apart = any(phase == known.name for known in self.program.phases)
+        apart = phase in self.program.phases
         if apart:
             self._lap(CONSTRUCTION if self.first_step_seconds is None else MICRO_BATCH)
         began = self._meter.mark()

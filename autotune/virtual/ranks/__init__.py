@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 from unittest import mock
@@ -20,6 +20,7 @@ from torch.nn.parallel import distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from autotune.virtual.ledger import Ledger
+from autotune.virtual.libraries import Patches
 from autotune.virtual.records import Category
 
 # What computes with the ranks of a mesh, which are real tensors.
@@ -39,14 +40,14 @@ class World:
     rank: int = 0
 
 
-@contextmanager
-def as_one_rank(world: World, ledger: Ledger) -> Iterator[None]:
+def as_one_rank(world: World, ledger: Ledger) -> Patches:
     """Make the running trace that of one rank; to be entered before its modes.
 
     PyTorch allows one process group per process, so traces with ranks cannot be nested.
     """
-    with process_group(world), _shards_of_fake_tensors(ledger), _replicas_by_hooks(ledger):
-        yield
+    yield process_group(world)
+    yield from _shards_of_fake_tensors(ledger)
+    yield from _replicas_by_hooks(ledger)
 
 
 @contextmanager
@@ -86,23 +87,20 @@ def _same_of_all(object_list: list[Any], own: Any, group: Any = None) -> None:
     object_list[:] = [own] * len(object_list)
 
 
-@contextmanager
-def _shards_of_fake_tensors(ledger: Ledger) -> Iterator[None]:
+def _shards_of_fake_tensors(ledger: Ledger) -> Patches:
     """Patch PyTorch and accelerate where sharding, by DTensor, FSDP2 or context parallelism, needs real tensors."""
     outside = _outside_of_modes
-    with ExitStack() as stack:
-        # Computes shapes on fake tensors of a mode of its own.
-        shapes = "_propagate_tensor_meta_non_cached"
-        stack.enter_context(mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes])))
-        for name in _OF_MESHES:
-            if name in vars(DeviceMesh):
-                stack.enter_context(mock.patch.object(DeviceMesh, name, outside(vars(DeviceMesh)[name])))
-        stack.enter_context(mock.patch.object(DeviceMesh, "mesh", property(outside(DeviceMesh.mesh.fget))))
-        made = device_mesh.init_device_mesh
-        for module in [found for found in list(sys.modules.values()) if vars(found).get(made.__name__) is made]:
-            stack.enter_context(mock.patch.object(module, made.__name__, outside(made)))
-        stack.enter_context(_meshes_of(ledger.device_type))
-        yield
+    # Computes shapes on fake tensors of a mode of its own.
+    shapes = "_propagate_tensor_meta_non_cached"
+    yield mock.patch.object(ShardingPropagator, shapes, outside(vars(ShardingPropagator)[shapes]))
+    for name in _OF_MESHES:
+        if name in vars(DeviceMesh):
+            yield mock.patch.object(DeviceMesh, name, outside(vars(DeviceMesh)[name]))
+    yield mock.patch.object(DeviceMesh, "mesh", property(outside(DeviceMesh.mesh.fget)))
+    made = device_mesh.init_device_mesh
+    for module in [found for found in list(sys.modules.values()) if vars(found).get(made.__name__) is made]:
+        yield mock.patch.object(module, made.__name__, outside(made))
+    yield from _meshes_of(ledger.device_type)
 
 
 def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,20 +112,17 @@ def _outside_of_modes(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-@contextmanager
-def _meshes_of(device_type: str) -> Iterator[None]:
+def _meshes_of(device_type: str) -> Patches:
     """Make accelerate's mesh one of the traced device, which is named ``cuda`` while an ``Accelerator`` is built."""
     module: Any = sys.modules.get("accelerate")
-    if module is None or not hasattr(module, "ParallelismConfig"):
-        yield
-        return
-    build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
-    with mock.patch.object(module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)):
-        yield
+    if module is not None and hasattr(module, "ParallelismConfig"):
+        build = _outside_of_modes(module.ParallelismConfig.build_device_mesh)
+        yield mock.patch.object(
+            module.ParallelismConfig, "build_device_mesh", lambda config, _: build(config, device_type)
+        )
 
 
-@contextmanager
-def _replicas_by_hooks(ledger: Ledger) -> Iterator[None]:
+def _replicas_by_hooks(ledger: Ledger) -> Patches:
     """Patch ``DistributedDataParallel`` to reduce its buckets by a hook, and not to compare replicas.
 
     Buckets are built and filled by PyTorch's own reducer. It is not asked to build them anew in the order of the first
@@ -142,13 +137,10 @@ def _replicas_by_hooks(ledger: Ledger) -> Iterator[None]:
         module.register_comm_hook(ledger, _reduced)
         module.reducer = _Reducer(module.reducer)
 
-    with (
-        # Both compare or copy values between ranks (DistributedDataParallel.__init__ of that module).
-        mock.patch.object(distributed, "_verify_param_shape_across_processes", lambda *args, **kwargs: None),
-        mock.patch.object(distributed, "_sync_module_states", lambda *args, **kwargs: None),
-        mock.patch.object(original, "__init__", make),
-    ):
-        yield
+    # Both compare or copy values between ranks (DistributedDataParallel.__init__ of that module).
+    for name in ("_verify_param_shape_across_processes", "_sync_module_states"):
+        yield mock.patch.object(distributed, name, lambda *args, **kwargs: None)
+    yield mock.patch.object(original, "__init__", make)
 
 
 def _reduced(ledger: Ledger, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
