@@ -110,8 +110,8 @@ def traced_training(
 def _models_as_before_liger() -> Iterator[None]:
     """Restore at the end the modules of transformers' models in which Liger replaces classes and functions.
 
-    Liger does so when a trainer is built, and TRL has built the reference model before. Without this, reference models
-    of later traces in the same process would have Liger's kernels, which no real training's reference has.
+    Liger does so when training begins, and TRL has built the reference model before. Without this, reference models of
+    later traces in the same process would have Liger's kernels, which no real training's reference has.
     """
     before: dict[str, dict[str, Any]] = {}
     apply = trainer_module.apply_liger_kernel

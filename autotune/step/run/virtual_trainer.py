@@ -23,7 +23,7 @@ from autotune.core.workload import ModelSource
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.images.tokens import image_elements
 from autotune.step.models.loading import load_config, virtual_model
-from autotune.step.objects import config, model_maker, peft_config
+from autotune.step.objects import config, model_makers, peft_config
 from autotune.step.run.followed import with_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
@@ -129,20 +129,21 @@ def build_virtual(
             _draw_weights(model)
         return model
 
-    make_model = model_maker(plan, trained, kwargs, load)
+    make_model, make_further = model_makers(plan, trained, kwargs, load)
     left_out = planned.gradient_accumulation_steps - arguments.gradient_accumulation_steps
     # Trainers that generate hold what they keep of a generation batch themselves.
     beside = None if known.generating else rows.image_numbers(left_out * planned.per_device_train_batch_size)
     fetched: list[Any] = []
-    return _traced(known, plan, fetched, beside)(
-        model=make_model(),
-        args=arguments,
-        train_dataset=rows.dataset(known, plan, planned),
-        processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
-        peft_config=peft_config(plan),
-        callbacks=[_Phases(once=rows.once, fetched=fetched)],
-        **known.arguments_for_built_model(plan, make_model),
-    )
+    with known.building(make_further):
+        return _traced(known, plan, fetched, beside)(
+            model=make_model(),
+            args=arguments,
+            train_dataset=rows.dataset(known, plan, planned),
+            processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
+            peft_config=peft_config(plan),
+            callbacks=[_Phases(once=rows.once, fetched=fetched)],
+            **known.arguments(plan),
+        )
 
 
 def _processing_for_real(processor: Any) -> Any:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 from datasets import Dataset
@@ -21,14 +22,6 @@ from autotune.step.images.tokens import with_collated
 from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
-
-
-class MakeModel(Protocol):
-    """Builds a further model, with random weights where that has them, on the same device."""
-
-    def __call__(self, *, teacher: bool = False) -> Any:
-        """Return another model like the trained one, or the teacher that the plan names."""
-
 
 InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
@@ -100,9 +93,9 @@ class Adapter(ABC):
     """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
-    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`,
-    :meth:`arguments_for_built_model`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows
-    in the order of its batches. A trace does the same with rows of its own (:meth:`synthetic`).
+    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`arguments`,
+    :meth:`building`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows in the order of
+    its batches. A trace does the same with rows of its own (:meth:`synthetic`).
 
     Class attributes:
         name: the trainer's name.
@@ -177,23 +170,20 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
-    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return further arguments of a trainer that loads a model and what belongs to it by the model's name.
+    def arguments(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+        """Return further arguments of the trainer, such as reward functions.
 
         Args:
             plan: None where rows are only tokenised.
         """
         return {}
 
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return further arguments of the trainer, such as a reference model or reward functions.
+    def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
+        """Make the trainer get each further model, such as a reference, from ``make_model`` where TRL would load it.
 
-        TRL loads those by the name of the trained model, which a model of random weights does not have.
-
-        Args:
-            plan: None where rows are only tokenised.
+        TRL loads it by the name of the trained model, which a model of random weights does not have.
         """
-        return self.arguments_by_name(plan)
+        return mock.patch.object(self.module, "create_model_from_path", side_effect=lambda *_, **__: make_model())
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.

@@ -125,7 +125,7 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
         """Return the reward functions of a plan, or free ones if rows are only tokenised.
 
         Raises:

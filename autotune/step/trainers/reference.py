@@ -1,4 +1,4 @@
-"""The reference model of a trainer: its source, its passes, and its lifetime."""
+"""The reference model of a trainer: its passes, beforehand or in each micro-batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from datasets import Dataset
 from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.rows import Counts, column_lengths, rows_where, spread
-from autotune.step.trainers.base import Adapter, InPhase, MakeModel
+from autotune.step.trainers.base import Adapter, InPhase
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
 
@@ -33,10 +32,6 @@ class OnTokenizedRows(_Trl):
     """
 
     seconds_per_row: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        drop_precomputed(self)
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
@@ -107,18 +102,6 @@ class WithReference(Adapter):
     on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the argument with a reference model where TRL would load one, from a path that random weights lack.
-
-        With adapters it needs none, and none to precompute (``precompute_ref_log_probs``) but with FSDP, which shards
-        the model only when it trains (trl 1.16, ``DPOTrainer.__init__``).
-        """
-        if plan is not None:
-            precomputed = plan.args.get("precompute_ref_log_probs") and engine_of(plan) is not Engine.FSDP2
-            if plan.model.get("use_peft") or precomputed:
-                return {}
-        return {"ref_model": make_model()}
-
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""
         # The hash names TRL's cache file of precomputed values; no cache is kept here.
@@ -148,12 +131,6 @@ def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[]
     model = trainer.ref_model or trainer.model
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
-
-
-def drop_precomputed(trainer: Any) -> None:
-    """Drop a trainer's reference model after its last use, as TRL does with one that it loaded itself."""
-    if trainer.is_fsdp_enabled and trainer.precompute_ref_logps:
-        trainer.ref_model = None
 
 
 def reference_of(trainer: Any) -> Any:
