@@ -8,15 +8,12 @@ from functools import partial
 from itertools import chain, islice
 
 import numpy as np
-import numpy.typing as npt
 
 from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.run.worst import narrower, unpadded, worst_order
 from autotune.step.trainers.base import Collation, Drawing
-
-Amounts = npt.NDArray[np.float64]
 
 _STEADY_FROM = 2
 """Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
@@ -194,7 +191,7 @@ def plan_batches(
         collated=np.repeat(collated[run].astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
-        mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
+        mean_documents=step.rows * (1.0 if packed_from is None else packed_from / population),
     )
 
 
@@ -276,14 +273,3 @@ def _grown(sizes: RowSizes) -> RowSizes:
 def _after_others(in_step: int) -> int:
     """Return how many micro-batches of a step follow another one of it; 1 for a step of a single micro-batch."""
     return max(1, in_step - 1)
-
-
-def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
-    """Return how many dataset rows each row of the trainer contains.
-
-    Where packing split dataset rows, each part counts as a fraction, so that the sum is the number of dataset rows.
-    """
-    if packed_from is None:
-        return np.ones(len(sizes.tokens))
-    parts = sizes.documents if sizes.documents is not None else sizes.tokens
-    return np.asarray(parts * (packed_from / parts.sum()))

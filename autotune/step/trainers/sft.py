@@ -12,7 +12,7 @@ from trl import SFTConfig, SFTTrainer
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
+from autotune.step.rows import Counts, RowSizes, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
 
 
@@ -53,11 +53,9 @@ class SupervisedFineTuning(Adapter):
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of the trainer's rows, packed or not; its collator cuts those with images."""
         rows, elements = trainer.train_dataset, image_elements(trainer.train_dataset)
-        packed = "seq_lengths" in rows.column_names
-        documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
         cut = None if elements is None else trainer.args.max_length
         lengths = self.lengths(rows) if cut is None else self.lengths(rows).clip(max=cut)
-        return RowSizes(lengths, counted_values(rows, "labels", cut), documents, image_elements=elements)
+        return RowSizes(lengths, counted_values(rows, "labels", cut), image_elements=elements)
 
     def collation(self, trainer: Any) -> Collation:
         """Return whether rows are concatenated, and to which multiple they are padded."""
