@@ -106,7 +106,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         worst_tokens=facts.worst_tokens,
         # The micro-batch of a step that stands for those between its first and its last.
         between=Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER,
-        tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
+        tokens_per_step=request.plan.data_ranks * facts.micro_batches * facts.tokens,
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(
