@@ -27,14 +27,13 @@ from autotune.step.objects import config, model_makers, peft_config
 from autotune.step.run.followed import with_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
+from autotune.techniques.traits import MOST_TRACED
 from autotune.virtual import adopt, for_real, is_tracing, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
 from autotune.virtual.tensors import replaced, tensors_of
 
 STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
-# Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
-_MICRO_BATCHES_AT_MOST = 2
 _DEVIATIONS = 4.0
 """Standard deviations by which the image data of rows that meet by chance exceed their mean in one step of 30,000."""
 OVERRIDDEN_IN_TRACES = {
@@ -92,7 +91,7 @@ class TracedRows:
     @property
     def most_micro_batches(self) -> int:
         """Maximum number of micro-batches of a step that are run."""
-        return 1 if self.once else _MICRO_BATCHES_AT_MOST
+        return 1 if self.once else MOST_TRACED
 
 
 def build_virtual(
