@@ -96,7 +96,6 @@ def test_worst_micro_batches_end_steps_and_typical_ones_follow() -> None:
     assert (batches.worst, batches.worst_steps) == ((3,), 2)
     assert batches.timed.tolist() == [False] * 4 + [True] * 4
     assert batches.steps == 4
-    assert batches.tokens.tolist() == rows.tokens[batches.order].sum(axis=1).tolist()
     assert batches.collated.tolist() == (2 * rows.tokens[batches.order].max(axis=1)).tolist()
     assert (batches.population, batches.mean_documents) == (8, 2.0)
     assert batches.mean_tokens == rows.tokens.mean() * 2

@@ -67,7 +67,6 @@ class Batches:
         uses: micro-batches of a step that are run on the same rows, one after another.
         is_worst: which micro-batches are worst ones; shape (micro-batches,).
         timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
-        tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
         mean_tokens: mean dataset tokens of a micro-batch over an epoch.
         mean_collated: mean tokens of a micro-batch over an epoch, padding included.
@@ -83,7 +82,6 @@ class Batches:
     uses: int
     is_worst: Flags
     timed: Flags
-    tokens: Counts
     collated: Counts
     mean_tokens: float
     mean_collated: float
@@ -170,7 +168,6 @@ def plan_batches(
     # What is drawn at once is more or less than one micro-batch.
     share = step.rows / at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
-    tokens = sizes.tokens[chosen].sum(axis=1) * share
     run, timed = np.arange(len(chosen)), ~is_worst & warm
     # All ranks have to run as many steps, so the rows of this one's do not decide.
     if rehearsed and np.ptp(collation.rounded(sizes.widest)):
@@ -187,7 +184,6 @@ def plan_batches(
         uses=min(uses, micro_batches),
         is_worst=np.repeat(is_worst[run], uses),
         timed=np.repeat(timed, uses),
-        tokens=np.repeat(tokens[run].astype(np.int64), uses),
         collated=np.repeat(collated[run].astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
