@@ -45,10 +45,10 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
     # Limits far above every image are the rule, and change nothing.
     changing = dropwhile(lambda fields: _same(_limit(processor, largest, fields), at_largest), smaller)
     for fields in islice(changing, _SHOWN):
-        limits.append(_limit(processor, counts, fields))
-        if _same(limits[-1], limits[-2]):
-            limits.pop()
+        limit = _limit(processor, counts, fields)
+        if _same(limit, limits[-1]):
             break
+        limits.append(limit)
     if getattr(processor.image_processor, _SPLITTING, None) is True:
         limits.append(_limit(processor, counts, {_SPLITTING: False}))
     changed = [limit for limit in limits[1:] if not _same(limit, present)]
