@@ -203,9 +203,18 @@ class Adapter(ABC):
         """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows."""
         return self.trainer
 
-    @abstractmethod
+    def sequences(self, rows: Dataset, length: int | None) -> Counts:
+        """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""
+        _, *found = find_trainer(self.name).document(tuple(self.lengths(rows).T))
+        sequences = np.stack(found, axis=1)
+        return sequences if length is None else sequences.clip(max=length)
+
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some."""
+        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some.
+
+        By default, each part is a sequence, and none is cut.
+        """
+        return RowSizes(self.lengths(trainer.train_dataset), self.trainable(trainer.train_dataset))
 
     def collation(self, trainer: Any) -> Collation:
         """Return how a trainer's collator joins rows."""
