@@ -22,8 +22,8 @@ from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.workload import Rollouts
+from autotune.step.data.profile import layer_kinds
 from autotune.step.images.tokens import image_elements
-from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import traced_training

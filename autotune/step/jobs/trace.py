@@ -32,8 +32,7 @@ from autotune.core.traced import (
     TraceRequest,
 )
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config
-from autotune.step.models.processors import processor_for, vocabularies_read_once
+from autotune.step.models.loading import load_config, processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import TraceFacts, capability_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
