@@ -9,13 +9,7 @@ from itertools import cycle, islice
 from math import ceil
 from typing import TYPE_CHECKING
 
-from autotune.core.batch_geometry import (
-    BatchGeometry,
-    Layout,
-    Shape,
-    Typical,
-    rounded_up,
-)
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, rounded_up
 from autotune.core.documents import Documents
 from autotune.core.heaviest import Loads, heaviest
 from autotune.core.representatives import representatives, summed

@@ -86,12 +86,7 @@ class MicroBatches(Declared, ABC):
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
-        return widths(
-            documents,
-            plan.cut_to,
-            plan.multiple,
-            self.rows_per_draw(plan),
-        )
+        return widths(documents, plan.cut_to, plan.multiple, self.rows_per_draw(plan))
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return how many completions are padded to the longest of them; 0 for a trainer that generates none."""

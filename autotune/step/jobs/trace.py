@@ -23,14 +23,7 @@ from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import SAVE, SAVE_ELSEWHERE
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
-from autotune.core.traced import (
-    GpuFigures,
-    Replayed,
-    TracedOperator,
-    TracedPeak,
-    TraceReply,
-    TraceRequest,
-)
+from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TracedPeak, TraceReply, TraceRequest
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers

@@ -15,12 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
-from trl.rewards import (
-    accuracy_reward,
-    get_soft_overlong_punishment,
-    reasoning_accuracy_reward,
-    think_format_reward,
-)
+from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import NO_DATA, Rollouts
