@@ -51,7 +51,7 @@ def _heaviest_documents(
     Args:
         rows: of a micro-batch. If there are fewer documents, they are repeated.
         length: tokens to which sequences are cut; None: they are not cut.
-        padded, multiple: as in :func:`autotune.core.batch_geometry.worst_micro_batches`.
+        padded, multiple: as in :func:`autotune.core.heaviest.heaviest`.
     """
     groups = _largest_groups(documents, length, max(_GROUPS, rows))
     each = [figures.repeat(groups[0].clip(max=rows)) for figures in groups[1:]]
@@ -64,7 +64,7 @@ def _heaviest_documents(
             int(tokens[some].sum()),
             0.0 if documents.trained is None else float(counted[some].sum() / tokens[some].sum().clip(min=1)),
         )
-        for some in heaviest(loads, rows, padded=padded, multiple=multiple, several=documents.sequences > 1)
+        for some in heaviest(loads, rows, padded=padded, multiple=multiple)
     ]
 
 

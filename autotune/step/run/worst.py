@@ -20,8 +20,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     loads = sizes.loads
     if collation.blocks:
         return heaviest_blocks(loads, rows, collation.multiple)
-    several = sizes.lengths.shape[1] > 1
-    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple)
     if loads.image_elements is None:
         return found
     # Rows that are drawn for several micro-batches are divided in this order.
