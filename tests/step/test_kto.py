@@ -145,7 +145,7 @@ def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(
 
     def noted(trainer: Any, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         rows = ask(trainer, dataset, name, batch_size)
-        after[name] = dict(trainer.seconds_per_row)
+        after[name] = trainer.seconds_per_row
         return rows
 
     monkeypatch.setattr(asked, "_precompute_ref_logps", noted)

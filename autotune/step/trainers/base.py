@@ -266,9 +266,9 @@ class Adapter(ABC):
         parts = zip(self.columns, zip(*rows, strict=True), strict=False)
         return Dataset.from_dict({name: [[TOKEN] * tokens for tokens in part] for name, part in parts})
 
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return the seconds per row of phases that run once over the whole dataset, by phase name."""
-        return {}
+    def pass_seconds_per_row(self, trainer: Any) -> float:
+        """Return the seconds per row of a phase that runs once over the whole dataset; 0 without one."""
+        return 0.0
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have no such phases
         """Make a built trainer report phases inside its micro-batches that are not methods of their own."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +27,10 @@ class OnTokenizedRows(_Trl):
     """TRL's trainer on tokenised rows; a subclass precomputes the reference's log-probabilities for some of them.
 
     Attributes:
-        seconds_per_row: of that pass, by the name of its phase; empty without one.
+        seconds_per_row: of that pass; 0 without one.
     """
 
-    seconds_per_row: Mapping[str, float] = MappingProxyType({})
+    seconds_per_row = 0.0
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
@@ -74,7 +73,7 @@ class OnTokenizedRows(_Trl):
                 self._ask(dataset, batch)
             seconds = (time.perf_counter() - started) * sizes.sum() / sizes[timed].sum()
             # A last micro-batch with fewer rows repeats them.
-            self.seconds_per_row = {PRECOMPUTE: float(seconds) / blocks.size}
+            self.seconds_per_row = float(seconds) / blocks.size
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))
         return dataset
@@ -112,9 +111,9 @@ class WithReference(Adapter):
         """Report forward passes without gradients, which are those of the reference, whichever model it is."""
         watch_reference(trainer, in_phase)
 
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
+    def pass_seconds_per_row(self, trainer: Any) -> float:
         """Return the seconds per row of precomputing the reference."""
-        return dict(trainer.seconds_per_row)
+        return float(trainer.seconds_per_row)
 
 
 def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[], bool] = lambda: False) -> None:
