@@ -45,7 +45,7 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
                 args=arguments,
                 train_dataset=loaded.rows,
                 processing_class=processor,
-                **known.arguments(None),
+                **known.arguments(plan),
             )
     except Exception as error:
         if isinstance(error, TemplateError) or _raised_in_template(error):

@@ -170,12 +170,8 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
-    def arguments(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return further arguments of the trainer, such as reward functions.
-
-        Args:
-            plan: None where rows are only tokenised.
-        """
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return further arguments of the trainer, such as reward functions; a plan to tokenise rows names none."""
         return {}
 
     def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:

@@ -63,9 +63,9 @@ class OnPolicyDistillation(Generating):
     on_prompts = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
-    def arguments(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
         """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
-        return {} if plan is None else {"teacher_model": plan.args[TEACHER]}
+        return {"teacher_model": plan.args[TEACHER]} if TEACHER in plan.args else {}
 
 
 ADAPTER = OnPolicyDistillation()

@@ -120,13 +120,13 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def arguments(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return the reward functions of a plan, or free ones if rows are only tokenised.
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return the reward functions of a plan, or a free one where it names none.
 
         Raises:
             InputError: there is none of a name.
         """
-        return {"reward_funcs": [_called(name) for name in (plan.rewards if plan else (NO_REWARD,))]}
+        return {"reward_funcs": [_called(name) for name in plan.rewards or (NO_REWARD,)]}
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of prompts, and of the completions that are added."""
