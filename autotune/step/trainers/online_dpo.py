@@ -89,12 +89,8 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
     def _padded_prompts(self, **_: Any) -> dict[str, Any]:
         """Return what the tokenizer makes of the micro-batch's prompts."""
-        width = max(map(len, self._prompt_ids))
-        padding = self._tokenizer.pad_token_id
-        padded = [[padding] * (width - len(ids)) + list(ids) for ids in self._prompt_ids]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in self._prompt_ids]
-        arrays = {"input_ids": np.array(padded, dtype=np.int64), "attention_mask": np.array(mask, dtype=np.int64)}
-        tensors: dict[str, Any] = adopt(arrays)
+        ids = {"input_ids": [list(ids) for ids in self._prompt_ids]}
+        tensors: dict[str, Any] = adopt(self._tokenizer.pad(ids, padding_side="left", return_tensors="np"))
         return tensors
 
     def _ended(self, ids: Any, ends: Sequence[int], padding: int) -> Any:
