@@ -87,9 +87,7 @@ class UnpairedPreference(FusedHead):
         prompt, completion = lengths
         return (prompt + 1, prompt + completion)
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return blocks of successive rows, each padded to its longest sequence.
 
         A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it

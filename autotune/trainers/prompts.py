@@ -95,9 +95,7 @@ class Prompted(Trainer):
         """Return how many tokens of a row the loss sees, by those of its prompt and of its completion."""
         return prompt + completion
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return prompts and completions, each padded to the longest of their generation batch."""
         steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
         generations = plan.micro_batches / plan.uses
