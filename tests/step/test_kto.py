@@ -200,7 +200,7 @@ def test_traced_rows_make_the_widths_of_both_tensors() -> None:
 
 
 def test_synthetic_rows_are_labelled_in_turn() -> None:
-    made: Dataset = ADAPTER.synthetic(((3, 4), (2, 5)), TrainingPlan("kto", {}), None, 1.0)
+    made: Dataset = ADAPTER.synthetic(((3, 4), (2, 5)), TrainingPlan("kto", {}), 1.0)
     assert made["label"][:] == [True, False]
 
 

@@ -55,7 +55,7 @@ def built(name: str, folder: Path) -> Any:
     parts = len(find_trainer(name).row_of(64)[0])
     sizes = [(8, *(4 + 3 * row + part for part in range(1, parts))) for row in range(2 * ROWS_AT_ONCE)]
     arguments = known.config(**args)
-    rows = known.synthetic(sizes, plan, arguments, 1.0)
+    rows = known.synthetic(sizes, plan, 1.0)
     model, reference = (AutoModelForCausalLM.from_config(small_config()) for _ in range(2))
     return known.trainer_class(plan)(
         model=model, ref_model=reference, args=arguments, train_dataset=rows, processing_class=small_tokenizer()

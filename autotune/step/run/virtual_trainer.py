@@ -61,10 +61,10 @@ class TracedRows:
     chosen: ChosenRows | None = None
     again: Recompiled = field(default_factory=Recompiled)
 
-    def dataset(self, known: Adapter, plan: TrainingPlan, planned: Any) -> Dataset:
-        """Return the tokenised rows; ``planned`` is the trainer's configuration as planned."""
+    def dataset(self, known: Adapter, plan: TrainingPlan) -> Dataset:
+        """Return the tokenised rows."""
         if self.chosen is None:
-            return known.synthetic(self.worst, plan, planned, self.trainable)
+            return known.synthetic(self.worst, plan, self.trainable)
         return load_from_disk(self.chosen.directory).select(self.chosen.indices)
 
     def collated_bytes(self, rows: int, collate: Callable[[list[Any]], Any]) -> int:
@@ -139,7 +139,7 @@ def build_virtual(
         return _traced(known, plan, rows, fetched, left_out * planned.per_device_train_batch_size)(
             model=make_model(),
             args=arguments,
-            train_dataset=rows.dataset(known, plan, planned),
+            train_dataset=rows.dataset(known, plan),
             processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
             peft_config=peft_config(plan),
             callbacks=[_Phases(once=rows.once, fetched=fetched)],

@@ -249,14 +249,11 @@ class Adapter(ABC):
         ids = batch["input_ids"]
         return ids.shape[0], ids.numel()
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return tokenised rows of given sizes, for a trace; by default, the first columns are the parts.
 
         Args:
             rows: for each row, the tokens in each part of the specification.
-            arguments: the trainer's configuration as planned.
             trainable: share of the tokens that the loss counts, where the parts do not determine it.
         """
         parts = zip(self.columns, zip(*rows, strict=True), strict=False)

@@ -80,12 +80,10 @@ class UnpairedPreference(WithReference):
         """Return that micro-batches are blocks of successive rows, padded each on its own."""
         return Collation(multiple=super().collation(trainer).multiple, blocks=True)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return rows of one repeated token, desirable and not in turn."""
         labels = [place % 2 == 0 for place in range(len(rows))]
-        return super().synthetic(rows, plan, arguments, trainable).add_column("label", labels)
+        return super().synthetic(rows, plan, trainable).add_column("label", labels)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""

@@ -166,11 +166,9 @@ class Prompted(Adapter):
         place[worst], place[worst, 0] = 1, 2
         return every.select((order + place * len(rows)).ravel(), keep_in_memory=True)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return prompts of one repeated token, with completions of the given lengths."""
-        return super().synthetic(rows, plan, arguments, trainable).add_column("prompt", ["a"] * len(rows))
+        return super().synthetic(rows, plan, trainable).add_column("prompt", ["a"] * len(rows))
 
 
 def reward_function(name: str) -> Callable[..., Any]:

@@ -58,11 +58,9 @@ class SupervisedFineTuning(Adapter):
         """Return whether rows are concatenated, and to which multiple they are padded."""
         return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return rows of one repeated token; truncation keeps the labels that count."""
-        length = plan.truncate_to or (None if arguments.packing else arguments.max_length)
+        length = plan.truncate_to or (None if plan.args.get("packing") else plan.number("max_length"))
         tokens, labels = [], []
         for (full,) in rows:
             kept = min(full, length) if length else full
