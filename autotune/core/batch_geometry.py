@@ -1,18 +1,12 @@
-"""The shapes of a training's micro-batches, and which of them may need the most memory; for probes and plans alike."""
+"""The shapes of a training's micro-batches; for probes and plans alike."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import neg
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from autotune.core.table import Numbers
 
 
 class Layout(StrEnum):
@@ -191,50 +185,3 @@ class BatchGeometry:
 def rounded_up(tokens: int, multiple: int) -> int:
     """Return the smallest multiple that is not below ``tokens``."""
     return -(-tokens // multiple) * multiple
-
-
-def has_padding(lengths: Iterable[int], multiple: int = 1) -> bool:
-    """Return whether rows of these lengths, in tokens, are padded where they share a micro-batch.
-
-    Args:
-        multiple: the longest length is rounded up to a multiple of this.
-    """
-    known = set(lengths)
-    return known != {rounded_up(max(known), multiple)}
-
-
-def worst_micro_batches(
-    longest_first: Sequence[int] | Numbers,
-    rows: int,
-    *,
-    padded: bool,
-    multiple: int = 1,
-    shortest: Sequence[int] | Numbers | None = None,
-) -> tuple[tuple[int, ...], ...]:
-    """Return the micro-batches that may need the most memory, each as positions in ``longest_first``.
-
-    One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
-    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in the other one, the
-    longest shorter row replaces one of the longest, if there is a shorter row. It is returned first, because its
-    tensors took at least as many bytes wherever the two were measured or traced; only running both makes sure.
-
-    Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
-
-    Args:
-        longest_first: tokens of each row's longest sequence after cutting, in descending order; not empty. Of equally
-            long rows, those that also have a shorter sequence come first.
-        rows: rows of a micro-batch. If the dataset has fewer, they are repeated, as in a probe.
-        padded: whether sequences are padded to the longest of their micro-batch, instead of being laid end to end.
-        multiple: the padded length is rounded up to a multiple of this.
-        shortest: tokens of each row's shortest sequence if rows have several sequences, else None.
-    """
-    known, most = len(longest_first), longest_first[0]
-    longest = tuple(position % known for position in range(rows))
-    lengths = [tokens[position] for tokens in (longest_first, shortest) if tokens is not None for position in longest]
-    if not padded or has_padding(lengths, multiple):
-        return (longest,)
-    shorter = bisect_right(longest_first, -most, key=neg)
-    # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
-    if shorter == known or (rows == 1 and rounded_up(longest_first[shorter], multiple) < most):
-        return (longest,)
-    return ((*longest[:-1], shorter), longest)

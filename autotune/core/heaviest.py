@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from autotune.core.batch_geometry import worst_micro_batches
+from autotune.core.batch_geometry import rounded_up
 from autotune.core.blocks import block_rows, blocks_of, worst_blocks
 
 if TYPE_CHECKING:
@@ -43,31 +43,37 @@ class Loads:
         return replace(self, widest=widest, shortest=shortest, trainable=trainable)
 
 
-def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int, several: bool) -> tuple[Numbers, ...]:
+def heaviest(loads: Loads, rows: int, *, padded: bool, multiple: int) -> tuple[Numbers, ...]:
     """Return the rows of the micro-batches that may need the most memory, by index, the widest first.
 
-    Among rows of equal length, those with the most trainable tokens come first. With the widest micro-batch come
-    those with more trainable tokens, if there are any, or with a larger sum of both: on a GPU, TRL computes logits of
-    trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a wide prompt with a short answer may need
-    less than rows that are narrower and all answer. With them come those with more image data, on which a vision
-    tower's memory depends.
+    One of them has the longest rows. If these need no padding, transformers passes no attention mask to the model; a
+    shorter row among them adds the mask, and with sdpa also disables grouped-query attention. So in another one, the
+    longest shorter row replaces one of the longest, if there is a shorter row. It is returned first, because its
+    tensors took at least as many bytes wherever the two were measured or traced; only running both makes sure.
+
+    Example: rows of 512, 512, 512 and 500 tokens, two to a micro-batch, give (512, 500) and (512, 512).
+
+    Among rows of equal length, those that also have a shorter sequence come first, then those with the most trainable
+    tokens. With the widest micro-batch come those with more trainable tokens, if there are any, or with a larger sum of
+    both: on a GPU, TRL computes logits of trainable tokens only (trl/trainer/utils.py, add_fused_lm_head), so that a
+    wide prompt with a short answer may need less than rows that are narrower and all answer. With them come those with
+    more image data, on which a vision tower's memory depends.
 
     Args:
-        rows: of a micro-batch.
-        padded, multiple: as in :func:`autotune.core.batch_geometry.worst_micro_batches`.
-        several: whether a row has several sequences.
+        rows: of a micro-batch. If the dataset has fewer, they are repeated, as in a probe.
+        padded: whether sequences are padded to the longest of their micro-batch, instead of being laid end to end.
+        multiple: the padded length is rounded up to a multiple of this.
     """
     import numpy as np
 
     longest_first = np.lexsort((-loads.trainable, loads.shortest, -loads.widest))
-    chosen = worst_micro_batches(
-        loads.widest[longest_first],
-        rows,
-        padded=padded,
-        multiple=multiple,
-        shortest=loads.shortest[longest_first] if several else None,
-    )
-    widest = [longest_first[list(positions)] for positions in chosen]
+    longest, most = np.resize(longest_first, rows), loads.widest[longest_first[0]]
+    widest = [longest]
+    if padded and loads.shortest[longest].min() == rounded_up(most, multiple):
+        shorter = longest_first[loads.widest[longest_first] < most][:1]
+        # In a micro-batch of one row, a shorter row needs padding and is as large only if rounding up makes it as long.
+        if len(shorter) and (rows > 1 or rounded_up(loads.widest[shorter[0]], multiple) >= most):
+            widest = [np.append(longest[:-1], shorter), longest]
     both = loads.widest / max(1, loads.widest.max()) + loads.trainable / max(1, loads.trainable.max())
     further = [np.argsort(-both, kind="stable")]
     for load in (loads.trainable, loads.image_elements):

@@ -34,3 +34,19 @@ def put(values: dict[str, object], key: Sequence[str], value: object) -> None:
         inside = dict(mapping(values.get(name)))
         put(inside, rest, value)
         values[name] = inside
+
+
+def merge(values: dict[str, object], key: Sequence[str], value: object) -> None:
+    """Set a value in a mapping of mappings, which are made where there are none.
+
+    A mapping is put into one that is there already, key by key.
+    """
+    first, *names = key
+    for name in reversed(names):
+        value = {name: value}
+    inside = values.get(first)
+    if isinstance(value, Mapping) and isinstance(inside, dict):
+        for name, each in value.items():
+            merge(inside, (name,), each)
+    else:
+        values[first] = dict(value) if isinstance(value, Mapping) else value

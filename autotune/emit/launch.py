@@ -6,8 +6,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.core.nested import mapping
 from autotune.core.plan import TrainingPlan
 from autotune.core.yaml_text import yaml_text
+from autotune.techniques.sharding import zero_stage
 
 ACCELERATE = "accelerate.yaml"
 DEEPSPEED = "deepspeed.json"
@@ -97,15 +99,11 @@ def accelerate_document(
 
 
 def _deepspeed_config(plan: TrainingPlan, directory: Path, user_document: Mapping[str, object]) -> dict[str, object]:
-    document = plan.args["deepspeed"]
-    assert isinstance(document, Mapping)
-    zero = document.get("zero_optimization")
-    stage = zero.get("stage") if isinstance(zero, Mapping) else None
-    # With stage 3, each process then loads its share of the weights only, as a probe does.
-    given = user_document.get("deepspeed_config")
-    kept = {name: value for name, value in given.items() if name in _LAUNCHERS} if isinstance(given, Mapping) else {}
+    given = mapping(user_document.get("deepspeed_config"))
+    kept = {name: value for name, value in given.items() if name in _LAUNCHERS}
     file = str(directory.absolute() / DEEPSPEED)
     # Without it, accelerate takes pdsh, which trains on each machine alone where there is no file of hosts
     # (accelerate 1.15, `prepare_deepspeed_cmd_env`; deepspeed 0.19, `launcher/runner.py`).
     started = {"deepspeed_multinode_launcher": "standard"} if plan.launch.machines > 1 else {}
-    return {**started, **kept, "deepspeed_config_file": file, "zero3_init_flag": stage == 3}
+    # With stage 3, each process then loads its share of the weights only, as a probe does.
+    return {**started, **kept, "deepspeed_config_file": file, "zero3_init_flag": zero_stage(plan) == 3}

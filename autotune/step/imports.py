@@ -10,8 +10,8 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from types import ModuleType
 
 from autotune.core.plan import ALLOCATOR_VARIABLES
@@ -87,39 +87,31 @@ def preload(device: str) -> None:
 
     On a CPU that is also what every trace uses: the virtual accelerator, TRL's trainers, the catalogue, and DeepSpeed.
     """
-    with _frozen():
-        if device == "cuda":
-            sys.meta_path.insert(0, _Deferring())
-            _import(_PRELOADED)
-        else:
-            import_libraries()
-            _import(_VIRTUAL)
-            # If it is broken, so is every training: the job that needs it reports the reason.
-            with suppress(Exception):
-                importlib.import_module(_ENGINE)
-            from autotune.step.trainers import adapters
-            from autotune.techniques import catalogue
-
-            adapters()
-            catalogue()
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-        from autotune.trainers import trainers
-
-        trainers()
-        # Compiles and caches the regular expressions that transformers matches checkpoint names with.
-        get_checkpoint_conversion_mapping("llama")
-        gc.collect()
-
-
-@contextmanager
-def _frozen() -> Iterator[None]:
-    """Exclude the modules imported in this context from garbage collection, here and in jobs.
-
-    It would look at all of it again and again: an eighth of the time that imports take. A job would copy the pages.
-    """
+    # The modules are left out of garbage collection, here and in jobs: it would look at all of them again and again, an
+    # eighth of the time that imports take, and a job would copy the pages.
     gc.disable()
-    yield
+    if device == "cuda":
+        sys.meta_path.insert(0, _Deferring())
+        _import(_PRELOADED)
+    else:
+        import_libraries()
+        _import(_VIRTUAL)
+        # If it is broken, so is every training: the job that needs it reports the reason.
+        with suppress(Exception):
+            importlib.import_module(_ENGINE)
+        from autotune.step.trainers import adapters
+        from autotune.techniques import catalogue
+
+        adapters()
+        catalogue()
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from autotune.trainers import trainers
+
+    trainers()
+    # Compiles and caches the regular expressions that transformers matches checkpoint names with.
+    get_checkpoint_conversion_mapping("llama")
+    gc.collect()
     gc.freeze()
     gc.enable()
 

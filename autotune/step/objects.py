@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 from accelerate import ParallelismConfig
@@ -17,7 +18,6 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
 from autotune.step.models.peft import peft_from_json
 from autotune.step.trainers import adapter
-from autotune.step.trainers.base import MakeModel
 from autotune.trainers.distillation import TEACHER, TEACHER_LOADING, TEACHER_REVISION
 
 
@@ -71,28 +71,29 @@ def _init_kwargs(plan: TrainingPlan, revision: object, field: str) -> dict[str, 
     return {**kwargs, **own} if isinstance(own, dict) else kwargs
 
 
-def model_maker(
+def model_makers(
     plan: TrainingPlan,
     source: ModelSource,
     kwargs: Mapping[str, Any],
     load: Callable[[ModelSource, Mapping[str, Any], BitsAndBytesConfig | None], Any],
-) -> MakeModel:
-    """Return what builds the model of a plan, and the teacher that the plan names.
+) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return what builds the model of a plan, and what builds a further one: the teacher, or another model like it.
 
     Args:
         kwargs: keyword arguments of ``from_pretrained`` for the model, as :func:`model_init_kwargs` returns them.
         load: loads a model, given its source, those arguments, and what it is quantised to, or None.
     """
 
-    def make_model(*, teacher: bool = False) -> Any:
-        if not teacher:
-            return load(source, kwargs, quantization_config(plan))
-        own = teacher_init_kwargs(plan)
-        revision, quantization = own.pop("revision"), own.pop("quantization_config", None)
-        found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
-        return load(ModelSource(str(plan.args[TEACHER]), source.init, revision or "main"), own, found)
+    def make_model() -> Any:
+        return load(source, kwargs, quantization_config(plan))
 
-    return make_model
+    if TEACHER not in plan.args:
+        return make_model, make_model
+    own = teacher_init_kwargs(plan)
+    revision, quantization = own.pop("revision"), own.pop("quantization_config", None)
+    found = BitsAndBytesConfig.from_dict(quantization) if isinstance(quantization, dict) else quantization
+    teacher = ModelSource(str(plan.args[TEACHER]), source.init, str(revision or "main"))
+    return make_model, partial(load, teacher, own, found)
 
 
 def peft_config(plan: TrainingPlan) -> PeftConfig | None:

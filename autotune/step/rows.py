@@ -27,7 +27,6 @@ class RowSizes:
     Attributes:
         lengths: tokens of each sequence that a row passes through the model, after truncation; shape (rows, sequences).
         trainable: tokens per row that the loss counts; shape (rows,).
-        documents: documents per row according to the ``seq_lengths`` of packing, or None without that column.
         generated: tokens that the model itself adds to each sequence of a typical row; shape (rows, sequences). None if
             it adds none.
         most_generated: the most that it may add to any sequence.
@@ -38,7 +37,6 @@ class RowSizes:
 
     lengths: Counts
     trainable: Counts
-    documents: Counts | None = None
     generated: Counts | None = None
     most_generated: int = 0
     beside: Counts | None = None

@@ -66,6 +66,12 @@ def zero_of(plan: TrainingPlan) -> Mapping[str, object]:
     return mapping(plan.entry(_ZERO))
 
 
+def zero_stage(plan: TrainingPlan) -> int:
+    """Return the stage of DeepSpeed's ZeRO, 0 without DeepSpeed or ZeRO."""
+    stage = zero_of(plan).get("stage")
+    return stage if isinstance(stage, int) else 0
+
+
 def offloads(zero: Mapping[str, object]) -> bool:
     """Return whether the optimizer is on the host; DeepSpeed takes a missing device, and ``none``, for the GPU."""
     return (mapping(zero.get("offload_optimizer")).get("device") or "none") != "none"
@@ -80,8 +86,7 @@ def _impact_in(plan: TrainingPlan) -> PlanImpact:
     large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an equal part
     of every tensor.
     """
-    zero = zero_of(plan)
-    stage, several, on_host = zero.get("stage"), plan.launch.processes > 1, offloads(zero)
+    stage, several, on_host = zero_stage(plan), plan.launch.processes > 1, offloads(zero_of(plan))
     return PlanImpact(
         uneven=several and stage == ZERO_STAGES["zero2"] and not on_host,
         needs_all_layers=several and stage in (ZERO_STAGES["zero1"], ZERO_STAGES["zero2"]) and on_host,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, final
 
 from autotune.core.candidate import Candidate, Watched
+from autotune.core.nested import at, merge
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE, SAVE, StepProgram
 from autotune.core.setting import Setting
@@ -22,7 +23,6 @@ from autotune.techniques.packing import NAME as PACKING
 from autotune.techniques.pad_to_multiple_of import NAME as PAD
 from autotune.techniques.padding_free import PaddingFree
 from autotune.techniques.per_device_train_batch_size import ROWS
-from autotune.trainers.entries import complete, entries_of, put
 from autotune.trainers.micro_batches import MicroBatches
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Trainer(MicroBatches):
         hardware, base = setting.machine.hardware, setting.base
         tree: dict[str, Any] = {"args": {}, "model": {}, "env": {}, "peft": {}, "truncate_to": None}
         written: list[Mapping[str, object]] = [
-            entries_of(technique, candidate, setting)
+            _entries_of(technique, candidate, setting)
             for technique in self.techniques
             if base is None or technique.name not in base.own
         ]
@@ -191,18 +191,20 @@ class Trainer(MicroBatches):
             written.append(base.entries)
         in_group = hardware.processes > 1 or any(path.startswith(_ENGINE) for entries in written for path in entries)
         for path, value in self.device_args(hardware.kind, in_group=in_group).items():
-            put(tree, f"args.{path}", value)
+            merge(tree, ("args", *path.split(".")), value)
         for entries in written:
             for path, value in entries.items():
                 if path in setting.workload.absent:
                     continue
-                put(tree, path, value)
+                merge(tree, path.split("."), value)
                 for further, needed in self.also_set.get(path, {}).items() if value else ():
-                    put(tree, further, needed)
+                    merge(tree, further.split("."), needed)
         if setting.workload.evaluation is not None:
-            put(tree, "args.eval_strategy", EVALUATED)
+            tree["args"]["eval_strategy"] = EVALUATED
         for path, document in base.documents.items() if base is not None else ():
-            complete(tree, path, document)
+            # A candidate without the engine has nothing that the document would complete.
+            if at(tree, path.split(".")):
+                merge(tree, path.split("."), document)
         args, model, env, peft = tree["args"], tree["model"], tree["env"], tree["peft"]
         plan = TrainingPlan(self.name, args, model, tree["truncate_to"], hardware.launch, env, peft)
         return self.completed(plan, setting.workload)
@@ -210,3 +212,18 @@ class Trainer(MicroBatches):
     def completed(self, plan: TrainingPlan, workload: Workload) -> TrainingPlan:
         """Return a plan with the entries that follow from the workload."""
         return plan
+
+
+def _entries_of(technique: Technique, candidate: Candidate, setting: Setting) -> Mapping[str, object]:
+    """Return the plan entries of a technique in a candidate.
+
+    Where the user's own document has the choice, what the document leaves out stays out.
+    """
+    choice, base = candidate[technique.name], setting.base
+    entries = technique.plan(choice, candidate, setting)
+    if base is None or not technique.identified_by or base.choices.get(technique.name) != choice:
+        return entries
+    own = tuple(f"{path}." for path in base.documents)
+    return {
+        path: value for path, value in entries.items() if path in technique.identified_by or not path.startswith(own)
+    }

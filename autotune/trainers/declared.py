@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from autotune.core.machine import DeviceKind
@@ -48,11 +48,16 @@ class ConfigFields:
         reading: those of these fields by which the trainer reads rows; it is given them where it tokenises.
     """
 
-    traced: frozenset[str]
-    without_effect: frozenset[str]
-    others: frozenset[str]
+    traced: frozenset[str] = frozenset()
+    without_effect: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
     assumed: Mapping[str, str] = field(default_factory=dict)
     reading: frozenset[str] = frozenset()
+
+    def __or__(self, other: ConfigFields) -> ConfigFields:
+        """Return the fields of both."""
+        parts = ((getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return ConfigFields(*(own | further for own, further in parts))
 
     @property
     def names(self) -> frozenset[str]:

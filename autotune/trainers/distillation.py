@@ -8,7 +8,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import StepProgram
 from autotune.core.workload import Workload
 from autotune.trainers.declared import ConfigFields
-from autotune.trainers.generating import Generating
+from autotune.trainers.generating import GENERATING_FIELDS, Generating
 from autotune.trainers.prompts import GENERATION
 
 TEACHER_PASS = "teacher pass"
@@ -39,24 +39,10 @@ class OnPolicyDistillation(Generating):
     )
     # `auto` would split a teacher that does not fit between the device and the host.
     loads_with = (*Generating.loads_with, TEACHER_LOADING)
-    config_fields = ConfigFields(
-        traced=frozenset({
-            "beta", "disable_dropout", "generation_kwargs", "min_p", "repetition_penalty", TEACHER_LOADING, TEACHER,
-            TEACHER_REVISION, "temperature", "top_k", "top_p",
-        }),
-        without_effect=frozenset({
-            "chat_template_kwargs", "log_completions", "log_unique_prompts", "model_init_kwargs",
-            "num_completions_to_print", "shuffle_dataset", "trust_remote_code", "vllm_group_port",
-            "vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
-        }),
-        reading=frozenset({"chat_template_kwargs"}),
-        others=frozenset({
-            "cache_implementation", "ds3_gather_for_generation", "max_completion_length",
-            "max_tool_calling_iterations", "pad_to_multiple_of", "use_vllm", "vllm_enable_sleep_mode",
-            "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode", "vllm_model_impl",
-            "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
-        }),
-    )  # fmt: skip
+    config_fields = GENERATING_FIELDS | ConfigFields(
+        traced=frozenset({"beta", TEACHER_LOADING, TEACHER, TEACHER_REVISION}),
+        others=frozenset({"max_tool_calling_iterations"}),
+    )
 
     def phases(self, plan: TrainingPlan) -> StepProgram:
         """Return a program with a generation for each step, and a pass of the teacher in every micro-batch."""

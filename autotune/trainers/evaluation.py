@@ -103,11 +103,10 @@ def _with_images(
         order = tuple(chosen.repeat(copies_in_evaluation or 1).tolist())
         return Shape(count, width + like.generated, like.generated, beside, filled, order, bool(copies_in_evaluation))
 
-    several = geometry.sequences > 1
     found = (
         heaviest_blocks(loads, drawn, multiple)
         if trainer.ordered
-        else heaviest(loads, drawn, padded=True, multiple=multiple, several=several)
+        else heaviest(loads, drawn, padded=True, multiple=multiple)
     )
     worst, *rivals = (shape_of(rows.nearest(chosen, elements.max()), geometry.worst) for chosen in found)
     shares: dict[Shape, float] = {}

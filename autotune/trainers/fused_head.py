@@ -7,7 +7,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.techniques.base import ON
-from autotune.techniques.sharding import ZERO_STAGES, zero_of
+from autotune.techniques.sharding import ZERO_STAGES, zero_stage
 from autotune.trainers.base import Trainer
 
 _OFFLOADING = "activation_offloading"
@@ -29,7 +29,7 @@ class FusedHead(Trainer):
         parameter. PyTorch's hooks on saved tensors, by which TRL offloads activations, hand it another tensor of the
         same data, on which nothing is noted.
         """
-        if zero_of(plan).get("stage") != ZERO_STAGES["zero3"] or not plan.args.get(_OFFLOADING):
+        if zero_stage(plan) != ZERO_STAGES["zero3"] or not plan.args.get(_OFFLOADING):
             return None
         return (
             f"TRL's fused head fails with {_OFFLOADING}={ON} and sharding=zero3: its backward pass gets a "

@@ -12,10 +12,19 @@ from autotune.core.documents import Document, Documents
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import Workload
-from autotune.trainers.prompts import TRACED_GENERATION, Prompted
+from autotune.trainers.declared import ConfigFields
+from autotune.trainers.prompts import CONFIG_FIELDS, TRACED_GENERATION, Prompted
 
 COMPLETIONS = "completions"
 """Rows of a global batch: several are generated of each row of the dataset."""
+GENERATING_FIELDS = CONFIG_FIELDS | ConfigFields(
+    without_effect=frozenset({
+        "chat_template_kwargs", "log_completions", "log_unique_prompts", "num_completions_to_print", "shuffle_dataset",
+    }),
+    reading=frozenset({"chat_template_kwargs"}),
+    others=frozenset({"max_completion_length", "pad_to_multiple_of", "vllm_max_model_length"}),
+)  # fmt: skip
+"""The fields of the configurations of all such trainers."""
 
 
 class Generating(Prompted):

@@ -17,34 +17,25 @@ from autotune.core.setting import Setting
 from autotune.core.workload import Workload
 from autotune.errors import InputError
 from autotune.trainers.declared import ConfigFields, DatasetFormat
-from autotune.trainers.generating import Generating
+from autotune.trainers.generating import GENERATING_FIELDS, Generating
 from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, TRACED_GENERATION
 
 _TOGETHER, _BY_ALL = "steps_per_generation", "generation_batch_size"
 """The fields of the size of a generation batch: in micro-batches of a process, and in completions of all processes."""
 OLD_PASS = "old log-probabilities"
 """The forward pass, without gradients, that later updates of the same completions are compared with."""
-CONFIG_FIELDS = ConfigFields(
+GROUPS_FIELDS = GENERATING_FIELDS | ConfigFields(
     traced=frozenset({
-        "disable_dropout", "epsilon", "epsilon_high", "generation_kwargs", "mask_truncated_completions", "min_p",
-        "num_generations_eval", "repetition_penalty", "reward_weights", "router_aux_loss_coef", "sync_ref_model",
-        "temperature", "top_k", "top_p",
+        "epsilon", "epsilon_high", "mask_truncated_completions", "num_generations_eval", "reward_weights",
+        "router_aux_loss_coef", "sync_ref_model",
     }),
     # The class fills in steps_per_generation from generation_batch_size, and the other way round.
     without_effect=frozenset({
-        "chat_template_kwargs", "generation_batch_size", "log_completions", "log_multimodal", "log_unique_prompts",
-        "model_init_kwargs", "num_completions_to_print", "ref_model_mixup_alpha", "ref_model_sync_steps",
-        "shuffle_dataset", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
-        "vllm_server_port", "vllm_server_timeout",
+        "generation_batch_size", "log_multimodal", "ref_model_mixup_alpha", "ref_model_sync_steps",
     }),
-    reading=frozenset({"chat_template_kwargs"}),
     others=frozenset({
-        "beta", "cache_implementation", "ds3_gather_for_generation", "max_completion_length",
-        "num_generations", "num_iterations", "pad_to_multiple_of", "steps_per_generation",
-        "transformers_continuous_batching_config",
-        "use_transformers_continuous_batching", "use_transformers_paged", "use_vllm", "vllm_enable_sleep_mode",
-        "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_mode", "vllm_model_impl",
-        "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
+        "beta", "num_generations", "num_iterations", "steps_per_generation", "transformers_continuous_batching_config",
+        "use_transformers_continuous_batching", "use_transformers_paged",
     }),
 )  # fmt: skip
 """The fields of the configurations of all such trainers."""

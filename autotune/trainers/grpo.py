@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelProfile
 from autotune.techniques.per_device_train_batch_size import ROWS
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
-from autotune.trainers.groups import CONFIG_FIELDS, Groups
+from autotune.trainers.declared import ConfigFields
+from autotune.trainers.groups import GROUPS_FIELDS, Groups
 
 _OVER_TOKENS = frozenset({"cispo", "dapo", "vespo"})
 """Losses that are divided by ``num_items_in_batch``, which is of a generation batch (``GRPOTrainer._compute_loss``)."""
@@ -21,21 +21,20 @@ class GroupRelativePolicyOptimization(Groups):
     name = "grpo"
     label = "GRPO"
     title = "Group-relative policy optimisation"
-    config_fields = replace(
-        CONFIG_FIELDS,
-        traced=CONFIG_FIELDS.traced | {
+    config_fields = GROUPS_FIELDS | ConfigFields(
+        traced=frozenset({
             "cast_lm_head_to_fp32", "delta", "entropy_coef", "importance_sampling_level", "loss_type",
             "multi_objective_aggregation", "off_policy_mask_threshold", "scale_rewards", "top_entropy_quantile",
             "use_adaptive_entropy", "use_bias_correction_kl", "vllm_importance_sampling_clip_max",
             "vllm_importance_sampling_clip_min", "vllm_importance_sampling_correction",
             "vllm_importance_sampling_mode",
-        },
-        without_effect=CONFIG_FIELDS.without_effect | {
+        }),
+        without_effect=frozenset({
             "entropy_coef_delta", "entropy_coef_max", "entropy_coef_min", "entropy_target",
             "log_completions_hub_repo", "sapo_temperature_neg", "sapo_temperature_pos", "vespo_k_neg", "vespo_k_pos",
             "vespo_lambda_neg", "vespo_lambda_pos",
-        },
-        others=CONFIG_FIELDS.others | {"max_tool_calling_iterations", "vllm_importance_sampling_cap"},
+        }),
+        others=frozenset({"max_tool_calling_iterations", "vllm_importance_sampling_cap"}),
     )  # fmt: skip
 
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:

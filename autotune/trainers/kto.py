@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -87,9 +87,7 @@ class UnpairedPreference(FusedHead):
         prompt, completion = lengths
         return (prompt + 1, prompt + completion)
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return blocks of successive rows, each padded to its longest sequence.
 
         A last block with fewer rows counts as if its rows were repeated, but only if no other block makes it
@@ -97,22 +95,11 @@ class UnpairedPreference(FusedHead):
         evaluation, TRL exchanges answers within blocks of as many rows as in training; those of rows with images are
         exchanged by the collator, within the blocks of evaluation (:meth:`loads`).
         """
-        epoch = _epoch_of(plan, documents, rows)
-        worst, *rivals = epoch.worst
-        return BatchGeometry(
-            layout=Layout.PADDED if epoch.padded else Layout.EQUAL,
-            worst=worst,
-            sizes=epoch.sizes,
-            tokens=rows * epoch.tokens / epoch.rows,
-            documents=float(rows),
-            rows=epoch.rows,
-            rivals=tuple(rivals),
-        )
+        return _epoch_of(plan, documents, rows)[0]
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return those of the blocks of an epoch: rows keep their order, and each micro-batch is a block."""
-        epoch = _epoch_of(plan, documents, plan.rows)
-        return epoch.widths, epoch.unpadded
+        return _epoch_of(plan, documents, plan.rows)[1:]
 
     def loads(self, plan: TrainingPlan, images: ImageProfile, rows: int) -> Loads:
         """Return the sizes with those of mismatched pairs: the collator exchanges answers of rows with images."""
@@ -194,26 +181,8 @@ class UnpairedPreference(FusedHead):
 TRAINER = UnpairedPreference()
 
 
-@dataclass(frozen=True)
-class _Epoch:
-    """The blocks of an epoch: counts and worst blocks.
-
-    Attributes:
-        rows, tokens: of all of them, without padding.
-        worst: shapes of those of which each may need the most memory.
-        padded: whether one of these has padding.
-        sizes: those that stand for whole blocks.
-        widths: of whole blocks, ascending.
-        unpadded: those of blocks without padding.
-    """
-
-    rows: int
-    tokens: int
-    worst: tuple[Shape, ...]
-    padded: bool
-    sizes: tuple[Typical, ...]
-    widths: tuple[int, ...]
-    unpadded: tuple[int, ...]
+_Epoch = tuple[BatchGeometry, Sequence[int], Sequence[int]]
+"""The blocks of an epoch, in steps of one; the widths of whole blocks; and those of blocks without padding."""
 
 
 def _epoch_of(plan: TrainingPlan, documents: Documents, rows: int) -> _Epoch:
@@ -256,11 +225,11 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
     held = in_block[whole]
     widths, besides = found["tokens"][whole], found["beside"][whole]
     typical = representatives(widths, beside=[besides, held])
-    return _Epoch(
-        rows=len(own),
-        tokens=int(own.sum()),
-        worst=tuple(shapes.values()),
-        padded=bool((found["padded"] | found["beside_padded"])[worst].any()),
+    largest, *rivals = shapes.values()
+    geometry = BatchGeometry(
+        layout=Layout.PADDED if (found["padded"] | found["beside_padded"])[worst].any() else Layout.EQUAL,
+        worst=largest,
+        rivals=tuple(rivals),
         sizes=tuple(
             Typical(
                 Shape(rows, each.tokens, beside=round(beside), filled=min(1.0, held / (rows * each.tokens))), each.share
@@ -268,9 +237,11 @@ def _epoch(documents: Documents, rows: int, length: int | None, multiple: int, e
             for each in typical
             for beside, held in (each.beside,)
         ),
-        widths=tuple(np.unique(widths).tolist()),
-        unpadded=tuple(np.unique(widths[~found["padded"][whole]]).tolist()),
+        tokens=rows * int(own.sum()) / len(own),
+        documents=float(rows),
+        rows=len(own),
     )
+    return geometry, np.unique(widths).tolist(), np.unique(widths[~found["padded"][whole]]).tolist()
 
 
 def mismatched(prompts: Numbers, answers: Numbers, rows: int, length: int | None) -> Numbers:

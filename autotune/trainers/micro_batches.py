@@ -54,11 +54,9 @@ class MicroBatches(Declared, ABC):
 
     def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return the micro-batches of ``rows`` rows of a plan's evaluation on a dataset; no gradients accumulate."""
-        return self.laid_out(plan, documents, rows, evaluated=True).in_steps(1, plan.data_ranks)
+        return self.laid_out(plan, documents, rows).in_steps(1, plan.data_ranks)
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return micro-batches of ``rows`` rows of a dataset, of which a step has one.
 
         By default, rows are padded to the longest sequence of their micro-batch, whether they are trained or evaluated
@@ -86,12 +84,7 @@ class MicroBatches(Declared, ABC):
 
     def widths(self, plan: TrainingPlan, documents: Documents) -> tuple[Sequence[int], Sequence[int]]:
         """Return the widths that micro-batches can have, and those of micro-batches without padding, ascending."""
-        return widths(
-            documents,
-            plan.cut_to,
-            plan.multiple,
-            self.rows_per_draw(plan),
-        )
+        return widths(documents, plan.cut_to, plan.multiple, self.rows_per_draw(plan))
 
     def padded_together(self, plan: TrainingPlan) -> int:
         """Return how many completions are padded to the longest of them; 0 for a trainer that generates none."""

@@ -18,7 +18,7 @@ from autotune.techniques.sharding import DDP, ZERO_STAGES, Sharding
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.techniques.vllm import SLEEPING, beyond_model, is_colocated
 from autotune.trainers.declared import ConfigFields
-from autotune.trainers.prompts import GENERATION, REFERENCE_PASS, SCORING, Prompted
+from autotune.trainers.prompts import CONFIG_FIELDS, GENERATION, REFERENCE_PASS, SCORING, Prompted
 
 COMPLETIONS = 2
 """Completions of each prompt; TRL has no field for it."""
@@ -49,22 +49,12 @@ class OnlineDirectPreferenceOptimization(Prompted):
     )
     most_field = "max_new_tokens"
     sends_text = True
-    config_fields = ConfigFields(
-        traced=frozenset({
-            "beta", "disable_dropout", "generation_kwargs", "loss_type", "min_p", "missing_eos_penalty",
-            "repetition_penalty", "reward_weights", "temperature", "top_k", "top_p",
-        }),
-        # The trainer never reads reward_model_path.
-        without_effect=frozenset({
-            "model_init_kwargs", "reward_model_path", "trust_remote_code", "vllm_group_port", "vllm_server_base_url",
-            "vllm_server_host", "vllm_server_port", "vllm_server_timeout",
-        }),
-        others=frozenset({
-            "cache_implementation", "ds3_gather_for_generation", "max_length", "max_new_tokens",
-            "use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization", "vllm_mode", "vllm_model_impl",
-            "vllm_structured_outputs_regex", "vllm_tensor_parallel_size",
-        }),
-    )  # fmt: skip
+    config_fields = CONFIG_FIELDS | ConfigFields(
+        traced=frozenset({"beta", "loss_type", "missing_eos_penalty", "reward_weights"}),
+        # The trainer never reads it.
+        without_effect=frozenset({"reward_model_path"}),
+        others=frozenset({"max_length", "max_new_tokens"}),
+    )
 
     def vllm_tokens(self, plan: TrainingPlan) -> int | None:
         """Return TRL's sum: ``max_length`` plus a completion."""

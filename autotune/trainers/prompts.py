@@ -14,7 +14,7 @@ from autotune.core.plan import Completions, TrainingPlan
 from autotune.core.representatives import MOST, representatives
 from autotune.core.workload import Workload
 from autotune.trainers.base import Trainer
-from autotune.trainers.declared import DatasetFormat
+from autotune.trainers.declared import ConfigFields, DatasetFormat
 from autotune.trainers.geometry import widest_of
 
 if TYPE_CHECKING:
@@ -42,6 +42,22 @@ STAND_IN = "stand-in"
 GENERATED_SIZES = 2
 """The most sizes that stand for all generations: their time hardly bends with the tokens of prompts, since each token
 that is generated reads the keys and values of those before it once."""
+
+CONFIG_FIELDS = ConfigFields(
+    traced=frozenset({
+        "disable_dropout", "generation_kwargs", "min_p", "repetition_penalty", "temperature", "top_k", "top_p",
+    }),
+    without_effect=frozenset({
+        "model_init_kwargs", "trust_remote_code", "vllm_group_port", "vllm_server_base_url", "vllm_server_host",
+        "vllm_server_port", "vllm_server_timeout",
+    }),
+    others=frozenset({
+        "cache_implementation", "ds3_gather_for_generation", "use_vllm", "vllm_enable_sleep_mode",
+        "vllm_gpu_memory_utilization", "vllm_mode", "vllm_model_impl", "vllm_structured_outputs_regex",
+        "vllm_tensor_parallel_size",
+    }),
+)  # fmt: skip
+"""The fields of the configurations of all such trainers."""
 
 TRACED_GENERATION = 2
 """Micro-batches of the generation batch in a trace: completions of two prompts divide into micro-batches of one row."""
@@ -79,9 +95,7 @@ class Prompted(Trainer):
         """Return how many tokens of a row the loss sees, by those of its prompt and of its completion."""
         return prompt + completion
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
         """Return prompts and completions, each padded to the longest of their generation batch."""
         steps, iterations = plan.steps_per_generation, plan.number("num_iterations") or 1
         generations = plan.micro_batches / plan.uses

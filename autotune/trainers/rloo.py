@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelProfile
 from autotune.techniques.steps_per_generation import NAME as GENERATED_TOGETHER
-from autotune.trainers.groups import CONFIG_FIELDS, Groups
+from autotune.trainers.declared import ConfigFields
+from autotune.trainers.groups import GROUPS_FIELDS, Groups
 
 
 class LeaveOneOut(Groups):
@@ -17,7 +17,7 @@ class LeaveOneOut(Groups):
     name = "rloo"
     label = "RLOO"
     title = "REINFORCE leave-one-out"
-    config_fields = replace(CONFIG_FIELDS, traced=CONFIG_FIELDS.traced | {"normalize_advantages", "reward_clip_range"})
+    config_fields = GROUPS_FIELDS | ConfigFields(traced=frozenset({"normalize_advantages", "reward_clip_range"}))
 
     def loss_depends_on(self, args: Mapping[str, object], model: ModelProfile | None = None) -> Mapping[str, str]:
         """Return that advantages may be normalised by those of the completions that are generated at once."""

@@ -84,15 +84,17 @@ class SupervisedFineTuning(FusedHead):
             found[MaxLength.name] = found[PACKING]
         return found
 
-    def laid_out(
-        self, plan: TrainingPlan, documents: Documents, rows: int, *, evaluated: bool = False
-    ) -> BatchGeometry:
-        """Return packed, padding-free or padded rows.
+    def laid_out(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return packed, padding-free or padded rows."""
+        return self._laid_out(plan, documents, rows, packs=plan.args.get("packing"))
 
-        ``eval_packing`` packs rows to evaluate on, and the collator lays them as in training.
-        """
-        own = plan.args.get("eval_packing") if evaluated else None
+    def evaluated(self, plan: TrainingPlan, documents: Documents, rows: int) -> BatchGeometry:
+        """Return rows that ``eval_packing`` packs, or not; the collator lays them as in training."""
+        own = plan.args.get("eval_packing")
         packs = plan.args.get("packing") if own is None else own
+        return self._laid_out(plan, documents, rows, packs=packs).in_steps(1, plan.data_ranks)
+
+    def _laid_out(self, plan: TrainingPlan, documents: Documents, rows: int, *, packs: object) -> BatchGeometry:
         flat = self.layout(plan, rows) is Layout.FLAT
         if packs:
             # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).

@@ -8,14 +8,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from autotune.app.arguments import SearchArguments
 from autotune.app.options import checked_options
 from autotune.app.problem import problem_of
 from autotune.app.requests import probe_request
 from autotune.app.workload import WorkloadReader
-from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.candidate import Candidate
 from autotune.core.events import ignore
+from autotune.core.heaviest import Loads, heaviest
 from autotune.core.machine import Machine
 from autotune.core.measurement import Schedule
 from autotune.core.protocol import ProbeRequest
@@ -97,9 +99,8 @@ class Prepared:
         rows, lengths = int(candidate["per_device_train_batch_size"]), self.scenario.lengths
         longest_first = [tokens for tokens in sorted(lengths, reverse=True) for _ in range(lengths[tokens])]
         if candidate["packing"] == NONE:
-            cut = [min(tokens, int(candidate["max_length"])) for tokens in longest_first]
-            for position in worst_micro_batches(cut, rows, padded=not _flat(candidate))[0]:
-                yield cut[position]
+            cut = np.array(longest_first).clip(max=int(candidate["max_length"]))
+            yield from cut[heaviest(Loads(cut, cut, cut), rows, padded=not _flat(candidate), multiple=1)[0]].tolist()
             return
         left = rows * int(candidate["max_length"])
         while left > 0:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, worst_micro_batches
+from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
+from autotune.core.heaviest import Loads, heaviest
+
+
+def worst(lengths: list[int], rows: int, *, padded: bool = True, multiple: int = 1) -> list[tuple[int, ...]]:
+    """Return the lengths in the micro-batches that may need the most memory."""
+    tokens = np.array(lengths)
+    found = heaviest(Loads(tokens, tokens, tokens), rows, padded=padded, multiple=multiple)
+    return [tuple(tokens[chosen].tolist()) for chosen in found]
 
 
 @pytest.mark.parametrize(
@@ -26,8 +35,7 @@ from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical, 
 def test_the_worst_micro_batches_are_the_longest_rows_and_those_with_padding(
     longest_first: list[int], rows: int, expected: list[tuple[int, ...]]
 ) -> None:
-    chosen = worst_micro_batches(longest_first, rows, padded=True)
-    assert [tuple(longest_first[position] for position in positions) for positions in chosen] == expected
+    assert worst(longest_first, rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -41,12 +49,11 @@ def test_the_worst_micro_batches_are_the_longest_rows_and_those_with_padding(
     ],
 )
 def test_rounding_up_is_padding_too(longest_first: list[int], rows: int, expected: list[tuple[int, ...]]) -> None:
-    chosen = worst_micro_batches(longest_first, rows, padded=True, multiple=4)
-    assert [tuple(longest_first[position] for position in positions) for positions in chosen] == expected
+    assert worst(longest_first, rows, multiple=4) == expected
 
 
 def test_rows_laid_end_to_end_have_no_padding_to_look_for() -> None:
-    assert worst_micro_batches([8, 8, 5], 2, padded=False) == ((0, 1),)
+    assert worst([8, 8, 5], 2, padded=False) == [(8, 8)]
 
 
 def test_ranks_wait_for_the_largest_of_the_micro_batches_that_they_run_at_once() -> None:

@@ -134,7 +134,7 @@ class Toy(Adapter):
         """Return sequences and tokens."""
         return batch["input_ids"].shape[0], batch["input_ids"].numel()
 
-    def synthetic(self, rows, plan, arguments, trainable):
+    def synthetic(self, rows, plan, trainable):
         """Return rows of one repeated token."""
         return Dataset.from_dict(
             {name: [[TOKEN] * row[part] for row in rows] for part, name in enumerate(COLUMNS)}

@@ -17,7 +17,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import traced_depths
 from autotune.probing import JobServer, trace
-from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.trainers import find_trainer
 from autotune.trainers.distillation import TEACHER, TRAINER

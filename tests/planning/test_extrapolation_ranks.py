@@ -15,7 +15,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.points import fit_of, traced_points
 from autotune.probing import JobServer, trace
-from autotune.step.distributed.engines import zero_stage
+from autotune.techniques.sharding import zero_stage
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 

@@ -20,7 +20,7 @@ from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Rollouts, Workload
 from autotune.errors import InputError, UnreadError
 from autotune.probing import JobServer, prepare
-from autotune.step.data.images import check_no_images
+from autotune.step.data.dataset import check_no_images
 from autotune.step.images.limits import image_limits
 from autotune.step.trainers import adapter
 from autotune.trainers import trainers

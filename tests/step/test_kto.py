@@ -145,7 +145,7 @@ def test_the_rows_to_evaluate_on_do_not_count_for_those_to_train_on(
 
     def noted(trainer: Any, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         rows = ask(trainer, dataset, name, batch_size)
-        after[name] = dict(trainer.seconds_per_row)
+        after[name] = trainer.seconds_per_row
         return rows
 
     monkeypatch.setattr(asked, "_precompute_ref_logps", noted)
@@ -200,7 +200,7 @@ def test_traced_rows_make_the_widths_of_both_tensors() -> None:
 
 
 def test_synthetic_rows_are_labelled_in_turn() -> None:
-    made: Dataset = ADAPTER.synthetic(((3, 4), (2, 5)), TrainingPlan("kto", {}), None, 1.0)
+    made: Dataset = ADAPTER.synthetic(((3, 4), (2, 5)), TrainingPlan("kto", {}), 1.0)
     assert made["label"][:] == [True, False]
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from autotune.planning.points import traced_depths
-from autotune.step.models.layer_kinds import layer_kinds
+from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import _keep, first_layers, shrunken_model
 from tests.small import small_config

@@ -17,8 +17,13 @@ from autotune.core.workload import ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.step.models import loading
 from autotune.step.models.heads import LANGUAGE_MODEL
-from autotune.step.models.loading import load_config, load_processor, virtual_model
-from autotune.step.models.processors import processor_for, vocabularies_read_once
+from autotune.step.models.loading import (
+    load_config,
+    load_processor,
+    processor_for,
+    virtual_model,
+    vocabularies_read_once,
+)
 from autotune.units import GIB, MIB
 from tests.small import write_small_model
 from tests.virtual.alone import found_by
@@ -83,7 +88,7 @@ def test_it_is_loaded_once(source: ModelSource, monkeypatch: pytest.MonkeyPatch)
         loaded.append(source)
         return load_processor(source, auto_class)
 
-    monkeypatch.setattr("autotune.step.models.processors.load_processor", load)
+    monkeypatch.setattr("autotune.step.models.loading.load_processor", load)
     first, second = (processor_for(source, AutoProcessor) for _ in range(2))
     assert loaded == [source]
     assert first is not second

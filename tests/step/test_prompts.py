@@ -107,7 +107,7 @@ def test_rows_that_stand_in_for_data_lack_no_column(judges: str, small_model_dir
 def test_an_error_of_the_user_s_own_reward_function_names_it(judges: str) -> None:
     names = [f"{judges}.{name}" for name in ("failing", "waiting", "scorer")]
     plan = TrainingPlan("grpo", {}, rewards=(*names, "accuracy_reward"))
-    failing, waiting, scorer, own = adapter("grpo").arguments_by_name(plan)["reward_funcs"]
+    failing, waiting, scorer, own = adapter("grpo").arguments(plan)["reward_funcs"]
     with pytest.raises(RewardError) as raised:
         failing(completions=["a"])
     reason = judge(raised.value, began_training=False, device="cpu").reason

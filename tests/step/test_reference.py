@@ -14,19 +14,18 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 from autotune.core.blocks import block_rows
-from autotune.core.plan import Launch, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.step.rows import spread
 from autotune.step.run.traced_training import traced_training
 from autotune.step.run.virtual_trainer import TracedRows
 from autotune.step.trainers import adapter
-from autotune.step.trainers.reference import OnTokenizedRows, drop_precomputed
+from autotune.step.trainers.reference import OnTokenizedRows
 from autotune.trainers import find_trainer
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.trainers.kto import REFERENCE_KL
 from autotune.virtual import trace
 from autotune.virtual.costs import Kind
 from tests.small import small_config, small_tokenizer
-from tests.step.plans import fsdp2, zero
 
 TRAINERS = pytest.mark.parametrize("name", ["dpo", "kto"])
 ROWS_AT_ONCE = 2
@@ -56,7 +55,7 @@ def built(name: str, folder: Path) -> Any:
     parts = len(find_trainer(name).row_of(64)[0])
     sizes = [(8, *(4 + 3 * row + part for part in range(1, parts))) for row in range(2 * ROWS_AT_ONCE)]
     arguments = known.config(**args)
-    rows = known.synthetic(sizes, plan, arguments, 1.0)
+    rows = known.synthetic(sizes, plan, 1.0)
     model, reference = (AutoModelForCausalLM.from_config(small_config()) for _ in range(2))
     return known.trainer_class(plan)(
         model=model, ref_model=reference, args=arguments, train_dataset=rows, processing_class=small_tokenizer()
@@ -108,37 +107,6 @@ def test_log_probabilities_of_the_reference_are_those_of_trl(
         assert min(abs(value - other) for other in every) < 1e-4
 
 
-@TRAINERS
-@pytest.mark.parametrize(
-    ("args", "processes", "peft", "loads"),
-    [
-        ({}, 1, False, True),
-        ({}, 1, True, False),
-        (PRECOMPUTED, 1, False, False),
-        ({**PRECOMPUTED, **zero(3)}, 2, False, False),
-        ({**PRECOMPUTED, **fsdp2()}, 2, False, True),
-        ({**PRECOMPUTED, **fsdp2()}, 2, True, False),
-        # A single process does not shard.
-        ({**PRECOMPUTED, **fsdp2()}, 1, False, False),
-    ],
-)
-def test_a_reference_is_made_where_trl_loads_one(
-    name: str, args: Mapping[str, object], processes: int, peft: bool, loads: bool
-) -> None:
-    plan = TrainingPlan(name, args, {"use_peft": peft}, launch=Launch(processes))
-    assert bool(adapter(name).arguments_for_built_model(plan, lambda **_: object())) is loads
-
-
-@TRAINERS
-def test_with_fsdp_a_reference_that_has_been_asked_all_is_dropped(name: str, tmp_path: Path) -> None:
-    trainer = built(name, tmp_path)
-    for sharded, precomputed in ((True, True), (True, False), (False, True)):
-        trainer.ref_model = torch.nn.Identity()
-        trainer.is_fsdp_enabled, trainer.precompute_ref_logps = sharded, precomputed
-        drop_precomputed(trainer)
-        assert (trainer.ref_model is None) is (sharded and precomputed)
-
-
 @pytest.mark.parametrize(
     ("name", "asking"), [("dpo", (REFERENCE_PASS,)), ("kto", (REFERENCE_KL, REFERENCE_PASS))], ids=["dpo", "kto"]
 )
@@ -182,7 +150,7 @@ def test_the_time_of_a_pass_over_the_dataset_is_that_of_all_its_rows(
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     asked = Asked()
     asked.precompute_sample(Dataset.from_dict({"row": widths}), "train", [], blocks, wide[blocks].max(axis=1), ())
-    assert asked.seconds_per_row == {PRECOMPUTE: pytest.approx(wide.mean())}
+    assert asked.seconds_per_row == pytest.approx(wide.mean())
 
 
 def test_sizes_are_spread_as_all_of_them_are() -> None:

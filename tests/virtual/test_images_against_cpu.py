@@ -22,8 +22,8 @@ from autotune.core.images import ChosenRows
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import EVALUATE
 from autotune.core.workload import Rollouts
+from autotune.step.data.profile import layer_kinds
 from autotune.step.images.tokens import image_elements
-from autotune.step.models.layer_kinds import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import traced_training
@@ -205,20 +205,27 @@ def test_images_of_two_steps_are_held_where_the_micro_batches_of_the_next_are_fe
         return trace(run, target="cuda", capability=(8, 0)).device_peak.bytes
 
     # All but one micro-batch of a step are left out.
-    few, many = (rows.image_numbers(2 * (count - 1)) for count in (40, 60))
-    assert few is not None
-    assert many is not None
-    assert held(60) - held(40) == 2 * 4 * (many - few)
+    few, many = (rows.collated_bytes(2 * (count - 1), COLLATORS["sft"](processor)) for count in (40, 60))
+    assert held(60) - held(40) == 2 * (many - few)
+
+
+def test_a_row_that_is_left_out_is_there_with_its_tokens_and_masks(tmp_path: Path) -> None:
+    processor = small_processor("qwen2_5_vl")
+    rows, collate = tokenised("sft", processor, tmp_path), COLLATORS["sft"](processor)
+    made = [collate([row]) for row in load_from_disk(str(tmp_path))]
+    sizes = [{name: value.nbytes for name, value in each.items()} for each in made]
+    assert max(each["pixel_values"] for each in sizes) < rows.collated_bytes(1, collate)
+    assert rows.collated_bytes(1, collate) == sum(max(sizes, key=lambda each: each["pixel_values"]).values())
 
 
 def test_rows_that_meet_by_chance_have_more_image_data_than_their_mean_and_less_than_the_largest(
     tmp_path: Path,
 ) -> None:
-    rows = tokenised("sft", small_processor("qwen2_5_vl"), tmp_path)
-    elements = image_elements(load_from_disk(str(tmp_path)))
+    processor = small_processor("qwen2_5_vl")
+    rows, collate = tokenised("sft", processor, tmp_path), COLLATORS["sft"](processor)
+    elements, largest = image_elements(load_from_disk(str(tmp_path))), rows.collated_bytes(1, collate)
     assert elements is not None
-    assert 100 * elements.mean() < (rows.image_numbers(100) or 0) < 100 * elements.max()
-    assert TracedRows([(3,)]).image_numbers(100) is None
+    assert 100 * elements.mean() / elements.max() < rows.collated_bytes(100, collate) / largest < 100
 
 
 def test_layers_of_the_language_model_after_which_features_of_the_tower_are_added_are_of_a_kind_of_their_own() -> None:

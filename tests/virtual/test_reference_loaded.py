@@ -22,8 +22,17 @@ from tests.small import small_tokenizer
 from tests.virtual.models import config_of
 
 ARGS = {"per_device_train_batch_size": 2, "bf16": False, "max_length": 32, "report_to": "none"}
+GROUPS = {
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 1, "num_generations": 2, "beta": 0.04,
+    "max_completion_length": 8, "bf16": False, "report_to": "none",
+}  # fmt: skip
 PLANS: dict[str, tuple[TrainingPlan, list[tuple[int, ...]]]] = {
     "dpo": (TrainingPlan("dpo", args=ARGS), [(8, 8, 8)] * 2),
+    "kto": (TrainingPlan("kto", args=ARGS), [(8, 8)] * 2),
+    "grpo": (
+        TrainingPlan("grpo", args=GROUPS, rewards=(NO_REWARD,), completions=Completions(8, 8)),
+        [(8, 8)] * 2,
+    ),
     "online_dpo": (
         TrainingPlan(
             "online_dpo", args={**ARGS, "max_new_tokens": 8}, rewards=(NO_REWARD,), completions=Completions(8, 8)

@@ -14,6 +14,7 @@ from autotune.core.effort import EFFORTS
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
+from autotune.core.nested import merge
 from autotune.core.plan import TrainingPlan
 from autotune.core.result import Choosable, Result
 from autotune.core.status import OUT_OF_MEMORY, ProbeStatus
@@ -24,7 +25,6 @@ from autotune.inspection.machine import environment
 from autotune.planning.single import PlanTracer, Sized
 from autotune.probing import JobServer, probe
 from autotune.trainers import find_trainer
-from autotune.trainers.entries import put
 from autotune.units import MIB, format_duration
 from autotune.userconfig.bundle import decoded, trains_like
 
@@ -134,7 +134,7 @@ def probed(
 def _on_device(plan: TrainingPlan, kind: DeviceKind) -> TrainingPlan:
     args = deepcopy(dict(plan.args))
     for path, value in find_trainer(plan.trainer).device_args(kind, in_group=plan.in_group).items():
-        put(args, path, value)
+        merge(args, path.split("."), value)
     return replace(plan, args=args)
 
 

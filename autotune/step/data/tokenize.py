@@ -32,20 +32,21 @@ def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded
     architecture = model_class(model_config)
     known = adapter(request.trainer)
 
-    def small_model(**_: bool) -> Any:
+    def small_model() -> Any:
         return shrunken_model(architecture, model_config, layers=FEWEST_BUILT)
 
     reading = request.dataset.reading
     plan = TrainingPlan(trainer=request.trainer, args={**known.tokenizing, **reading})
     arguments = config(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
     try:
-        trainer = known.trainer(
-            model=small_model(),
-            args=arguments,
-            train_dataset=loaded.rows,
-            processing_class=processor,
-            **known.arguments_for_built_model(None, small_model),
-        )
+        with known.building(small_model):
+            trainer = known.trainer(
+                model=small_model(),
+                args=arguments,
+                train_dataset=loaded.rows,
+                processing_class=processor,
+                **known.arguments(plan),
+            )
     except Exception as error:
         if isinstance(error, TemplateError) or _raised_in_template(error):
             template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 
 from autotune.core.plan import TrainingPlan
+from autotune.techniques.sharding import zero_stage
 
 
 class Engine(StrEnum):
@@ -45,11 +46,3 @@ def worst_rank(plan: TrainingPlan, gradients: Sequence[int] = ()) -> int:
         return 0
     last = plan.launch.processes - 1
     return max(range(len(gradients)), key=lambda rank: (gradients[rank], rank), default=last)
-
-
-def zero_stage(plan: TrainingPlan) -> int:
-    """Return the stage of DeepSpeed's ZeRO, 0 without DeepSpeed or ZeRO."""
-    document = plan.args.get("deepspeed")
-    zero = document.get("zero_optimization") if isinstance(document, Mapping) else None
-    stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
-    return stage if isinstance(stage, int) else 0

@@ -13,7 +13,9 @@ from transformers import TrainerCallback
 from autotune.core.machine import DeviceKind
 from autotune.core.plan import TrainingPlan
 from autotune.core.ranks import free_port, launched
-from autotune.step.distributed.engines import Engine, engine_of, zero_stage
+from autotune.step.distributed.engines import Engine, engine_of
+from autotune.techniques.sharding import zero_stage
+from autotune.units import counted
 
 # What a step of DeepSpeed imports.
 _DEEPSPEED = ("deepspeed", "deepspeed.comm", "deepspeed.comm.torch", "deepspeed.runtime.engine")
@@ -83,7 +85,7 @@ class EngineCheck(TrainerCallback):
 
 def planned_engine(plan: TrainingPlan) -> str:
     """Return the planned engine, in the words of :func:`running_engine`."""
-    engine, processes = engine_of(plan), _processes_text(plan.launch.processes)
+    engine, processes = engine_of(plan), counted(plan.launch.processes, "process", "processes")
     if engine is Engine.NONE:
         return processes
     stage = f" {zero_stage(plan)}" if engine is Engine.DEEPSPEED else ""
@@ -95,10 +97,6 @@ def _groups_text(replicas: object, sharing: object) -> str:
     return (f", {replicas} replicas" if replicas != 1 else "") + (f", {sharing} to a row" if sharing != 1 else "")
 
 
-def _processes_text(count: int) -> str:
-    return f"{count} processes" if count > 1 else "1 process"
-
-
 def running_engine(trainer: Any) -> str:
     """Return which engine trains a built trainer's model, in words, as the wrapped model shows it."""
     from torch.distributed.fsdp import FSDPModule
@@ -106,7 +104,7 @@ def running_engine(trainer: Any) -> str:
     from torch.nn.parallel import DistributedDataParallel
 
     world = dist.get_world_size() if dist.is_initialized() else 1
-    processes = _processes_text(world)
+    processes = counted(world, "process", "processes")
     wrapped = trainer.model_wrapped
     if hasattr(wrapped, "zero_optimization_stage"):
         return f"{Engine.DEEPSPEED} {wrapped.zero_optimization_stage()} with {processes}"

@@ -13,7 +13,8 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.distributed.engines import Engine, engine_of, zero_stage
+from autotune.step.distributed.engines import Engine, engine_of
+from autotune.techniques.sharding import zero_stage
 
 
 def on_device(device: torch.device, plan: TrainingPlan, configure: Callable[[], Any]) -> Any:

@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.distributed.engines import Engine, engine_of, zero_stage
+from autotune.step.distributed.engines import Engine, engine_of
+from autotune.techniques.sharding import zero_stage
 from autotune.virtual import UnsupportedError, assume, holds, is_tracing
 from autotune.virtual.records import Category
 from autotune.virtual.tracing import moving_gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from copy import copy
+from itertools import dropwhile, islice
 from typing import Any
 
 from datasets import Dataset
@@ -33,21 +34,21 @@ def image_limits(rows: Dataset, processor: Any, name: str) -> tuple[ImageLimit, 
     Raises:
         InputError: an image cannot be read.
     """
-    own = _size_of(processor)
+    size = getattr(processor.image_processor, _SIZE, None)
+    own = {key: value for key, value in dict(size or {}).items() if value is not None}
     if own.get(_EDGE) is None:
         return ()
     counts = Counter(images or () for images in image_sizes(rows, processor.image_processor, name))
     largest = Counter([max(counts, key=lambda images: sum(image.pixels for image in images))])
     present, at_largest = (_limit(processor, sizes, {_SIZE: own}) for sizes in (counts, largest))
-    limits = [present]
-    for edge in _halves(own):
-        fields = {_SIZE: {**own, _EDGE: edge}}
-        # Limits far above every image are the rule, and change nothing.
-        if len(limits) > 1 or not _same(_limit(processor, largest, fields), at_largest):
-            limits.append(_limit(processor, counts, fields))
-        if len(limits) > 1 and (len(limits) > _SHOWN + 1 or _same(limits[-1], limits[-2])):
-            limits.pop()
+    limits, smaller = [present], ({_SIZE: {**own, _EDGE: edge}} for edge in _halves(own))
+    # Limits far above every image are the rule, and change nothing.
+    changing = dropwhile(lambda fields: _same(_limit(processor, largest, fields), at_largest), smaller)
+    for fields in islice(changing, _SHOWN):
+        limit = _limit(processor, counts, fields)
+        if _same(limit, limits[-1]):
             break
+        limits.append(limit)
     if getattr(processor.image_processor, _SPLITTING, None) is True:
         limits.append(_limit(processor, counts, {_SPLITTING: False}))
     changed = [limit for limit in limits[1:] if not _same(limit, present)]
@@ -60,11 +61,6 @@ def _halves(size: Mapping[str, int]) -> Iterator[int]:
     while edge >= max(1, size.get("shortest_edge") or 1):
         yield edge
         edge //= 2
-
-
-def _size_of(processor: Any) -> Mapping[str, int]:
-    size = getattr(processor.image_processor, _SIZE, None)
-    return {key: value for key, value in dict(size or {}).items() if value is not None}
 
 
 def _limit(processor: Any, counts: Mapping[_Images, int], fields: Mapping[str, Any]) -> ImageLimit:

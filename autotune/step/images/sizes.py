@@ -108,10 +108,7 @@ def image_sizes(rows: Dataset, processor: Any, name: str) -> Iterator[tuple[Imag
             yield None
             continue
         if None in images:
-            raise InputError(
-                f"Row {number} of {name} has no {column}.",
-                hint=f"Remove such rows. {NO_LIST}",
-            )
+            raise InputError(f"Row {number} of {name} has no {column}.", hint=f"Remove such rows. {NO_LIST}")
         files = (_file(image, number, name) if isinstance(image, str) else image for image in images)
         yield tuple(_size(file, mode, decoded, number, name) for file in files)
 

@@ -53,8 +53,8 @@ def probe(request: ProbeRequest, context: JobContext) -> Measurement:
         logged(error)
         measurement = _failed(error, request, progress, meter, context.sent_seconds)
     else:
-        passes = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
-        measurement = _finished(request.plan, progress, meter, context.sent_seconds, sum(passes.values()))
+        pass_seconds = adapter(request.plan.trainer).pass_seconds_per_row(trainer)
+        measurement = _finished(request.plan, progress, meter, context.sent_seconds, pass_seconds)
     shutil.rmtree(context.folder / OUTPUT_DIRECTORY, ignore_errors=True)
     return measurement
 

@@ -25,8 +25,7 @@ from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config
-from autotune.step.models.processors import processor_for, vocabularies_read_once
+from autotune.step.models.loading import load_config, processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
 from autotune.step.run.traced_training import TraceFacts, capability_of, traced_training, world_of
 from autotune.step.run.virtual_trainer import TracedRows
@@ -92,7 +91,7 @@ def _reply(request: TraceRequest, folder: Path) -> TraceReply:
         worst_tokens=facts.worst_tokens,
         # The micro-batch of a step that stands for those between its first and its last.
         between=Occurrence.FIRST if request.plan.in_group else Occurrence.FURTHER,
-        tokens_per_step=float(request.plan.data_ranks * facts.micro_batches * facts.tokens[-1].mean()),
+        tokens_per_step=request.plan.data_ranks * facts.micro_batches * facts.tokens,
         assumptions=traced.assumptions,
         seconds=time.monotonic() - started,
         sections=tuple(

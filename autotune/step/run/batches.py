@@ -8,15 +8,12 @@ from functools import partial
 from itertools import chain, islice
 
 import numpy as np
-import numpy.typing as npt
 
 from autotune.core.blocks import block_rows
 from autotune.core.measurement import Schedule
 from autotune.step.rows import Counts, Flags, RowSizes
 from autotune.step.run.worst import narrower, unpadded, worst_order
 from autotune.step.trainers.base import Collation, Drawing
-
-Amounts = npt.NDArray[np.float64]
 
 _STEADY_FROM = 2
 """Micro-batches of a step beyond which a further one does not change the peak: gradients exist after the first."""
@@ -70,7 +67,6 @@ class Batches:
         uses: micro-batches of a step that are run on the same rows, one after another.
         is_worst: which micro-batches are worst ones; shape (micro-batches,).
         timed: which micro-batches are typical and not used for warm-up; shape (micro-batches,).
-        tokens: dataset tokens of each micro-batch, padding excluded; shape (micro-batches,).
         collated: tokens of each micro-batch, padding included; shape (micro-batches,).
         mean_tokens: mean dataset tokens of a micro-batch over an epoch.
         mean_collated: mean tokens of a micro-batch over an epoch, padding included.
@@ -86,7 +82,6 @@ class Batches:
     uses: int
     is_worst: Flags
     timed: Flags
-    tokens: Counts
     collated: Counts
     mean_tokens: float
     mean_collated: float
@@ -173,7 +168,6 @@ def plan_batches(
     # What is drawn at once is more or less than one micro-batch.
     share = step.rows / at_once
     collated = np.where(is_worst, collation.tokens(_grown(sizes), chosen), collation.tokens(sizes, chosen)) * share
-    tokens = sizes.tokens[chosen].sum(axis=1) * share
     run, timed = np.arange(len(chosen)), ~is_worst & warm
     # All ranks have to run as many steps, so the rows of this one's do not decide.
     if rehearsed and np.ptp(collation.rounded(sizes.widest)):
@@ -190,11 +184,10 @@ def plan_batches(
         uses=min(uses, micro_batches),
         is_worst=np.repeat(is_worst[run], uses),
         timed=np.repeat(timed, uses),
-        tokens=np.repeat(tokens[run].astype(np.int64), uses),
         collated=np.repeat(collated[run].astype(np.int64), uses),
         mean_tokens=float(sizes.tokens.mean() * step.rows),
         mean_collated=float(collation.tokens(sizes, epoch).mean() * share),
-        mean_documents=float(documents_per_row(sizes, packed_from).mean() * step.rows),
+        mean_documents=step.rows * (1.0 if packed_from is None else packed_from / population),
     )
 
 
@@ -276,14 +269,3 @@ def _grown(sizes: RowSizes) -> RowSizes:
 def _after_others(in_step: int) -> int:
     """Return how many micro-batches of a step follow another one of it; 1 for a step of a single micro-batch."""
     return max(1, in_step - 1)
-
-
-def documents_per_row(sizes: RowSizes, packed_from: int | None) -> Amounts:
-    """Return how many dataset rows each row of the trainer contains.
-
-    Where packing split dataset rows, each part counts as a fraction, so that the sum is the number of dataset rows.
-    """
-    if packed_from is None:
-        return np.ones(len(sizes.tokens))
-    parts = sizes.documents if sizes.documents is not None else sizes.tokens
-    return np.asarray(parts * (packed_from / parts.sum()))

@@ -12,13 +12,10 @@ from autotune.confidential import hidden
 from autotune.core.machine import DeviceKind
 from autotune.core.status import ProbeStatus
 from autotune.errors import AutotuneError, causes
+from autotune.units import parse_size
 
-# Messages of PyTorch's allocators, with the requested size.
-_ALLOCATORS = (
-    re.compile(r"DefaultCPUAllocator: can't allocate memory: you tried to allocate (?P<size>\d+)(?P<unit>) bytes"),
-    re.compile(r"Tried to allocate (?P<size>[\d.]+) (?P<unit>bytes|[KMGT]iB)"),
-)
-_UNIT_BYTES = {"": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+# In the messages of PyTorch's allocators for CUDA and for a CPU.
+_REQUESTED = re.compile(r"[Tt]ried to allocate (\d+(?:\.\d+)? (?:bytes|[KMGT]iB))")
 _NO_HOST_MEMORY = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 _NO_DEVICE_MEMORY = ("out of memory", "_STATUS_ALLOC_FAILED")
 # oneDNN raises this when it cannot allocate memory for the code that it generates, and the interpreter when a thread's
@@ -102,11 +99,8 @@ def _is_of_host(error: BaseException) -> bool:
 
 
 def _requested_bytes(text: str) -> int | None:
-    for pattern in _ALLOCATORS:
-        match = pattern.search(text)
-        if match is not None:
-            return int(float(match["size"]) * _UNIT_BYTES[match["unit"]])
-    return None
+    match = _REQUESTED.search(text)
+    return parse_size(match[1].replace("bytes", "B")) if match is not None else None
 
 
 def _reason(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +22,6 @@ from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
 from autotune.step.distributed.zero import engine_on, gradients_of_ranks
 from autotune.step.objects import config
-from autotune.step.rows import Counts
 from autotune.step.run.batches import StepSize
 from autotune.step.run.saving import save_tensors
 from autotune.step.run.virtual_trainer import OVERRIDDEN_IN_TRACES, TracedRows, build_virtual
@@ -46,13 +45,13 @@ class TraceFacts:
 
     Attributes:
         micro_batches: micro-batches of one optimizer step according to the plan.
-        tokens: dataset tokens of each micro-batch, padding excluded; shape (steps, traced micro-batches).
-        worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch, which is the largest.
+        tokens: dataset tokens of each micro-batch, padding excluded; they are all alike.
+        worst_rows, worst_tokens: rows and tokens, padding included, of the first micro-batch.
         gradients: see :func:`autotune.step.distributed.engines.worst_rank`.
     """
 
     micro_batches: int = 1
-    tokens: Counts = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    tokens: float = 0.0
     worst_rows: int = 0
     worst_tokens: int = 0
     gradients: tuple[int, ...] = ()
@@ -110,8 +109,8 @@ def traced_training(
 def _models_as_before_liger() -> Iterator[None]:
     """Restore at the end the modules of transformers' models in which Liger replaces classes and functions.
 
-    Liger does so when a trainer is built, and TRL has built the reference model before. Without this, reference models
-    of later traces in the same process would have Liger's kernels, which no real training's reference has.
+    Liger does so when training begins, and TRL has built the reference model before. Without this, reference models of
+    later traces in the same process would have Liger's kernels, which no real training's reference has.
     """
     before: dict[str, dict[str, Any]] = {}
     apply = trainer_module.apply_liger_kernel
@@ -194,13 +193,11 @@ def _choose_batches(trainer: Any, rows: TracedRows, known: Adapter, ranks: int) 
         worst = worst_order(sizes, at_once, known.collation(trainer))[0]
     else:
         worst = np.resize(np.arange(len(trainer.train_dataset)), at_once)
-    chosen = np.tile(worst, (step.micro_batches * rows.steps, 1))
-    share = step.rows / at_once
-    trainer.facts.tokens = (sizes.tokens[chosen].reshape(-1, step.micro_batches, at_once).sum(axis=2)) * share
-    yielded = np.repeat(chosen, step.drawn.copies, axis=1)
+    trainer.facts.tokens = float(sizes.tokens[worst].sum() * step.rows / at_once)
+    yielded = np.repeat(worst, step.drawn.copies)
     # Gradients exist in the last micro-batch that is run, which therefore changes places with the first.
-    yielded[:, : run * step.rows] = np.roll(yielded[:, : run * step.rows], (run - 1) * step.rows, axis=1)
-    dealt = np.repeat(yielded, ranks, axis=0)
+    yielded[: run * step.rows] = np.roll(yielded[: run * step.rows], (run - 1) * step.rows)
+    dealt = np.tile(yielded, (step.micro_batches * rows.steps * ranks, 1))
     # TRL counts as if all were run, so that the next step begins with a generation.
     trainer.left_out = -run % step.drawn.uses
     trainer.train_dataset = known.arranged(trainer, dealt, np.ones(len(dealt), dtype=bool))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from autotune.step.data.profile import grouped_heads
 from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
-from autotune.step.objects import config, model_maker, peft_config, quantization_config
+from autotune.step.objects import config, model_makers, peft_config, quantization_config
 from autotune.step.rows import Counts, spread
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.followed import followed
@@ -98,30 +98,32 @@ def build_trainer(request: ProbeRequest, rows: Dataset, folder: Path, progress: 
     join(plan, request.device)
     configure = partial(config, plan, **overrides)
     arguments = on_device(torch.device("cpu"), plan, configure) if request.device == "cpu" else configure()
+    loading: dict[str, Any]
+    building: AbstractContextManager[object] = nullcontext()
     if source.init == "pretrained" and find_trainer(plan.trainer).loads_by_name:
         arguments.model_init_kwargs["revision"] = source.revision
         model: Any = source.name
-        loading: dict[str, Any] = {"quantization_config": quantization_config(plan), **known.arguments_by_name(plan)}
+        loading = {"quantization_config": quantization_config(plan)}
     else:
         kwargs, arguments.model_init_kwargs = arguments.model_init_kwargs, None
-        make_model = model_maker(plan, source, kwargs, partial(loaded_model, device=request.device, head=known.head))
+        load = partial(loaded_model, device=request.device, head=known.head)
+        make_model, make_further = model_makers(plan, source, kwargs, load)
         model = make_model()
-        loading = {
-            "processing_class": load_processor(source, known.processor),
-            **known.arguments_for_built_model(plan, make_model),
-        }
+        loading, building = {"processing_class": load_processor(source, known.processor)}, known.building(make_further)
     evaluated = None
     if request.evaluation_directory is not None and plan.evaluates:
         evaluated = known.cut(load_from_disk(request.evaluation_directory), plan)
-    trainer = followed(known, plan, progress)(
-        model=model,
-        args=arguments,
-        train_dataset=rows,
-        eval_dataset=evaluated,
-        peft_config=peft_config(plan),
-        callbacks=[progress],
-        **loading,
-    )
+    with building:
+        trainer = followed(known, plan, progress)(
+            model=model,
+            args=arguments,
+            train_dataset=rows,
+            eval_dataset=evaluated,
+            peft_config=peft_config(plan),
+            callbacks=[progress],
+            **loading,
+            **known.arguments(plan),
+        )
     known.watch(trainer, progress.inside)
     trainer.add_callback(EngineCheck(trainer, plan))
     return trainer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
@@ -23,23 +23,19 @@ from autotune.core.workload import ModelSource
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.images.tokens import image_elements
 from autotune.step.models.loading import load_config, virtual_model
-from autotune.step.objects import config, model_maker, peft_config
+from autotune.step.objects import config, model_makers, peft_config
 from autotune.step.run.followed import with_phases
 from autotune.step.run.training import run_arguments
 from autotune.step.trainers.base import Adapter
+from autotune.techniques.traits import MOST_TRACED
 from autotune.virtual import adopt, for_real, is_tracing, phase, settled
 from autotune.virtual.phases import MICRO_BATCH, SECOND_UPDATE, UPDATE, step_name
-from autotune.virtual.tensors import replaced
+from autotune.virtual.tensors import replaced, tensors_of
 
 STEPS = 2
 """Optimizer steps of a trace: the first allocates the optimizer's state, so the second is steady."""
-# Gradients exist from the second micro-batch of an optimizer step on, so a third is like the second.
-_MICRO_BATCHES_AT_MOST = 2
 _DEVIATIONS = 4.0
 """Standard deviations by which the image data of rows that meet by chance exceed their mean in one step of 30,000."""
-_MASK = "pixel_attention_mask"
-_NUMBER_BYTES, _MASKED_NUMBER_BYTES = 4.0, 4.0 + 8.0 / 3.0
-"""Of a number in images, of three in a pixel; some processors also make a mask of pixels, of 64 bits each."""
 OVERRIDDEN_IN_TRACES = {
     "use_cpu": True, "tf32": None, "torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None,
 }  # fmt: skip
@@ -65,20 +61,27 @@ class TracedRows:
     chosen: ChosenRows | None = None
     again: Recompiled = field(default_factory=Recompiled)
 
-    def dataset(self, known: Adapter, plan: TrainingPlan, planned: Any) -> Dataset:
-        """Return the tokenised rows; ``planned`` is the trainer's configuration as planned."""
+    def dataset(self, known: Adapter, plan: TrainingPlan) -> Dataset:
+        """Return the tokenised rows."""
         if self.chosen is None:
-            return known.synthetic(self.worst, plan, planned, self.trainable)
+            return known.synthetic(self.worst, plan, self.trainable)
         return load_from_disk(self.chosen.directory).select(self.chosen.indices)
 
-    def image_numbers(self, rows: int) -> int | None:
-        """Return the numbers in the images of so many rows of the dataset, at most; None for rows of text."""
-        if self.chosen is None:
-            return None
-        elements = image_elements(load_from_disk(self.chosen.directory))
+    def collated_bytes(self, rows: int, collate: Callable[[list[Any]], Any]) -> int:
+        """Return the bytes of the micro-batches of so many rows of a dataset with images, at most.
+
+        Bytes go with the numbers in images, as in the row that has the most.
+
+        Args:
+            collate: makes a micro-batch of rows.
+        """
+        assert self.chosen is not None
+        dataset = load_from_disk(self.chosen.directory)
+        elements = image_elements(dataset)
         assert elements is not None
-        usual = rows * elements.mean() + _DEVIATIONS * rows**0.5 * elements.std()
-        return int(min(usual, rows * elements.max()))
+        most, usual = elements.max(), rows * elements.mean() + _DEVIATIONS * rows**0.5 * elements.std()
+        largest = collate([dataset[int(elements.argmax())]])
+        return int(min(usual / most, rows) * sum(tensor.nbytes for tensor in tensors_of([*largest.values()])))
 
     @property
     def steps(self) -> int:
@@ -88,7 +91,7 @@ class TracedRows:
     @property
     def most_micro_batches(self) -> int:
         """Maximum number of micro-batches of a step that are run."""
-        return 1 if self.once else _MICRO_BATCHES_AT_MOST
+        return 1 if self.once else MOST_TRACED
 
 
 def build_virtual(
@@ -129,20 +132,19 @@ def build_virtual(
             _draw_weights(model)
         return model
 
-    make_model = model_maker(plan, trained, kwargs, load)
+    make_model, make_further = model_makers(plan, trained, kwargs, load)
     left_out = planned.gradient_accumulation_steps - arguments.gradient_accumulation_steps
-    # Trainers that generate hold what they keep of a generation batch themselves.
-    beside = None if known.generating else rows.image_numbers(left_out * planned.per_device_train_batch_size)
     fetched: list[Any] = []
-    return _traced(known, plan, fetched, beside)(
-        model=make_model(),
-        args=arguments,
-        train_dataset=rows.dataset(known, plan, planned),
-        processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
-        peft_config=peft_config(plan),
-        callbacks=[_Phases(once=rows.once, fetched=fetched)],
-        **known.arguments_for_built_model(plan, make_model),
-    )
+    with known.building(make_further):
+        return _traced(known, plan, rows, fetched, left_out * planned.per_device_train_batch_size)(
+            model=make_model(),
+            args=arguments,
+            train_dataset=rows.dataset(known, plan),
+            processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
+            peft_config=peft_config(plan),
+            callbacks=[_Phases(once=rows.once, fetched=fetched)],
+            **known.arguments(plan),
+        )
 
 
 def _processing_for_real(processor: Any) -> Any:
@@ -181,17 +183,19 @@ def _draw_weights(model: Any) -> None:
                 parameter.normal_(std=0.02)
 
 
-def _traced(known: Adapter, plan: TrainingPlan, fetched: list[Any], beside: int | None) -> type[Any]:
+def _traced(known: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: list[Any], left_out: int) -> type[Any]:
     """Return a subclass of a trainer that takes its batches from the trace's rows and reports its phases.
 
     Args:
         fetched: filled with the micro-batches of a step that are on the device together, as accelerate's data loader
             places them for ``Trainer.get_batch_samples``: pixels are large. ``Trainer._run_epoch`` holds them until all
-            of the next step are there, and while it evaluates.
-        beside: numbers in the images of the micro-batches that are left out; None: each micro-batch is moved to the
-            device where it is trained on, since tokens are small.
+            of the next step are there, and while it evaluates. Micro-batches of text are moved to the device where they
+            are trained on, since tokens are small.
+        left_out: rows of the dataset in the micro-batches of a step that are left out.
     """
     trainer = known.trainer_class(plan)
+    # Trainers that generate hold what they keep of a generation batch themselves.
+    fetches = rows.chosen is not None and not known.generating
 
     class Traced(trainer):  # type: ignore[misc, valid-type]  # the base is chosen while running
         # Of a pass over a generation batch: a plan's geometry counts how many there are.
@@ -206,12 +210,12 @@ def _traced(known: Adapter, plan: TrainingPlan, fetched: list[Any], beside: int 
 
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             samples, items = super().get_batch_samples(*args, **kwargs)
-            if beside is None:
+            if not fetches:
                 return samples, items
-            masked, device = any(_MASK in sample for sample in samples), self.args.device
-            size = int(beside * (_MASKED_NUMBER_BYTES if masked else _NUMBER_BYTES))
-            others = torch.empty(size, dtype=torch.uint8, device=device)
-            fetched[:] = [*(send_to_device(sample, device) for sample in samples), others]
+            with for_real():
+                others_bytes = rows.collated_bytes(left_out, self.data_collator)
+            others = torch.empty(others_bytes, dtype=torch.uint8, device=self.args.device)
+            fetched[:] = [*(send_to_device(sample, self.args.device) for sample in samples), others]
             return fetched[:-1], items
 
         def read_batch(self, rows: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from autotune.core.batch_geometry import worst_micro_batches
 from autotune.core.blocks import block_rows
 from autotune.core.heaviest import heaviest, heaviest_blocks
 from autotune.step.rows import Counts, Flags, RowSizes
@@ -21,8 +20,7 @@ def worst_order(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Count
     loads = sizes.loads
     if collation.blocks:
         return heaviest_blocks(loads, rows, collation.multiple)
-    several = sizes.lengths.shape[1] > 1
-    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple, several=several)
+    found = heaviest(loads, rows, padded=not collation.flat, multiple=collation.multiple)
     if loads.image_elements is None:
         return found
     # Rows that are drawn for several micro-batches are divided in this order.
@@ -39,16 +37,9 @@ def narrower(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, 
     below = np.flatnonzero(widths < widths.max())
     if not len(below):
         return ()
-    below = below[np.argsort(-sizes.widest[below], kind="stable")]
     # The first one is padded, as the worst is, if any is.
-    chosen = worst_micro_batches(
-        sizes.widest[below],
-        rows,
-        padded=not collation.flat,
-        multiple=collation.multiple,
-        shortest=sizes.shortest[below] if sizes.lengths.shape[1] > 1 else None,
-    )
-    return (below[list(chosen[0])],)
+    some = RowSizes(sizes.lengths[below], sizes.trainable[below])
+    return (below[worst_order(some, rows, collation)[0]],)
 
 
 def unpadded(sizes: RowSizes, rows: int, collation: Collation) -> tuple[Counts, ...]:

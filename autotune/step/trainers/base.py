@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
+from unittest import mock
 
 import numpy as np
 from datasets import Dataset
@@ -21,14 +22,6 @@ from autotune.step.images.tokens import with_collated
 from autotune.step.models.heads import LANGUAGE_MODEL, Head
 from autotune.step.rows import Counts, Flags, RowSizes, column_lengths
 from autotune.trainers import find_trainer
-
-
-class MakeModel(Protocol):
-    """Builds a further model, with random weights where that has them, on the same device."""
-
-    def __call__(self, *, teacher: bool = False) -> Any:
-        """Return another model like the trained one, or the teacher that the plan names."""
-
 
 InPhase = Callable[[str], AbstractContextManager[Any]]
 """Returns, for the name of a phase of the step program, a context manager that marks the run as being in it."""
@@ -100,9 +93,9 @@ class Adapter(ABC):
     """The child's side of one trainer. A subclass is one file, and its only instance is ``ADAPTER``.
 
     A job first tokenises (:meth:`tokenizing`, ``columns``, :meth:`lengths`, :meth:`trainable`), once per workload. A
-    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`,
-    :meth:`arguments_for_built_model`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows
-    in the order of its batches. A trace does the same with rows of its own (:meth:`synthetic`).
+    probe then cuts rows (:meth:`cut`), builds TRL's trainer (:meth:`trainer_class`, :meth:`arguments`,
+    :meth:`building`), reads the sizes of its rows (:meth:`sizes`, :meth:`collation`), and selects rows in the order of
+    its batches. A trace does the same with rows of its own (:meth:`synthetic`).
 
     Class attributes:
         name: the trainer's name.
@@ -177,23 +170,19 @@ class Adapter(ABC):
         """
         return np.ones(len(rows), dtype=np.int64)
 
-    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return further arguments of a trainer that loads a model and what belongs to it by the model's name.
-
-        Args:
-            plan: None where rows are only tokenised.
-        """
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return further arguments of the trainer, such as reward functions; a plan to tokenise rows names none."""
         return {}
 
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return further arguments of the trainer, such as a reference model or reward functions.
+    def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
+        """Make the trainer get each further model, such as a reference, from ``make_model`` where TRL would load it.
 
-        TRL loads those by the name of the trained model, which a model of random weights does not have.
-
-        Args:
-            plan: None where rows are only tokenised.
+        TRL loads it by the name of the trained model, which a model of random weights does not have.
         """
-        return self.arguments_by_name(plan)
+        # A module that loads no model has no such function.
+        return mock.patch.object(
+            self.module, "create_model_from_path", create=True, side_effect=lambda *_, **__: make_model()
+        )
 
     def completions(self, rows: Dataset) -> Counts | None:
         """Return the tokens of a typical completion of each tokenised row, or None if the rows do not say.
@@ -210,9 +199,18 @@ class Adapter(ABC):
         """Return the trainer class: TRL's own, or a subclass of it that takes tokenised rows."""
         return self.trainer
 
-    @abstractmethod
+    def sequences(self, rows: Dataset, length: int | None) -> Counts:
+        """Return the tokens of the sequences of tokenised rows, cut to a length; shape (rows, sequences)."""
+        _, *found = find_trainer(self.name).document(tuple(self.lengths(rows).T))
+        sequences = np.stack(found, axis=1)
+        return sequences if length is None else sequences.clip(max=length)
+
     def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some."""
+        """Return the sizes of the rows that a trainer iterates over, after it has packed or dropped some.
+
+        By default, each part is a sequence, and none is cut.
+        """
+        return RowSizes(self.lengths(trainer.train_dataset), self.trainable(trainer.train_dataset))
 
     def collation(self, trainer: Any) -> Collation:
         """Return how a trainer's collator joins rows."""
@@ -251,22 +249,19 @@ class Adapter(ABC):
         ids = batch["input_ids"]
         return ids.shape[0], ids.numel()
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return tokenised rows of given sizes, for a trace; by default, the first columns are the parts.
 
         Args:
             rows: for each row, the tokens in each part of the specification.
-            arguments: the trainer's configuration as planned.
             trainable: share of the tokens that the loss counts, where the parts do not determine it.
         """
         parts = zip(self.columns, zip(*rows, strict=True), strict=False)
         return Dataset.from_dict({name: [[TOKEN] * tokens for tokens in part] for name, part in parts})
 
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
-        """Return the seconds per row of phases that run once over the whole dataset, by phase name."""
-        return {}
+    def pass_seconds_per_row(self, trainer: Any) -> float:
+        """Return the seconds per row of a phase that runs once over the whole dataset; 0 without one."""
+        return 0.0
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:  # noqa: B027 most trainers have no such phases
         """Make a built trainer report phases inside its micro-batches that are not methods of their own."""

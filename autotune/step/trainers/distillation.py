@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, ClassVar
 from unittest import mock
 
 from trl import DistillationConfig, DistillationTrainer
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import MakeModel
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers.distillation import TEACHER, TEACHER_PASS
 from autotune.trainers.prompts import GENERATION, STAND_IN
@@ -65,14 +63,9 @@ class OnPolicyDistillation(Generating):
     on_prompts = _WithTeacher
     methods: ClassVar[Mapping[str, str]] = {GENERATION: "_generate_single_turn", TEACHER_PASS: "teacher_pass"}
 
-    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
         """Return the teacher's name, by which TRL loads it; rows are tokenised without one."""
-        return {} if plan is None else {"teacher_model": plan.args[TEACHER]}
-
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the teacher's name, and what builds it where TRL would load it."""
-        made = {} if plan is None else {"make_beside": partial(make_model, teacher=True)}
-        return {**self.arguments_by_name(plan), **made}
+        return {"teacher_model": plan.args[TEACHER]} if TEACHER in plan.args else {}
 
 
 ADAPTER = OnPolicyDistillation()

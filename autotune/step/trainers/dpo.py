@@ -11,7 +11,7 @@ from trl import DPOConfig, DPOTrainer
 
 from autotune.core.blocks import block_rows
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, column_lengths
+from autotune.step.rows import Counts, RowSizes
 from autotune.step.trainers.reference import OnTokenizedRows, WithReference
 
 
@@ -20,7 +20,7 @@ class _OnTokenizedRows(OnTokenizedRows, DPOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest rows, then on some others, whose time is extrapolated to all rows."""
-        widths = _sequences(dataset, self.args.max_length).max(axis=1)
+        widths = ADAPTER.sequences(dataset, self.args.max_length).max(axis=1)
         widest = np.resize(np.argsort(-widths, kind="stable"), batch_size)
         blocks = block_rows(len(dataset), batch_size)
         columns = ("ref_chosen_logps", "ref_rejected_logps")
@@ -53,7 +53,7 @@ class PreferenceOptimization(WithReference):
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of both sequences and of what is left of their answers, truncated by the collator."""
         rows = trainer.train_dataset
-        parts, sequences = self.lengths(rows), _sequences(rows, trainer.args.max_length)
+        parts, sequences = self.lengths(rows), self.sequences(rows, trainer.args.max_length)
         # TRL drops rows whose prompt alone fills the length, but where it is the beginning that is cut off.
         keeps_start = trainer.args.truncation_mode == "keep_start"
         answers = sequences - parts[:, :1] if keeps_start else np.minimum(sequences, parts[:, 1:])
@@ -61,10 +61,3 @@ class PreferenceOptimization(WithReference):
 
 
 ADAPTER = PreferenceOptimization()
-
-
-def _sequences(rows: Dataset, length: int | None) -> Counts:
-    """Return the tokens of prompt plus chosen and prompt plus rejected answer, truncated; shape (rows, 2)."""
-    parts = column_lengths(rows, PreferenceOptimization.columns)
-    sequences = parts[:, :1] + parts[:, 1:]
-    return sequences if length is None else np.minimum(sequences, length)

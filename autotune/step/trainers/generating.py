@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, ClassVar
@@ -37,7 +37,7 @@ class OnTokenizedPrompts(_Trl):
 
     Attributes:
         plan: what is trained.
-        module: the module of TRL's trainer, which loads a further model by its path.
+        module: the module of TRL's trainer.
         left_out: micro-batches of a step that are not run.
     """
 
@@ -45,15 +45,9 @@ class OnTokenizedPrompts(_Trl):
     module: ModuleType
     left_out = 0
 
-    def __init__(self, *args: Any, make_beside: Callable[[], Any] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = GivenCompletions if self.plan.args.get("vllm_mode") == STAND_IN else self.module.VLLMGeneration
-        load = self.module.create_model_from_path
-        beside = load if make_beside is None else lambda *_, **__: make_beside()
-        with (
-            mock.patch.object(self.module, "create_model_from_path", beside),
-            mock.patch.object(self.module, "VLLMGeneration", given),
-            without_weights(vllm_generation),
-        ):
+        with mock.patch.object(self.module, "VLLMGeneration", given), without_weights(vllm_generation):
             super().__init__(*args, **kwargs)
         # As TRL loads a tokenizer where none is given.
         self._tokenizer.padding_side = "left"

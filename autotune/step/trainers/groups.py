@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import Drawing, MakeModel
+from autotune.step.trainers.base import Drawing
 from autotune.step.trainers.generating import Generating, OnTokenizedPrompts
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
@@ -116,11 +116,6 @@ class Groups(Generating):
     def derived(self, plan: TrainingPlan) -> Mapping[str, object]:
         """Return the micro-batches of a generation batch."""
         return {"steps_per_generation": plan.steps_per_generation}
-
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the reward functions, and what builds the reference model where TRL would load it."""
-        rewards = super().arguments_for_built_model(plan, make_model)
-        return rewards if plan is None else {**rewards, "make_beside": make_model}
 
     def drawing(self, trainer: Any) -> Drawing:
         """Return that the prompts of a generation batch are drawn at once, and yielded once for each completion.

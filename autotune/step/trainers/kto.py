@@ -35,7 +35,7 @@ class _OnTokenizedRows(OnTokenizedRows, KTOTrainer):
 
     def _precompute_ref_logps(self, dataset: Dataset, name: str, batch_size: int) -> Dataset:
         """Run the reference on the widest blocks, then on some others, whose time is extrapolated to all rows."""
-        own, beside = _own(dataset, self.args.max_length), _beside(dataset, self.args)
+        own, beside = ADAPTER.sequences(dataset, self.args.max_length)[:, 0], _beside(dataset, self.args)
         known, blocks = blocks_of(own, beside, batch_size), block_rows(len(dataset), batch_size)
         columns = ("ref_logps", "ref_KL_logps") if beside is not None else ("ref_logps",)
         # A last block with fewer rows repeats them, and would need more than TRL's.
@@ -70,22 +70,20 @@ class UnpairedPreference(WithReference):
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of rows, of what is left of their answers, and of mismatched pairs, once truncated."""
-        rows, length = trainer.train_dataset, trainer.args.max_length
-        own = _own(rows, length)
+        rows = trainer.train_dataset
+        own = self.sequences(rows, trainer.args.max_length)
         # Rows whose prompt alone fills the length are dropped.
-        answers = own - self.lengths(rows)[:, 0]
-        return RowSizes(own[:, None], answers, beside=_beside(rows, trainer.args), image_elements=image_elements(rows))
+        answers = own[:, 0] - self.lengths(rows)[:, 0]
+        return RowSizes(own, answers, beside=_beside(rows, trainer.args), image_elements=image_elements(rows))
 
     def collation(self, trainer: Any) -> Collation:
         """Return that micro-batches are blocks of successive rows, padded each on its own."""
         return Collation(multiple=super().collation(trainer).multiple, blocks=True)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return rows of one repeated token, desirable and not in turn."""
         labels = [place % 2 == 0 for place in range(len(rows))]
-        return super().synthetic(rows, plan, arguments, trainable).add_column("label", labels)
+        return super().synthetic(rows, plan, trainable).add_column("label", labels)
 
     def watch(self, trainer: Any, in_phase: InPhase) -> None:
         """Report the passes without gradients: both on mismatched pairs, and the reference's on the rows."""
@@ -114,22 +112,13 @@ def _with_mismatched(block: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {_MISMATCHED: [answers[-1], *answers[:-1]]}
 
 
-def _own(rows: Dataset, length: int | None) -> Counts:
-    """Return the tokens of each row, truncated; shape (rows,)."""
-    return _truncated(column_lengths(rows, ("prompt_ids", "completion_ids")), length)
-
-
 def _beside(rows: Dataset, args: Any) -> Counts | None:
     """Return the tokens of each mismatched pair, truncated; shape (rows,). None without a KL divergence."""
     if not estimates_kl(args.loss_type):
         return None
     if _MISMATCHED in rows.column_names:
-        return _truncated(column_lengths(rows, ("prompt_ids", _MISMATCHED)), args.max_length)
+        pairs = column_lengths(rows, ("prompt_ids", _MISMATCHED)).sum(axis=1)
+        return np.asarray(pairs if args.max_length is None else pairs.clip(max=args.max_length))
     # Of rows with images, the collator exchanges the answers of each micro-batch.
     prompts, answers = column_lengths(rows, ("prompt_ids", "completion_ids")).T
     return mismatched(prompts, answers, args.per_device_train_batch_size, args.max_length)
-
-
-def _truncated(parts: Counts, length: int | None) -> Counts:
-    tokens = parts.sum(axis=1)
-    return np.asarray(tokens if length is None else np.minimum(tokens, length))

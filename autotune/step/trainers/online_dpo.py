@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -14,7 +15,7 @@ from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer, onlin
 from trl.experimental.utils import truncate_right
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.trainers.base import TOKEN, Collation, MakeModel
+from autotune.step.trainers.base import TOKEN, Collation
 from autotune.step.trainers.prompts import WANTED, Prompted, assumed_tokens, require_generated
 from autotune.step.trainers.vllm import is_merged, without_weights
 from autotune.trainers.online_dpo import COMPLETIONS
@@ -88,12 +89,8 @@ class _OnTokenizedPrompts(OnlineDPOTrainer):
 
     def _padded_prompts(self, **_: Any) -> dict[str, Any]:
         """Return what the tokenizer makes of the micro-batch's prompts."""
-        width = max(map(len, self._prompt_ids))
-        padding = self._tokenizer.pad_token_id
-        padded = [[padding] * (width - len(ids)) + list(ids) for ids in self._prompt_ids]
-        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in self._prompt_ids]
-        arrays = {"input_ids": np.array(padded, dtype=np.int64), "attention_mask": np.array(mask, dtype=np.int64)}
-        tensors: dict[str, Any] = adopt(arrays)
+        ids = {"input_ids": [list(ids) for ids in self._prompt_ids]}
+        tensors: dict[str, Any] = adopt(self._tokenizer.pad(ids, padding_side="left", return_tensors="np"))
         return tensors
 
     def _ended(self, ids: Any, ends: Sequence[int], padding: int) -> Any:
@@ -135,13 +132,12 @@ class OnlineDirectPreferenceOptimization(Prompted):
         """Return the most tokens of a completion."""
         return int(trainer.args.max_new_tokens)
 
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the reward functions, and a reference unless that is the model without its adapters.
+    def building(self, make_model: Callable[[], Any]) -> AbstractContextManager[object]:
+        """Make the trainer get its reference from ``make_model``, where TRL would copy the trained model.
 
-        TRL would copy the trained model, which needs as much; a trace cannot copy every architecture (Gemma 3).
+        It needs as much; a trace cannot copy every architecture (Gemma 3).
         """
-        rewards = super().arguments_for_built_model(plan, make_model)
-        return rewards if plan is not None and plan.model.get("use_peft") else {**rewards, "ref_model": make_model()}
+        return mock.patch.object(self.module, "create_reference_model", side_effect=lambda _: make_model().eval())
 
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised prompts."""

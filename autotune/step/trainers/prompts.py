@@ -15,12 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from datasets import Dataset, concatenate_datasets
-from trl.rewards import (
-    accuracy_reward,
-    get_soft_overlong_punishment,
-    reasoning_accuracy_reward,
-    think_format_reward,
-)
+from trl.rewards import accuracy_reward, get_soft_overlong_punishment, reasoning_accuracy_reward, think_format_reward
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import NO_DATA, Rollouts
@@ -125,13 +120,13 @@ class Prompted(Adapter):
         known = np.asarray(self.lengths(rows)[:, 1])
         return known if known.any() else None
 
-    def arguments_by_name(self, plan: TrainingPlan | None) -> Mapping[str, Any]:
-        """Return the reward functions of a plan, or free ones if rows are only tokenised.
+    def arguments(self, plan: TrainingPlan) -> Mapping[str, Any]:
+        """Return the reward functions of a plan, or a free one where it names none.
 
         Raises:
             InputError: there is none of a name.
         """
-        return {"reward_funcs": [_called(name) for name in (plan.rewards if plan else (NO_REWARD,))]}
+        return {"reward_funcs": [_called(name) for name in plan.rewards or (NO_REWARD,)]}
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of prompts, and of the completions that are added."""
@@ -171,11 +166,9 @@ class Prompted(Adapter):
         place[worst], place[worst, 0] = 1, 2
         return every.select((order + place * len(rows)).ravel(), keep_in_memory=True)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return prompts of one repeated token, with completions of the given lengths."""
-        return super().synthetic(rows, plan, arguments, trainable).add_column("prompt", ["a"] * len(rows))
+        return super().synthetic(rows, plan, trainable).add_column("prompt", ["a"] * len(rows))
 
 
 def reward_function(name: str) -> Callable[..., Any]:

@@ -1,11 +1,10 @@
-"""The reference model of a trainer: its source, its passes, and its lifetime."""
+"""The reference model of a trainer: its passes, beforehand or in each micro-batch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -13,9 +12,8 @@ from datasets import Dataset
 from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.rows import Counts, column_lengths, rows_where, spread
-from autotune.step.trainers.base import Adapter, InPhase, MakeModel
+from autotune.step.trainers.base import Adapter, InPhase
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
 
@@ -29,14 +27,10 @@ class OnTokenizedRows(_Trl):
     """TRL's trainer on tokenised rows; a subclass precomputes the reference's log-probabilities for some of them.
 
     Attributes:
-        seconds_per_row: of that pass, by the name of its phase; empty without one.
+        seconds_per_row: of that pass; 0 without one.
     """
 
-    seconds_per_row: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        drop_precomputed(self)
+    seconds_per_row = 0.0
 
     def _prepare_dataset(self, dataset: Dataset, processing_class: Any, args: Any, dataset_name: str) -> Dataset:
         """Drop the rows that TRL drops when it tokenises: those of which a cut from the end leaves the prompt alone."""
@@ -79,7 +73,7 @@ class OnTokenizedRows(_Trl):
                 self._ask(dataset, batch)
             seconds = (time.perf_counter() - started) * sizes.sum() / sizes[timed].sum()
             # A last micro-batch with fewer rows repeats them.
-            self.seconds_per_row = {PRECOMPUTE: float(seconds) / blocks.size}
+            self.seconds_per_row = float(seconds) / blocks.size
         for column in columns:
             dataset = dataset.add_column(column, [0.0] * len(dataset))
         return dataset
@@ -107,18 +101,6 @@ class WithReference(Adapter):
     on_rows: ClassVar[type[Any]]
     methods: ClassVar[Mapping[str, str]] = {PRECOMPUTE: "ask_widest"}
 
-    def arguments_for_built_model(self, plan: TrainingPlan | None, make_model: MakeModel) -> Mapping[str, Any]:
-        """Return the argument with a reference model where TRL would load one, from a path that random weights lack.
-
-        With adapters it needs none, and none to precompute (``precompute_ref_log_probs``) but with FSDP, which shards
-        the model only when it trains (trl 1.16, ``DPOTrainer.__init__``).
-        """
-        if plan is not None:
-            precomputed = plan.args.get("precompute_ref_log_probs") and engine_of(plan) is not Engine.FSDP2
-            if plan.model.get("use_peft") or precomputed:
-                return {}
-        return {"ref_model": make_model()}
-
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""
         # The hash names TRL's cache file of precomputed values; no cache is kept here.
@@ -129,9 +111,9 @@ class WithReference(Adapter):
         """Report forward passes without gradients, which are those of the reference, whichever model it is."""
         watch_reference(trainer, in_phase)
 
-    def pass_seconds_per_row(self, trainer: Any) -> Mapping[str, float]:
+    def pass_seconds_per_row(self, trainer: Any) -> float:
         """Return the seconds per row of precomputing the reference."""
-        return dict(trainer.seconds_per_row)
+        return float(trainer.seconds_per_row)
 
 
 def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[], bool] = lambda: False) -> None:
@@ -148,12 +130,6 @@ def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[]
     model = trainer.ref_model or trainer.model
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave)
-
-
-def drop_precomputed(trainer: Any) -> None:
-    """Drop a trainer's reference model after its last use, as TRL does with one that it loaded itself."""
-    if trainer.is_fsdp_enabled and trainer.precompute_ref_logps:
-        trainer.ref_model = None
 
 
 def reference_of(trainer: Any) -> Any:

@@ -11,7 +11,7 @@ from trl import RewardConfig, RewardTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.step.models.heads import Head
-from autotune.step.rows import Counts, RowSizes, column_lengths, rows_where
+from autotune.step.rows import Counts, column_lengths, rows_where
 from autotune.step.trainers.base import Adapter
 
 
@@ -43,11 +43,6 @@ class RewardModelling(Adapter):
     def trainer_class(self, plan: TrainingPlan) -> type[Any]:
         """Return a subclass that takes tokenised rows."""
         return _OnTokenizedRows
-
-    def sizes(self, trainer: Any) -> RowSizes:
-        """Return the sizes of both sequences."""
-        rows = trainer.train_dataset
-        return RowSizes(self.lengths(rows), self.trainable(rows))
 
 
 ADAPTER = RewardModelling()

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from autotune.core.plan import TrainingPlan
 from autotune.core.workload import IGNORED_LABEL
 from autotune.step.images.tokens import image_elements
-from autotune.step.rows import Counts, RowSizes, column_lengths, counted_values, first_counted
+from autotune.step.rows import Counts, RowSizes, counted_values, first_counted
 from autotune.step.trainers.base import TOKEN, Adapter, Collation
+from autotune.trainers import find_trainer
 
 
 class SupervisedFineTuning(Adapter):
@@ -39,35 +41,26 @@ class SupervisedFineTuning(Adapter):
         return np.asarray(first_counted(rows, "labels") + 1)
 
     def cut(self, rows: Dataset, plan: TrainingPlan) -> Dataset:
-        """Return rows truncated to the plan's length if the plan truncates before the trainer does.
-
-        Rows that lose all their labels are dropped, as SFTTrainer drops them when it truncates.
-        """
-        length = plan.truncate_to
-        if length is None:
+        """Return rows cut as those that a bundle has a copy of, if the plan truncates before the trainer does."""
+        if plan.truncate_to is None:
             return rows
-        return rows.map(_cut, batched=True, fn_kwargs={"length": length}).filter(
-            _is_trained_on, input_columns=["labels"]
-        )
+        cut = rows.with_format("arrow").map(_cut, batched=True, fn_kwargs={"length": plan.truncate_to})
+        return cut.with_format(None)
 
     def sizes(self, trainer: Any) -> RowSizes:
         """Return the sizes of the trainer's rows, packed or not; its collator cuts those with images."""
         rows, elements = trainer.train_dataset, image_elements(trainer.train_dataset)
-        packed = "seq_lengths" in rows.column_names
-        documents = column_lengths(rows, ("seq_lengths",))[:, 0] if packed else None
         cut = None if elements is None else trainer.args.max_length
         lengths = self.lengths(rows) if cut is None else self.lengths(rows).clip(max=cut)
-        return RowSizes(lengths, counted_values(rows, "labels", cut), documents, image_elements=elements)
+        return RowSizes(lengths, counted_values(rows, "labels", cut), image_elements=elements)
 
     def collation(self, trainer: Any) -> Collation:
         """Return whether rows are concatenated, and to which multiple they are padded."""
         return Collation(flat=trainer.padding_free, multiple=trainer.args.pad_to_multiple_of or 1)
 
-    def synthetic(
-        self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, arguments: Any, trainable: float
-    ) -> Dataset:
+    def synthetic(self, rows: Sequence[tuple[int, ...]], plan: TrainingPlan, trainable: float) -> Dataset:
         """Return rows of one repeated token; truncation keeps the labels that count."""
-        length = plan.truncate_to or (None if arguments.packing else arguments.max_length)
+        length = plan.truncate_to or (None if plan.args.get("packing") else plan.number("max_length"))
         tokens, labels = [], []
         for (full,) in rows:
             kept = min(full, length) if length else full
@@ -80,9 +73,6 @@ class SupervisedFineTuning(Adapter):
 ADAPTER = SupervisedFineTuning()
 
 
-def _cut(batch: dict[str, list[list[int]]], length: int) -> dict[str, list[list[int]]]:
-    return {name: [values[:length] for values in column] for name, column in batch.items()}
-
-
-def _is_trained_on(labels: list[int]) -> bool:
-    return any(label != IGNORED_LABEL for label in labels)
+def _cut(rows: pa.Table, length: int) -> pa.Table:
+    copied_rows = find_trainer(ADAPTER.name).copied_rows
+    return pa.Table.from_batches([copied_rows(batch, length) for batch in rows.combine_chunks().to_batches()])
