@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.app.public import Arguments, Checked
+from autotune.app.public import Arguments, Checked, check_type
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.effort import EffortName
@@ -321,6 +321,7 @@ class CheckArguments(Arguments):
         super().__post_init__()
         if isinstance(self.config, str) and _is_command(self.config):
             object.__setattr__(self, "config", command_words(self.config))
+        check_type("config", self.command, Sequence[str])
 
     @property
     def file(self) -> str | None:
