@@ -39,9 +39,9 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
         yield "Speeds and times of an epoch leave evaluations out."
 
 
-def notes_on_images(problem: TrainerProblem) -> Iterator[str]:
+def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
     """Yield a note if the user's own attention may need more memory for images that are not run."""
-    if problem.baseline[Attention.name] == EAGER and uneven_images(problem.setting.workload):
+    if attention == EAGER and uneven_images(workload):
         yield f"attention={EAGER} may need more memory than this: {UNEVEN}."
 
 
@@ -60,7 +60,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     setting = problem.setting
     workload, model = setting.workload, setting.workload.model
     yield from notes_on_workload(workload)
-    yield from notes_on_images(problem)
+    yield from notes_on_images(problem.baseline[Attention.name], workload)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing that keeps documents apart and padding-free were not tried: {not_separated}."
@@ -262,11 +262,6 @@ def notes_on_plans(
     yield from notes_on_traces(traces)
 
 
-def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
-    """Return whether the processes of a machine may hold more on the host together than it has."""
-    return host_bytes is not None and memory.host_need_bytes > host_bytes
-
-
 def notes_on_assumptions(assumptions: Collection[str]) -> Iterator[str]:
     """Yield the assumptions of traces, if they made any."""
     places: dict[str, list[str]] = {}
@@ -284,7 +279,7 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
         memory: None where it is not known; nothing is then yielded.
         host_bytes: memory of the machine; None where it is not known.
     """
-    if memory is None or (launch.processes == 1 and not lacks_host_memory(memory, host_bytes)):
+    if memory is None or (launch.processes == 1 and not memory.lacks_host(host_bytes)):
         return
     each = launch.per_machine
     whose = "its process" if each == 1 else f"the {each} processes on it together"

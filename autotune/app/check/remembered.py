@@ -11,7 +11,6 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
-from autotune.app.notes import lacks_host_memory
 from autotune.app.planned import state_of
 from autotune.core.json_text import read_json
 from autotune.core.machine import Machine
@@ -49,7 +48,7 @@ def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None 
     outcome = judged(need, budget_bytes)
     if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
         return None
-    if need.memory is not None and lacks_host_memory(need.memory, host_bytes):
+    if need.memory is not None and need.memory.lacks_host(host_bytes):
         # The budget is that of the device, and the host has too little with any.
         return None
     line = headline(outcome, need, budget_bytes, "")
