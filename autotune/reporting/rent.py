@@ -36,7 +36,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield Section("GPUs", (Table(columns, tuple(_cells(offer, priced=found.priced) for offer in fitting)),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
-        names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(gpus_text(offer))
+        names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
     title = "The fastest configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
@@ -72,12 +72,7 @@ def _offer_text(offer: Offer, found: Rent) -> str:
     cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
     rate, duration = words.rate_or_dash(offer.tokens_per_second), words.duration_or_dash(offer.seconds)
-    return f"{gpus_text(offer)}, {rate}, {duration} per {found.unit}{cost}{doubt}"
-
-
-def gpus_text(offer: Offer) -> str:
-    """Return a number of GPUs, such as ``4 x H100-SXM``."""
-    return f"{offer.processes} x {offer.gpu.name}"
+    return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
 
 
 def cost_text(offer: Offer) -> str:
@@ -90,7 +85,7 @@ def cost_text(offer: Offer) -> str:
 
 def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
     return (
-        gpus_text(offer),
+        offer.gpus,
         *words.memory_cells(offer.estimate),
         words.number_or_dash(offer.tokens_per_second),
         words.number_or_dash(offer.rate_of_each),
@@ -101,4 +96,4 @@ def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
 
 def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
+    return tuple(f"{offer.gpus}: {offer.reason}" for offer in found.offers if not offer.fits)
