@@ -26,11 +26,7 @@ _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
 
 def read_command(
-    written: Written,
-    hardware: Hardware | None,
-    server: JobServer,
-    folder: Path,
-    gpus: int | None = None,
+    written: Written, hardware: Hardware | None, server: JobServer, folder: Path, gpus: int | None = None
 ) -> ReadCommand:
     """Return a command as read by TRL's parser, and by accelerate's launcher.
 

@@ -90,10 +90,7 @@ def sources(
         _check_streamed(rows.source, config)
     reading, evaluation = reading_of(config), _evaluated(rows) if evaluates else None
     return Sources(
-        source,
-        replace(rows.source, reading=reading),
-        evaluation and replace(evaluation, reading=reading),
-        rows.streams,
+        source, replace(rows.source, reading=reading), evaluation and replace(evaluation, reading=reading), rows.streams
     )
 
 

@@ -204,9 +204,7 @@ class Fitting:
             return None
         self.task.asked.listener(StageStarted("Looking for the smallest change that fits"))
         kept = replace(
-            setting,
-            token_coverage=token_coverage(known.candidate, setting),
-            allowed=setting.allowed - {GLOBAL_BATCH},
+            setting, token_coverage=token_coverage(known.candidate, setting), allowed=setting.allowed - {GLOBAL_BATCH}
         )
         own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
         remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)
