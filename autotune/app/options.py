@@ -193,7 +193,7 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     if coverage is not None and not 0 < coverage <= 1:
         raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")
     found = Rollouts(rewards, prompt_coverage=1.0 if coverage is None else coverage)
-    if isinstance(length, str) and not length.lstrip("-").isdecimal():
+    if isinstance(length, str) and not length.removeprefix("-").isdecimal():
         return replace(found, column=length)
     tokens = None if length is None else int(length)
     if tokens is not None and tokens < 1:

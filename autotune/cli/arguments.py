@@ -98,7 +98,7 @@ def _help(texts: Mapping[str, str], positional: Container[str], name: str, defau
 
 
 def _number_or_auto(text: str) -> int | str:
-    if text != AUTO and not text.lstrip("-").isdecimal():
+    if text != AUTO and not text.removeprefix("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
     return text if text == AUTO else int(text)
 

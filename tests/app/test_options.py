@@ -95,7 +95,8 @@ def test_a_seed_that_numpy_does_not_take_is_refused(seed: int) -> None:
 
 
 def test_a_length_that_is_no_decimal_number_is_the_name_of_a_column() -> None:
-    assert options(trainer="grpo", completion_length="²").rollouts.column == "²"
+    for name in ("²", "--5"):
+        assert options(trainer="grpo", completion_length=name).rollouts.column == name
 
 
 @pytest.mark.parametrize(

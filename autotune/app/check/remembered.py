@@ -17,6 +17,7 @@ from autotune.core.machine import Machine
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
+from autotune.inspection.command_line import options_of
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
@@ -66,7 +67,8 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     # What a module does when it is imported does not follow from its own text alone.
     if asked.probe or asked.imports:
         return None
-    words = sorted(set(_words(asked, written)))
+    options = options_of(written.command.words)
+    words = sorted(set(_words(asked, written)) - {str(options.get(name)) for name in _OUTPUTS})
     named = {word: _state(Path(word)) for word in words if exists(word)}
     further = {str(file): _state(file) for file in _named_further(words)}
     text = written.file.text if written.file is not None else ""
@@ -80,9 +82,9 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     hardware = planned.hardware
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
-    options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
+    settings = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
     return fingerprint(
-        "verdict", options, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
+        "verdict", settings, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
     )
 
 
@@ -145,6 +147,7 @@ def _local(asked: CheckArguments, written: Written) -> list[str]:
 
 
 def _state(path: Path) -> object:
-    if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    with suppress(OSError):  # it may not be readable
+        if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
     return state_of(str(path))
