@@ -57,10 +57,11 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
     recommended, baseline = (
         _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
     )
-    trials = tuple(_trial(record, problem, outcome.records) for record in outcome.records)
+    runs = [(record, failure_of(record, outcome.records)) for record in outcome.records]
+    trials = tuple(_trial(record, failure, problem) for record, failure in runs)
     needs = [
-        _need_bytes(record, outcome.records)
-        for record, trial in zip(outcome.records, trials, strict=True)
+        (failure or record.measurement).need_bytes
+        for (record, failure), trial in zip(runs, trials, strict=True)
         if not (record.measurement.ok and trial.illegal)
     ]
     return Result(
@@ -170,12 +171,8 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
         )
 
 
-def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
-    """Return the need of a candidate's probe, or of the later run that failed."""
-    return (failure_of(record, records) or record.measurement).need_bytes
-
-
-def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:
+def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
+    """Return a candidate's probe, with the later run that failed, if one did."""
     shown = record.measurement
     return Trial(
         number=record.number,
@@ -190,14 +187,9 @@ def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
-        later_failure=_later_failure(record, records),
+        later_failure=failure and LaterFailure(failure is record.confirmation, failure.status, failure.reason),
         device_bytes=shown.device_bytes,
     )
-
-
-def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | None:
-    failure = failure_of(record, records)
-    return LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None
 
 
 def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
