@@ -27,6 +27,15 @@ AUTO: Literal["auto"] = "auto"
 Auto = Literal["auto"]
 
 
+# Options that are not named like their argument.
+_SPELLED = {"fits": "--no-fit", "imports": "--import"}
+
+
+def option(name: str, default: object = None) -> str:
+    """Return the option of an argument; for an argument that is true by default, it is ``--no-…``."""
+    return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
+
+
 def names(lists: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names in comma-separated lists, or in one."""
     texts = [lists] if isinstance(lists, str) else lists

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.arguments import CheckArguments, time_limit
+from autotune.app.arguments import CheckArguments, option, time_limit
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.check.task import Task
@@ -30,6 +30,8 @@ from autotune.userconfig.problems import of_documents, of_error, of_launch, of_p
 from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
 
+_OF_FIT = ("probe", "imports", "gpu", "memory_budget")
+"""Arguments by which memory is checked."""
 # Texts that transformers' parser takes for true.
 _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
@@ -253,12 +255,7 @@ def _check_options(asked: CheckArguments) -> None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
     if asked.timeout is not None and not asked.probe:
         raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
-    of_fit = {
-        "--probe": asked.probe,
-        "--import": asked.imports,
-        "--gpu": asked.gpu is not None,
-        "--memory-budget": asked.memory_budget is not None,
-    }
-    for option in (name for name, given in of_fit.items() if given and not asked.fits):
-        raise InputError(f"{option} has no effect with --no-fit, which only reads.", hint="Leave out one of the two.")
+    for name in (name for name in _OF_FIT if name in asked.settings and not asked.fits):
+        given = f"{option(name)} has no effect with {option('fits')}"
+        raise InputError(f"{given}, which only reads.", hint="Leave out one of the two.")
     time_limit(asked.timeout)
