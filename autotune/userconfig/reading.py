@@ -80,7 +80,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         and (adapters or not name.startswith("lora_"))
     }
     trainer = find_trainer(written.trainer)
-    evaluates = trainer.evaluates and config.values.get("eval_strategy", "no") != "no"
+    evaluates = trainer.evaluates and config.evaluates
     try:
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:

@@ -10,7 +10,6 @@ from pathlib import Path
 from autotune.confidential import MASK, hidden_values
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.nested import mapping
-from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
@@ -84,11 +83,10 @@ def sources(
     if name is None:
         _check_unexpanded("model_name_or_path", named)
     source = replace(model_source(named, "random"), revision=str(revision or "main"))
-    evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
-    rows = _rows(read, dataset, evaluates=evaluates)
+    rows = _rows(read, dataset, evaluates=config.evaluates)
     if rows.streams:
         _check_streamed(rows.source, config)
-    reading, evaluation = reading_of(config), _evaluated(rows) if evaluates else None
+    reading, evaluation = reading_of(config), _evaluated(rows) if config.evaluates else None
     return Sources(
         source, replace(rows.source, reading=reading), evaluation and replace(evaluation, reading=reading), rows.streams
     )

@@ -15,7 +15,7 @@ from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
-from autotune.core.plan import NO_EVALUATION, Launch
+from autotune.core.plan import Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
@@ -206,7 +206,7 @@ def _own_training(task: Task, known: ReadCommand) -> str:
     if source.own_model:
         return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
     config = known.configurations[task.trainer.config_class]
-    own_step = source.own_step(evaluates=config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION)
+    own_step = source.own_step(evaluates=config.evaluates)
     if own_step:
         return f"{source.path} uses {own_step}, so a step may need more than one of TRL's own, which a check traces."
     unread = known.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
