@@ -72,7 +72,7 @@ def sources(
     """
     model = read.configurations[MODEL_CONFIG].values
     own = model.get("model_name_or_path")
-    named = name or own
+    named = str(name) if name else own
     if not isinstance(named, str):
         raise InputError(
             "The configuration names no model.", hint="Write model_name_or_path, or give `model` (`--model`)."

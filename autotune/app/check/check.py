@@ -239,7 +239,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     values = tuple(of_values(text, found.values))
     if fatal(values):
         return task.wrong(values)
-    words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
+    words = {**peft_words(asked.peft_config), "model_name_or_path": str(asked.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
         return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
