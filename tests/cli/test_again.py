@@ -101,9 +101,9 @@ def test_what_was_given_is_plain_data_whatever_a_script_gave() -> None:
     taken: dict[str, Any] = {
         "base": Path("mine.yaml"),
         "allow": ("lora",),
-        "fix": {"packing": "none"},
+        "fix": {"packing": "none", "peft_config": Path("mine.json")},
         "listener": print,
     }
     assert ProbeArguments(**taken).settings == {
-        "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none"},
+        "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none", "peft_config": "mine.json"},
     }  # fmt: skip
