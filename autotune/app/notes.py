@@ -24,6 +24,11 @@ from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import format_bytes, format_share
 
+SERVED = (
+    "vLLM server on other GPUs generates the completions, and has to run before the training starts; the memory figures"
+    " are for the GPUs that train."
+)
+"""The end of a note on a server, for plans and for checks."""
 _NAMED = 5
 """Most rows named in a note."""
 
@@ -255,7 +260,7 @@ def notes_on_plans(
     if any(choice != OFF for choice in vllm):
         yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."
     if SERVER in vllm:
-        yield "With vllm=server, the server has GPUs of its own; memory is planned for the GPUs that train."
+        yield f"With vllm={SERVER}, a {SERVED}"
     if not COLOCATED.isdisjoint(vllm):
         yield f"Assumed of vLLM: {'; '.join(assumed_beside(workload.model))}."
     yield from notes_on_gpus(gpus)

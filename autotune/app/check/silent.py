@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autotune.app.notes import notes_on_images
+from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
@@ -125,11 +125,7 @@ def _rows_kept(workload: Workload) -> int:
 
 def _served(plan: TrainingPlan) -> Iterator[Finding]:
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
-        message = (
-            "A vLLM server on other GPUs generates the completions, and has to run before the training starts; the"
-            " memory figures are for the GPUs that train."
-        )
-        yield Finding(Severity.NOTE, message, "vllm_mode")
+        yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
