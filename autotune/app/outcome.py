@@ -187,7 +187,7 @@ def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem)
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
-        later_failure=failure and LaterFailure(failure is record.confirmation, failure.status, failure.reason),
+        later_failure=LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None,
         device_bytes=shown.device_bytes,
     )
 
