@@ -22,7 +22,7 @@ from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes, format_share
+from autotune.units import counted, format_bytes, format_share
 
 SERVED = (
     "vLLM server on other GPUs generates the completions, and has to run before the training starts; the memory figures"
@@ -52,12 +52,11 @@ def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
 
 def few_documents_text(workload: Workload, batch: int) -> str:
     """Return that a dataset has too few documents for one global batch, or an empty text if it has enough."""
-    rows, counted = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
+    rows, noun = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
     # Several completions are generated of each row.
-    if rows >= batch or counted == COMPLETIONS:
+    if rows >= batch or noun == COMPLETIONS:
         return ""
-    counted = counted.removesuffix("s") if rows == 1 else counted
-    return f"The dataset has {rows} {counted}, fewer than a global batch of {batch}"
+    return f"The dataset has {counted(rows, noun.removesuffix('s'))}, fewer than a global batch of {batch:,}"
 
 
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
@@ -189,9 +188,8 @@ def notes_on_workers(hardware: Hardware, further: int) -> Iterator[str]:
         further: number of workers in addition to the first.
     """
     if hardware.kind == "cpu" and further:
-        cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
-        memory = format_bytes(hardware.memory_bytes * hardware.processes)
-        yield f"Each of the {further + 1} workers had {cores} and {memory}; all figures are for such a share."
+        share = f"{counted(hardware.cores, 'core')} and {format_bytes(hardware.memory_bytes * hardware.processes)}"
+        yield f"Each of the {further + 1} workers had {share}; all figures are for such a share."
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:
