@@ -170,9 +170,11 @@ def lengths(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str
 def command_again(command: str, settings: Mapping[str, object]) -> str:
     """Return the command of a run or a plan, from what was asked for, by the names of the API's parameters.
 
-    ``model`` and ``dataset`` go without a name.
+    ``model`` and ``dataset`` go without a name: before a dataset, a model has to be named, if only by a base.
     """
-    words = ["autotune", command, *(str(settings[name]) for name in ("model", "dataset") if settings.get(name))]
+    model, dataset = settings.get("model"), settings.get("dataset")
+    given = (model or "MODEL", dataset) if dataset else (model,) if model else ()
+    words = ["autotune", command, *map(str, given)]
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
         match value:
