@@ -154,8 +154,8 @@ class Fitting:
             texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
             texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
             found += tuple(Finding(Severity.NOTE, text) for text in texts)
-            own = writable(task.written.values, self.config, self.launching, on_cpu=planned.gpu is None)
-            remedy = self._remedy(answer, Remedies(plan, known, trainer, setting, options.file, steps, own))
+            entries = writable(task.written.values, self.config, self.launching, on_cpu=planned.gpu is None)
+            remedy = self._remedy(answer, Remedies(plan, known, trainer, setting, options.file, steps, entries))
         verdict = task.wrong(found)
         if answer is not None:
             verdict = task.verdict(answer.outcome, found, reason=answer.reason, need=answer.need)
