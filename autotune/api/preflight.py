@@ -22,7 +22,7 @@ from autotune.core.plan import NO_EVALUATION
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
 from autotune.probing.scratch import scratch_folder
-from autotune.units import MIB
+from autotune.units import MIB, parse_size
 from autotune.userconfig.launch import ALONE
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         when_unsure: ``pass`` or ``fail``.
 
     Raises:
-        InputError: ``when_unsure`` is neither.
+        InputError: ``when_unsure`` is neither, or ``memory_budget`` is no size.
     """
 
     def __init__(
@@ -75,6 +75,9 @@ class PreflightCallback(TrainerCallback):  # type: ignore[misc]  # transformers 
         when_unsure: Literal["pass", "fail"] = "pass",
     ) -> None:
         self._asked = CheckArguments(None, dataset=dataset, memory_budget=memory_budget, when_unsure=when_unsure)
+        if isinstance(memory_budget, str):
+            # Where the training starts, it would be a warning.
+            parse_size(memory_budget)
 
     def on_train_begin(
         self,

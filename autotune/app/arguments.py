@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.app.public import Arguments, Checked
+from autotune.app.public import Arguments, Checked, check_type
 from autotune.confidential import hidden_values, hidden_words
 from autotune.core.candidate import Choice
 from autotune.core.effort import EffortName
@@ -25,6 +25,15 @@ ALL = "all"
 AUTO: Literal["auto"] = "auto"
 """The word for as many GPUs as a plan finds worth it."""
 Auto = Literal["auto"]
+
+
+# Options that are not named like their argument.
+_SPELLED = {"fits": "--no-fit", "imports": "--import"}
+
+
+def option(name: str, default: object = None) -> str:
+    """Return the option of an argument; for an argument that is true by default, it is ``--no-…``."""
+    return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
 
 def names(lists: str | Iterable[str]) -> tuple[str, ...]:
@@ -321,6 +330,7 @@ class CheckArguments(Arguments):
         super().__post_init__()
         if isinstance(self.config, str) and _is_command(self.config):
             object.__setattr__(self, "config", command_words(self.config))
+        check_type("config", self.command, Sequence[str])
 
     @property
     def file(self) -> str | None:

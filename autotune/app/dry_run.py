@@ -15,15 +15,7 @@ from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
 from autotune.core.codec import decode, encode
-from autotune.core.dry_run import (
-    SCHEMA,
-    CommandExit,
-    DryOutcome,
-    DryRun,
-    FailedAllocation,
-    Followed,
-    Refused,
-)
+from autotune.core.dry_run import SCHEMA, CommandExit, DryOutcome, DryRun, FailedAllocation, Followed, Refused
 from autotune.core.events import StageStarted
 from autotune.errors import InputError
 from autotune.inspection.command_line import read_command_line

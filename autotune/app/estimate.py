@@ -68,7 +68,7 @@ def estimate(
     check_type("gpu", gpu, str | int)
     check_type("shape", shape, Sequence[int])
     check_type("eval_shape", eval_shape, Sequence[int] | None)
-    for sizes in (shape, eval_shape or shape):
+    for sizes in (shape, shape if eval_shape is None else eval_shape):
         if len(sizes) != _SIZES:
             raise InputError(f"A shape is two numbers, and {sizes!r} is {len(sizes)}.", hint="Give (rows, tokens).")
         rows, tokens = sizes

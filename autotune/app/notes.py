@@ -22,8 +22,13 @@ from autotune.techniques.vllm import COLOCATED, SERVER
 from autotune.trainers import find_trainer
 from autotune.trainers.generating import COMPLETIONS
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes, format_share
+from autotune.units import counted, format_bytes, format_share
 
+SERVED = (
+    "vLLM server on other GPUs generates the completions, and has to run before the training starts; the memory figures"
+    " are for the GPUs that train."
+)
+"""The end of a note on a server, for plans and for checks."""
 _NAMED = 5
 """Most rows named in a note."""
 
@@ -39,20 +44,19 @@ def notes_on_workload(workload: Workload) -> Iterator[str]:
         yield "Speeds and times of an epoch leave evaluations out."
 
 
-def notes_on_images(problem: TrainerProblem) -> Iterator[str]:
+def notes_on_images(attention: object, workload: Workload) -> Iterator[str]:
     """Yield a note if the user's own attention may need more memory for images that are not run."""
-    if problem.baseline[Attention.name] == EAGER and uneven_images(problem.setting.workload):
+    if attention == EAGER and uneven_images(workload):
         yield f"attention={EAGER} may need more memory than this: {UNEVEN}."
 
 
 def few_documents_text(workload: Workload, batch: int) -> str:
     """Return that a dataset has too few documents for one global batch, or an empty text if it has enough."""
-    rows, counted = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
+    rows, noun = workload.dataset.documents.rows, find_trainer(workload.trainer).counted
     # Several completions are generated of each row.
-    if rows >= batch or counted == COMPLETIONS:
+    if rows >= batch or noun == COMPLETIONS:
         return ""
-    counted = counted.removesuffix("s") if rows == 1 else counted
-    return f"The dataset has {rows} {counted}, fewer than a global batch of {batch}"
+    return f"The dataset has {counted(rows, noun.removesuffix('s'))}, fewer than a global batch of {batch:,}"
 
 
 def notes_on(problem: TrainerProblem) -> Iterator[str]:
@@ -60,7 +64,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     setting = problem.setting
     workload, model = setting.workload, setting.workload.model
     yield from notes_on_workload(workload)
-    yield from notes_on_images(problem)
+    yield from notes_on_images(problem.baseline[Attention.name], workload)
     not_separated = None if workload.has_images else never_separated(setting)
     if not_separated and "packing" in problem.choices:
         yield f"Packing that keeps documents apart and padding-free were not tried: {not_separated}."
@@ -184,9 +188,8 @@ def notes_on_workers(hardware: Hardware, further: int) -> Iterator[str]:
         further: number of workers in addition to the first.
     """
     if hardware.kind == "cpu" and further:
-        cores = "1 core" if hardware.cores == 1 else f"{hardware.cores} cores"
-        memory = format_bytes(hardware.memory_bytes * hardware.processes)
-        yield f"Each of the {further + 1} workers had {cores} and {memory}; all figures are for such a share."
+        share = f"{counted(hardware.cores, 'core')} and {format_bytes(hardware.memory_bytes * hardware.processes)}"
+        yield f"Each of the {further + 1} workers had {share}; all figures are for such a share."
 
 
 def notes_on_prompts(workload: Workload) -> Iterator[str]:
@@ -255,16 +258,11 @@ def notes_on_plans(
     if any(choice != OFF for choice in vllm):
         yield "How fast vLLM generates cannot be traced: candidates with vllm have no predicted speed."
     if SERVER in vllm:
-        yield "With vllm=server, the server has GPUs of its own; memory is planned for the GPUs that train."
+        yield f"With vllm={SERVER}, a {SERVED}"
     if not COLOCATED.isdisjoint(vllm):
         yield f"Assumed of vLLM: {'; '.join(assumed_beside(workload.model))}."
     yield from notes_on_gpus(gpus)
     yield from notes_on_traces(traces)
-
-
-def lacks_host_memory(memory: MemoryEstimate, host_bytes: int | None) -> bool:
-    """Return whether the processes of a machine may hold more on the host together than it has."""
-    return host_bytes is not None and memory.host_need_bytes > host_bytes
 
 
 def notes_on_assumptions(assumptions: Collection[str]) -> Iterator[str]:
@@ -284,7 +282,7 @@ def host_notes(memory: MemoryEstimate | None, launch: Launch, host_bytes: int | 
         memory: None where it is not known; nothing is then yielded.
         host_bytes: memory of the machine; None where it is not known.
     """
-    if memory is None or (launch.processes == 1 and not lacks_host_memory(memory, host_bytes)):
+    if memory is None or (launch.processes == 1 and not memory.lacks_host(host_bytes)):
         return
     each = launch.per_machine
     whose = "its process" if each == 1 else f"the {each} processes on it together"

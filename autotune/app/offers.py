@@ -11,7 +11,7 @@ from autotune.core.setting import Setting
 from autotune.planning.evaluator import Evaluator
 from autotune.techniques.packing import CUTTING, documents_per_row
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 
 _WORTH_SAYING = 1.1
 """Smallest predicted speed-up that is offered: predictions of time are off by as much."""
@@ -102,6 +102,5 @@ def dropping_offer(
     saved_bytes = memory.device_bytes - less.device_bytes
     if saved_bytes < _SAVED * memory.device_bytes:
         return ()
-    prompts = "1 prompt" if dropped == 1 else f"{dropped:,} prompts"
-    option = f"--prompt-coverage {_KEPT:g}"
-    return (f"Dropping {prompts} over {cut:,} tokens ({option}) saves about {format_bytes(saved_bytes)}.",)
+    what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_KEPT:g})"
+    return (f"{what} saves about {format_bytes(saved_bytes)}.",)

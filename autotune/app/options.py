@@ -23,6 +23,8 @@ MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 # The largest share of a budget that it makes sense to leave unused.
 _LARGEST_MARGIN = 0.5
+_LARGEST_SEED = (1 << 31) - 1
+"""NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers), and those of resumed searches are counted on."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ def probe_options(asked: ProbeArguments) -> Options:
     _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
     _check_number("number of trials", asked.trials)
     _check_number("number of workers", asked.workers)
+    if not 0 <= asked.seed <= _LARGEST_SEED:
+        raise InputError(f"A seed of {asked.seed} is not possible.", hint=f"It lies between 0 and {_LARGEST_SEED}.")
     if asked.study is not None and asked.storage is None:
         raise InputError(
             f"--study {asked.study} names a study in a storage, and none is given.",
@@ -189,7 +193,7 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     if coverage is not None and not 0 < coverage <= 1:
         raise InputError(f"A prompt coverage of {coverage} is not possible.", hint="It lies above 0, and is at most 1.")
     found = Rollouts(rewards, prompt_coverage=1.0 if coverage is None else coverage)
-    if isinstance(length, str) and not length.lstrip("-").isdecimal():
+    if isinstance(length, str) and not length.removeprefix("-").isdecimal():
         return replace(found, column=length)
     tokens = None if length is None else int(length)
     if tokens is not None and tokens < 1:

@@ -14,7 +14,7 @@ from autotune.core.measurement import Measurement
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.core.program import AROUND_GENERATION, LOADING, MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.result import SCHEMA, BaseFile, Choosable, LaterFailure, Result, Trial
-from autotune.core.spread import Interval, mean_of, mean_rate, next_run, relative_error
+from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
@@ -53,15 +53,15 @@ class RunFacts:
 
 def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Result:
     """Return the document of a search that ended, however it ended."""
-    setting, trainer, workload = problem.setting, problem.trainer, problem.setting.workload
+    setting, trainer, workload, own = problem.setting, problem.trainer, problem.setting.workload, facts.base is not None
     recommended, baseline = (
         _choosable(record, outcome, problem, facts) if record else None for record in (outcome.winner, outcome.baseline)
     )
-    speed = speed_up(outcome.winner, outcome.baseline)
-    trials = tuple(_trial(record, problem, outcome.records) for record in outcome.records)
+    runs = [(record, failure_of(record, outcome.records)) for record in outcome.records]
+    trials = tuple(_trial(record, failure, problem) for record, failure in runs)
     needs = [
-        _need_bytes(record, outcome.records)
-        for record, trial in zip(outcome.records, trials, strict=True)
+        (failure or record.measurement).need_bytes
+        for (record, failure), trial in zip(runs, trials, strict=True)
         if not (record.measurement.ok and trial.illegal)
     ]
     return Result(
@@ -77,17 +77,17 @@ def result_of(outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) 
         token_coverage=setting.token_coverage,
         recommended=recommended,
         baseline=baseline,
-        speedup=speed.ratio if speed else None,
-        speedup_low=speed.interval.low if speed and speed.interval else None,
-        speedup_high=speed.interval.high if speed and speed.interval else None,
-        pairs=speed.pairs if speed else 0,
+        **vars(speed_up(outcome.winner, outcome.baseline)),
         contributions=outcome.contributions,
         confirmed=outcome.confirmed,
         trials=trials,
         unlockable=problem.space.unlockable,
         left_out=problem.space.left_out,
         notes=(
-            *notes_on_runs(outcome, own=facts.base is not None),
+            *_failed(outcome, own=own),
+            *_unfinished(outcome, own=own),
+            *_scattered(outcome),
+            *_not_told_apart(outcome),
             *_contradicted(outcome),
             *(notes_on_loading(outcome.winner.measurement, setting.machine.hardware) if outcome.winner else ()),
             *(notes_on_launcher(recommended, setting.machine.hardware) if recommended else ()),
@@ -171,12 +171,8 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
         )
 
 
-def _need_bytes(record: Record, records: Sequence[Record]) -> int | None:
-    """Return the need of a candidate's probe, or of the later run that failed."""
-    return (failure_of(record, records) or record.measurement).need_bytes
-
-
-def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -> Trial:
+def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
+    """Return a candidate's probe, with the later run that failed, if one did."""
     shown = record.measurement
     return Trial(
         number=record.number,
@@ -191,14 +187,9 @@ def _trial(record: Record, problem: TrainerProblem, records: Sequence[Record]) -
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
-        later_failure=_later_failure(record, records),
+        later_failure=LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None,
         device_bytes=shown.device_bytes,
     )
-
-
-def _later_failure(record: Record, records: Sequence[Record]) -> LaterFailure | None:
-    failure = failure_of(record, records)
-    return LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None
 
 
 def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, facts: RunFacts) -> Choosable:
@@ -224,9 +215,9 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         plan=plan,
         status=shown.status,
         reason=shown.reason,
-        peak_bytes=_highest(runs, "peak_bytes"),
-        reserved_bytes=_highest(runs, "reserved_bytes"),
-        device_bytes=_highest(runs, "device_bytes"),
+        peak_bytes=_highest(run.peak_bytes for run in runs),
+        reserved_bytes=_highest(run.reserved_bytes for run in runs),
+        device_bytes=_highest(run.device_bytes for run in runs),
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
         tokens_per_second_low=expected.low if expected else None,
@@ -256,22 +247,22 @@ def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
     }
 
 
-def _highest(runs: Sequence[Measurement], figure: str) -> int | None:
-    return max((getattr(run, figure) for run in runs if getattr(run, figure) is not None), default=None)
+def _highest(figures: Iterable[int | None]) -> int | None:
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """The winner's token rate over the baseline's.
+    """The winner's token rate over the baseline's, as :class:`autotune.core.result.Result` has it.
 
     Attributes:
-        interval: 95 % confidence interval of the mean, None for fewer than two pairs.
         pairs: number of pairs of alternating runs; 0: the ratio is that of their probes.
     """
 
-    ratio: float
-    interval: Interval | None
-    pairs: int
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    pairs: int = 0
 
 
 def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
@@ -287,31 +278,23 @@ def rates_of(record: Record, winner: Record | None) -> tuple[float, ...]:
     return rates or record.rates or tuple(rate for rate in (record.measurement.tokens_per_second,) if rate)
 
 
-def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp | None:
-    """Return the speed-up, or None if either did not run; without pairs it is the ratio of the two probes."""
+def speed_up(winner: Record | None, baseline: Record | None) -> SpeedUp:
+    """Return the speed-up, unknown if either did not run; without pairs it is the ratio of the two probes."""
     if winner is None or baseline is None:
-        return None
+        return SpeedUp()
     if winner.number == baseline.number:
-        return SpeedUp(1.0, None, 0)
+        return SpeedUp(1.0)
     found = [ratio for ratio in (_ratio(ours, theirs) for ours, theirs in pairs(winner)) if ratio is not None]
-    if found:
-        return SpeedUp(mean_rate(found), mean_of(found), len(found))
-    probes = _ratio(winner.measurement, baseline.measurement)
-    return SpeedUp(probes, None, 0) if probes is not None else None
+    if not found:
+        return SpeedUp(_ratio(winner.measurement, baseline.measurement))
+    interval = mean_of(found)
+    low, high = (interval.low, interval.high) if interval is not None else (None, None)
+    return SpeedUp(mean_rate(found), low, high, len(found))
 
 
 def failure_of(record: Record, records: Iterable[Record]) -> Measurement | None:
     """Return the first run after a record's probe that did not end ``ok``, in turn with any winner; None without."""
     return next((run for run in runs_after(record, records) if not run.ok), None)
-
-
-def notes_on_runs(outcome: SearchOutcome, *, own: bool = False) -> tuple[str, ...]:
-    """Return notes on runs after the probes that failed, were too few, or do not distinguish candidates, in sentences.
-
-    Args:
-        own: whether the baseline is the user's own configuration.
-    """
-    return (*_failed(outcome, own=own), *_unfinished(outcome, own=own), *_scattered(outcome), *_not_told_apart(outcome))
 
 
 def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
@@ -321,7 +304,11 @@ def _ratio(ours: Measurement, theirs: Measurement) -> float | None:
 
 
 def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
-    """Yield a note for each candidate that a run after its probe showed not to fit, or not to run."""
+    """Yield a note for each candidate that a run after its probe showed not to fit, or not to run.
+
+    Args:
+        own: whether the baseline is the user's own configuration.
+    """
     baseline = outcome.baseline
     for record in outcome.failed_confirmations:
         of_baseline = baseline is not None and record.number == baseline.number
@@ -331,27 +318,27 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
         yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
 
 
-def _unfinished(outcome: SearchOutcome, *, own: bool) -> tuple[str, ...]:
+def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
+    """Yield a note if there were fewer short runs than were to come."""
     winner, baseline = outcome.winner, outcome.baseline
     if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
-        return ()
+        return
     speed = speed_up(winner, baseline)
     ours = sum(run.number == winner.number for run in winner.comparison)
     name, count = "the recommendation", ours
     if ours >= outcome.comparisons:
         name, count = baseline_name(own=own), len(winner.comparison) - ours
     sentence = f"The search ended after {count} of {outcome.comparisons} short runs of {name}."
-    if speed is not None and speed.pairs == 0 and winner != baseline:
+    if speed.speedup is not None and speed.pairs == 0 and winner != baseline:
         sentence += " The speed-up is the ratio of one probe of each."
-    return (sentence,)
+    yield sentence
 
 
-def _scattered(outcome: SearchOutcome) -> tuple[str, ...]:
-    """Return a note where a further run of the winner may be several times as fast as another."""
+def _scattered(outcome: SearchOutcome) -> Iterator[str]:
+    """Yield a note if a further run of the winner may be several times as fast as another."""
     expected = next_run(outcome.winner.rates) if outcome.winner is not None else None
-    if expected is None or expected.high <= _SCATTERED * expected.low:
-        return ()
-    return ("Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one.",)
+    if expected is not None and expected.high > _SCATTERED * expected.low:
+        yield "Speeds differ widely from run to run, as on a machine that others also use. Search again on an idle one."
 
 
 def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
@@ -376,17 +363,16 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     )
 
 
-def _not_told_apart(outcome: SearchOutcome) -> tuple[str, ...]:
-    """Return a note on candidates that are as fast as the winner, and the one that needs the least memory."""
+def _not_told_apart(outcome: SearchOutcome) -> Iterator[str]:
+    """Yield a note on candidates that are as fast as the winner, and the one that needs the least memory."""
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:
-        return ()
+        return
     count = counted(len(others), "other candidate")
     sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
     lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
     least = lightest.measurement.need_bytes or 0
     ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
-    if least >= ours:
-        return (f"{sentence}; none of them needs less memory.",)
     which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
-    return (f"{sentence}; {which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}.",)
+    needs = f"{which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}"
+    yield f"{sentence}; {needs if least < ours else 'none of them needs less memory'}."

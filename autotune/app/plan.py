@@ -46,6 +46,7 @@ from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator, explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
@@ -189,7 +190,7 @@ def _notes(evaluator: Evaluator, planned: Machine, asked: PlanArguments) -> Iter
     workload, gpu = problem.setting.workload, planned.gpu
     lengths = workload.dataset.lengths
     yield from notes_on_workload(workload)
-    yield from notes_on_images(problem)
+    yield from notes_on_images(problem.baseline[Attention.name], workload)
     yield from notes_on_offloading(problem)
     yield _not_measured(gpu)
     refused = problem.illegal(problem.baseline)

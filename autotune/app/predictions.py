@@ -235,12 +235,7 @@ def speeds_of(
 
 
 def times_of(
-    machine: Machine,
-    speeds: GpuSpeeds | None,
-    limit_bytes: int,
-    server: JobServer,
-    tracer: ServerTracer,
-    cache: Cache,
+    machine: Machine, speeds: GpuSpeeds | None, limit_bytes: int, server: JobServer, tracer: ServerTracer, cache: Cache
 ) -> OperatorTimes | None:
     """Return the times of operators on this machine's CPU, measured while nothing is traced or probed; None on a GPU.
 

@@ -30,9 +30,7 @@ from autotune.inspection.machine import divided
 from autotune.inspection.machine import memory_budget as checked_budget
 from autotune.inspection.model import model_source
 from autotune.planning.tracing.cache import user_cache
-from autotune.probing import JobServer
 from autotune.study import SearchOutcome, check_storage
-from autotune.trainers.problem import TrainerProblem
 from autotune.userconfig.base import UserBase, read_base, rewards_of, sources_of
 from autotune.userconfig.edit import Wanted, handed_over
 from autotune.userconfig.launch import likely_processes
@@ -72,15 +70,8 @@ def probe(asked: ProbeArguments) -> Result:
         named = given or _named(asked, options, base)
         reader = WorkloadReader(server, out.workload, listener)
         attention = str(base.plan.model.get("attn_implementation") or "") if base is not None else ""
-        workload = reader.read(
-            options.trainer.name,
-            named.model,
-            named.dataset,
-            named.evaluation,
-            rollouts=options.rollouts,
-            peft=options.peft,
-            teacher=options.teacher,
-        )
+        read = named.model, named.dataset, named.evaluation
+        workload = reader.read(options.trainer.name, *read, options.rollouts, options.peft, options.teacher)
         wanted = attentions(options, machine, attention or None)
         workload = reader.check_attention(workload, machine, wanted, user_cache())
         start = start_of(base, options, workload, machine) if base is not None else None
@@ -92,20 +83,14 @@ def probe(asked: ProbeArguments) -> Result:
         check_same(run)
         predictions = predictions_of(asked, problem, limit_bytes, server, tracer) if asked.plan else Predictions()
         problem = predictions.evaluator.problem if predictions.evaluator is not None else problem
-        run = replace(
-            run,
-            problem=problem,
-            timeout_seconds=time_left(limit, time.monotonic() - started),
-            predictor=predictions.predictor,
-        )
+        left = time_left(limit, time.monotonic() - started)
+        run = replace(run, problem=problem, timeout_seconds=left, predictor=predictions.predictor)
         outcome = search_together(run, further, listener)
         problem = as_searched(problem, outcome)
         compared = [record.candidate for record in (outcome.winner, outcome.baseline) if record]
         in_time = not outcome.interrupted and time_left(limit, time.monotonic() - started) != 0
         timelines = predictions.timelines(compared, traces=in_time)
-        offered = _offers(predictions, outcome) if in_time else ()
-        untried = notes_on_untried(problem, outcome)
-        file, file_notes = _handed_over(asked, base, start, outcome, problem, server, out)
+        file, file_notes = _handed_over(replace(run, problem=problem), base, start, outcome)
         facts = RunFacts(
             budget_bytes=budget_bytes,
             margin=asked.margin,
@@ -114,8 +99,8 @@ def probe(asked: ProbeArguments) -> Result:
                 *notes_on(problem),
                 *notes_on_workers(hardware, len(further)),
                 *predictions.notes(),
-                *offered,
-                *untried,
+                *(_offers(predictions, outcome) if in_time else ()),
+                *notes_on_untried(problem, outcome),
             ),
             wall_seconds=time.monotonic() - started,
             settings=asked.settings,
@@ -191,18 +176,12 @@ def _of_base(options: Options, base: UserBase, init: Init) -> Options:
 
 
 def _handed_over(
-    asked: ProbeArguments,
-    base: UserBase | None,
-    start: Start | None,
-    outcome: SearchOutcome,
-    problem: TrainerProblem,
-    server: JobServer,
-    out: Output,
+    run: Run, base: UserBase | None, start: Start | None, outcome: SearchOutcome
 ) -> tuple[BaseFile | None, tuple[str, ...]]:
     """Return the base's file edited by the recommendation, and notes on it."""
     if base is None or start is None:
         return None, ()
-    trainer, setting = problem.trainer, problem.setting
+    asked, out, trainer, setting = run.asked, run.output, run.problem.trainer, run.problem.setting
     notes = [
         f"--fix {knob}={setting.wishes.fixed[knob]} replaces {value} in {base.name}."
         for knob, value in start.replaced.items()
@@ -227,7 +206,7 @@ def _handed_over(
         out.directory,
     )
     try:
-        file, note = handed_over(base, wanted, trainer, setting, server, out.workload / "handed-over")
+        file, note = handed_over(base, wanted, trainer, setting, run.server, out.workload / "handed-over")
     except InputError as error:
         # What was measured is not lost over it.
         refused = f"Edited to the recommendation, {base.name} is refused: {error.message}"

@@ -53,11 +53,7 @@ def attentions(options: Options, machine: Machine, own: str | None = None) -> tu
 
 
 def problem_of(
-    options: Options,
-    workload: Workload,
-    machine: Machine,
-    batch: int,
-    start: Start | None = None,
+    options: Options, workload: Workload, machine: Machine, batch: int, start: Start | None = None
 ) -> TrainerProblem:
     """Return the problem of a run.
 

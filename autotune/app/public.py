@@ -146,7 +146,7 @@ def as_json(value: object) -> object:
         case Path():
             return str(value)
         case Mapping():
-            return dict(value)
+            return {name: as_json(item) for name, item in value.items()}
         case list() | tuple() | set() | frozenset():
             return list(value)
         case _:

@@ -267,8 +267,8 @@ def offers_to_show(tried: Sequence[Offer], *, alone: bool) -> Sequence[Offer]:
 
 def close_calls(offers: Sequence[Offer]) -> Iterator[str]:
     """Yield the offers that predicted times do not tell from the cheapest, and from the fastest."""
-    for best, figure in (("cheap as the cheapest", "cost"), ("fast as the fastest", "seconds")):
-        figures = {f"{offer.processes} x {offer.gpu.name}": getattr(offer, figure) for offer in offers}
+    costs, durations = {offer.gpus: offer.cost for offer in offers}, {offer.gpus: offer.seconds for offer in offers}
+    for best, figures in (("cheap as the cheapest", costs), ("fast as the fastest", durations)):
         known = {name: amount for name, amount in figures.items() if amount is not None}
         least = min(known, key=known.__getitem__, default="")
         near = [name for name, amount in known.items() if name != least and amount <= (1 + TIME_ERROR) * known[least]]

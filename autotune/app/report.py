@@ -122,10 +122,7 @@ def read_result(file: Path) -> Result:
             hint="`autotune plan --html FILE` writes the page of a plan.",
         )
     if schema != SCHEMA:
-        raise InputError(
-            f"{file} has schema {schema!r}, not {SCHEMA}.",
-            hint="Run `autotune probe` with this version.",
-        )
+        raise InputError(f"{file} has schema {schema!r}, not {SCHEMA}.", hint="Run `autotune probe` with this version.")
     try:
         # Earlier versions wrote what is secret, too.
         found = decode(Result, hidden_values(document))

@@ -112,10 +112,7 @@ def storage_of(run: Run) -> StudyStorage:
     compared = with_last_resorts(run.problem)
     url, name = study_of(run.asked, run.output)
     return StudyStorage(
-        url=url,
-        name=name,
-        resume=run.asked.resume,
-        fingerprint=fingerprint(compared, run.limit_bytes, run.asked.seed),
+        url=url, name=name, resume=run.asked.resume, fingerprint=fingerprint(compared, run.limit_bytes, run.asked.seed)
     )
 
 

@@ -9,13 +9,10 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from autotune.app.arguments import AUTO, names
+from autotune.app.arguments import AUTO, names, option
 from autotune.app.public import OBJECTS, descriptions, kinds_of, placeholders, words_of
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
-
-# Options that are not named like their argument.
-_SPELLED = {"fits": "--no-fit", "imports": "--import"}
 
 
 def add_options(
@@ -50,11 +47,6 @@ def add_options(
             else:
                 left_out = name in optional or default is None
                 parser.add_argument(name, **{"nargs": "?" if left_out else None, **form, "metavar": name.upper()})
-
-
-def option(name: str, default: object = None) -> str:
-    """Return the option of an argument; for an argument that is true by default, it is ``--no-…``."""
-    return _SPELLED.get(name, f"--{'no-' if default is True else ''}{name.replace('_', '-')}")
 
 
 def _form(annotation: object, placeholder: str | None, default: object) -> dict[str, Any]:
@@ -98,7 +90,7 @@ def _help(texts: Mapping[str, str], positional: Container[str], name: str, defau
 
 
 def _number_or_auto(text: str) -> int | str:
-    if text != AUTO and not text.lstrip("-").isdecimal():
+    if text != AUTO and not text.removeprefix("-").isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor {AUTO}")
     return text if text == AUTO else int(text)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from autotune.core.plan import NO_EVALUATION
+
 MODEL_CONFIG = "ModelConfig"
 """The class of TRL that configures how the model is loaded and which adapter is trained."""
 SCRIPT_ARGUMENTS = "ScriptArguments"
@@ -25,6 +27,11 @@ class Configuration:
     kind: str
     values: Mapping[str, object]
     defaults: Mapping[str, object]
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether training is evaluated."""
+        return self.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
 
 
 def configured(item: Any, kind: str, plain: Callable[[Any], object]) -> Configuration:

@@ -104,6 +104,10 @@ class MemoryEstimate:
         """Host memory that a machine has to have; documents of earlier versions have that of one process only."""
         return max(self.host_bytes, self.machine_bytes)
 
+    def lacks_host(self, host_bytes: int | None) -> bool:
+        """Whether the processes of a machine may hold more on the host together than it has; None: it is not known."""
+        return host_bytes is not None and self.host_need_bytes > host_bytes
+
     @property
     def most_bytes(self) -> int:
         """Upper bound of the need: the estimate with its error, and what varied lengths add if that is known."""

@@ -43,6 +43,11 @@ class Offer:
     reason: str = ""
 
     @property
+    def gpus(self) -> str:
+        """The GPUs in words, such as ``4 x H100-SXM``."""
+        return f"{self.processes} x {self.gpu.name}"
+
+    @property
     def fits(self) -> bool:
         """Whether a configuration is predicted to fit."""
         return not self.reason

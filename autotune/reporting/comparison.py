@@ -7,18 +7,9 @@ from collections.abc import Sequence
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
 from autotune.reporting.sections import Value, comparison_rows, epoch_values
-from autotune.reporting.words import (
-    MISSING,
-    baseline_name,
-    bytes_or_dash,
-    duration_or_dash,
-    mean_or_dash,
-    printable,
-    rate_or_dash,
-    status_text,
-)
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes
 
@@ -45,13 +36,13 @@ def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[
 
 def _values(result: Result, one: Choosable, compared: Sequence[Choosable]) -> dict[str, Value]:
     return {
-        "status": Value(status_text(one.status)),
-        "memory held": Value(bytes_or_dash(one.held_bytes), one.held_bytes, result.budget_bytes),
-        "  reserved": Value(bytes_or_dash(one.reserved_bytes)),
-        "  allocated": Value(bytes_or_dash(None if one.reserved_bytes is None else one.peak_bytes)),
-        "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+        "status": Value(words.status_text(one.status)),
+        "memory held": Value(words.bytes_or_dash(one.held_bytes), one.held_bytes, result.budget_bytes),
+        "  reserved": Value(words.bytes_or_dash(one.reserved_bytes)),
+        "  allocated": Value(words.bytes_or_dash(None if one.reserved_bytes is None else one.peak_bytes)),
+        "speed": Value(words.rate_or_dash(one.tokens_per_second), one.tokens_per_second),
         "  a further run": Value(_expected(one)),
-        "time per evaluation": Value(duration_or_dash(one.evaluation_seconds)),
+        "time per evaluation": Value(words.duration_or_dash(one.evaluation_seconds)),
         **epoch_values(one, compared, find_trainer(result.trainer).counted),
     }
 
@@ -61,7 +52,7 @@ def contribution_text(contribution: Contribution) -> str:
     if contribution.speedup is None:
         if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
-        return status_text(contribution.status)
+        return words.status_text(contribution.status)
     parts = [_speedup_text(contribution.speedup)]
     if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
         parts = [f"speed not told apart ({parts[0]} in one probe)"]
@@ -73,7 +64,7 @@ def contribution_text(contribution: Contribution) -> str:
 
 def headline(result: Result, recommended: Choosable) -> str:
     """Return the result in one sentence."""
-    baseline, rate = result.baseline, rate_or_dash(recommended.tokens_per_second)
+    baseline, rate = result.baseline, words.rate_or_dash(recommended.tokens_per_second)
     if baseline is not None and recommended.candidate == baseline.candidate:
         if result.status is RunStatus.INTERRUPTED:
             return f"Nothing faster than {_name(result)} was found so far."
@@ -83,7 +74,7 @@ def headline(result: Result, recommended: Choosable) -> str:
         return f"{_speed_text(result, recommended, result.speedup)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
         name = _name(result, starts=True)
-        return f"{name} does not run here ({status_text(baseline.status)}); this does, at {rate}.{among}"
+        return f"{name} does not run here ({words.status_text(baseline.status)}); this does, at {rate}.{among}"
     return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 
@@ -114,7 +105,7 @@ def costs(result: Result) -> tuple[Line, ...]:
         if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
     ]
     most = sorted(found, key=lambda cost: -cost[0])[:_MOST_COSTS]
-    return tuple((Code(printable(written)), f"costs {100 * (speedup - 1):.0f} %") for speedup, written in most)
+    return tuple((Code(words.printable(written)), f"costs {100 * (speedup - 1):.0f} %") for speedup, written in most)
 
 
 def step_change_text(result: Result) -> str:
@@ -125,16 +116,17 @@ def step_change_text(result: Result) -> str:
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
     if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
         return ""
-    steps, default_steps = mean_or_dash(recommended.steps_per_epoch), mean_or_dash(baseline.steps_per_epoch)
+    documents, default_documents = words.mean_or_dash(ours), words.mean_or_dash(theirs)
+    steps, default_steps = words.mean_or_dash(recommended.steps_per_epoch), words.mean_or_dash(baseline.steps_per_epoch)
     return (
-        f"An optimizer step now sees {mean_or_dash(ours)} documents rather than {mean_or_dash(theirs)}, so an epoch "
+        f"An optimizer step now sees {documents} documents rather than {default_documents}, so an epoch "
         f"has {steps} steps rather than {default_steps}: the learning rate, and everything counted in steps (warm-up, "
         "saving, evaluation), may need adjusting."
     )
 
 
 def _name(result: Result, *, starts: bool = False) -> str:
-    return baseline_name(own=result.base is not None, starts=starts)
+    return words.baseline_name(own=result.base is not None, starts=starts)
 
 
 def _yaml(value: object) -> str:
@@ -179,4 +171,4 @@ def _in_range(baseline: Choosable | None, recommended: Choosable) -> bool:
 
 def _expected(one: Choosable) -> str:
     low, high = one.tokens_per_second_low, one.tokens_per_second_high
-    return MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"
+    return words.MISSING if low is None or high is None else f"{low:,.0f} to {high:,.0f}"

@@ -12,15 +12,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.result import Result, Smallest, Trial
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
-from autotune.reporting.words import (
-    baseline_name,
-    bytes_or_dash,
-    differences,
-    kept_text,
-    short_path,
-    status_text,
-    written,
-)
+from autotune.reporting import words
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes, format_duration
 
@@ -31,7 +23,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def trial_counts_text(result: Result) -> str:
     """Return the number of candidates by outcome, and the time taken; of a resumed study, that of the last run."""
     counts = Counter(trial.status for trial in result.trials)
-    parts = [f"{counts[status]} {status_text(status)}" for status in ProbeStatus if counts[status]]
+    parts = [f"{counts[status]} {words.status_text(status)}" for status in ProbeStatus if counts[status]]
     candidates = counted(len(result.trials), "candidate") if result.trials else "No candidates"
     listed, taken = f"{': ' if parts else ''}{', '.join(parts)}", format_duration(result.wall_seconds)
     if result.settings.get("resume"):
@@ -137,7 +129,7 @@ def _lacked_memory(trial: Trial) -> bool:
 
 def _ended_text(trial: Trial) -> str:
     reason = f": {trial.reason}" if trial.reason else ""
-    return f"; trial {trial.number} ended {status_text(trial.status)}{reason}"
+    return f"; trial {trial.number} ended {words.status_text(trial.status)}{reason}"
 
 
 def _nearest_text(result: Result) -> Iterable[str]:
@@ -147,9 +139,9 @@ def _nearest_text(result: Result) -> Iterable[str]:
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {status_text(later.status)}"
+    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {words.status_text(later.status)}"
     again = "in the longer run" if later.longer else "in a further run"
-    held = f"{bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
+    held = f"{words.bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
     yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
 
 
@@ -168,19 +160,19 @@ def _smallest_text(result: Result) -> Iterable[str]:
     elif _lacked_memory(trial):
         yield f"{need} ran out of memory in trial {trial.number}."
     elif trial.later_failure is not None:
-        yield f"{need} ended {status_text(trial.later_failure.status)} in a further run of trial {trial.number}."
+        yield f"{need} ended {words.status_text(trial.later_failure.status)} in a further run of trial {trial.number}."
     else:
-        yield f"{need} ended {status_text(trial.status)} in trial {trial.number}."
+        yield f"{need} ended {words.status_text(trial.status)} in trial {trial.number}."
 
 
 def _barred_text(result: Result, trial: Trial) -> str:
-    held = bytes_or_dash(trial.held_bytes)
+    held = words.bytes_or_dash(trial.held_bytes)
     return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
 
 
 def _name(result: Result, trial: Trial) -> str:
     of_baseline = result.baseline is not None and trial.number == result.baseline.number
-    return baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
+    return words.baseline_name(own=result.base is not None, starts=True) if of_baseline else f"Trial {trial.number}"
 
 
 def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:
@@ -191,8 +183,8 @@ def _trial_of(result: Result, smallest: Smallest | None) -> Trial | None:
 def candidate_name(result: Result, candidate: Candidate) -> str:
     """Return the differences from the baseline, or all choices if the baseline was never measured."""
     if result.baseline is None:
-        return written(candidate)
-    return differences(candidate, result.baseline.candidate, baseline_name(own=result.base is not None))
+        return words.written(candidate)
+    return words.differences(candidate, result.baseline.candidate, words.baseline_name(own=result.base is not None))
 
 
 def ran(trials: Iterable[Trial]) -> list[Trial]:
@@ -210,7 +202,7 @@ def way_out_lines(result: Result) -> tuple[str, ...]:
         return ()
     return (
         *allow_lines(result.unlockable),
-        *(f"--max-length {limit.max_length} would keep {kept_text(limit)}" for limit in result.shorter),
+        *(f"--max-length {limit.max_length} would keep {words.kept_text(limit)}" for limit in result.shorter),
         more_memory_text(result.budget_bytes, result.hardware.memory_bytes),
     )
 
@@ -224,10 +216,10 @@ def next_command(result: Result, program: Callable[[str], str] = str) -> str:
     """Return the command that trains as recommended; ``program`` returns how a program is started, from its name."""
     bundle, chosen = Path(result.output_directory), result.recommended
     if chosen is not None and not find_trainer(result.trainer).runs_by_command(chosen.plan):
-        accelerate = [program("accelerate"), "launch", "--config_file", short_path(bundle / "accelerate.yaml")]
+        accelerate = [program("accelerate"), "launch", "--config_file", words.short_path(bundle / "accelerate.yaml")]
         start = accelerate if chosen.plan.in_group else [program("python")]
-        return shlex.join([*start, short_path(bundle / "train.py")])
-    config = short_path(bundle / "config.yaml")
+        return shlex.join([*start, words.short_path(bundle / "train.py")])
+    config = words.short_path(bundle / "config.yaml")
     gpu = _first_gpu() if result.hardware.kind == "cuda" and chosen is not None and not chosen.plan.in_group else ""
     variables = "".join(
         f"{name}={shlex.quote(value)} "

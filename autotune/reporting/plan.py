@@ -10,31 +10,11 @@ from autotune.core.estimate import ALIKE_MEMORY, ALIKE_SPEED, Change, Estimate, 
 from autotune.core.explanation import Explanation, Subject
 from autotune.core.rent import Rent
 from autotune.reporting import document as doc
+from autotune.reporting import sections, words
 from autotune.reporting.explanation import explanation_stages
 from autotune.reporting.outlook import allow_lines, left_out_lines, more_memory_text
-from autotune.reporting.sections import (
-    Value,
-    closing,
-    command_again,
-    compared_section,
-    comparison_rows,
-    epoch_values,
-    lengths_section,
-    peak_section,
-    short,
-    step_memory,
-)
-from autotune.reporting.words import (
-    BASELINE_NAME,
-    MISSING,
-    bytes_or_dash,
-    memory_cells,
-    number_or_dash,
-    rate_or_dash,
-    written,
-)
 from autotune.trainers import find_trainer
-from autotune.units import counted, format_bytes, format_duration
+from autotune.units import counted, format_bytes, format_duration, format_rate
 
 _ALIKE = f"within {100 * ALIKE_SPEED:.0f} % in speed and {100 * ALIKE_MEMORY:.0f} % in memory"
 
@@ -53,26 +33,28 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     chosen = "fastest that fits" if fits or best is None else "least memory"
     subject = "the fastest that fits" if fits or best is None else "what needs the least"
     steps, untraced = _steps(plan, chosen)
-    legend = (("recommended", chosen), ("default", BASELINE_NAME), ("other", "other candidates"))
+    legend = (("recommended", chosen), ("default", words.BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
     return doc.Document(
-        title=f"{plan.trainer}: {short(plan.model)} on {short(plan.dataset)}, planned for {plan.gpu.name}",
+        title=f"{sections.title(plan.trainer, plan.model, plan.dataset)}, planned for {plan.gpu.name}",
         subject=workload_and_gpu_text(plan),
         verdict=_verdict(plan, *(["Nothing was measured."] if top is None else [])),
         sections=(
             *doc.listing("What might change this (not predicted)", () if fits else way_out_lines(plan)),
             *doc.listing("Why nothing is predicted", () if best is not None else unknown_lines(plan)),
-            *compared_section(BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
+            *sections.compared(words.BASELINE_NAME, chosen, _comparison_of_plan(plan), doc.Medium.PAGES),
             doc.Section("Charts", (doc.Charts(plane, steps, untraced),), doc.Medium.PAGES),
             doc.Section("Best speed for each amount of memory", (plane,), doc.Medium.PAGES),
             doc.Section("Candidates", (_candidates(plan, top),)),
-            *peak_section("Memory at the peak", _needs(plan), plan.budget_bytes),
-            *compared_section(BASELINE_NAME, chosen, comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL),
-            *lengths_section(plan.lengths, plan.limit, subject),
+            *sections.peak("Memory at the peak", _needs(plan), plan.budget_bytes),
+            *sections.compared(
+                words.BASELINE_NAME, chosen, sections.comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL
+            ),
+            *sections.lengths(plan.lengths, plan.limit, subject),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
-            closing("Predicted with", _facts(plan), "Plan again with", command_again("plan", plan.settings)),
+            sections.closing("Predicted with", _facts(plan), "Plan again with", "plan", plan.settings),
         ),
     )
 
@@ -81,7 +63,7 @@ def _explained(plan: Plan, explanation: Explanation) -> doc.Document:
     """Return the report about the estimate that a plan explains."""
     subject = "the fastest that fits"
     if explanation.subject is Subject.BASELINE:
-        subject = f"{BASELINE_NAME}, since nothing {'could be predicted' if plan.best is None else 'fits'},"
+        subject = f"{words.BASELINE_NAME}, since nothing {'could be predicted' if plan.best is None else 'fits'},"
     title = f"How the estimate of {subject} is computed"
     return doc.Document(
         subject=workload_and_gpu_text(plan),
@@ -103,35 +85,36 @@ def _verdict(plan: Plan, *remarks: str) -> doc.Verdict:
 def _steps(plan: Plan, chosen: str) -> tuple[tuple[doc.Step, ...], str]:
     candidates = [("recommended", chosen, plan.timeline, "")] if plan.best is not None else []
     if plan.best is None or plan.best.candidate != plan.baseline.candidate:
-        candidates.append(("default", BASELINE_NAME, plan.baseline_timeline, ""))
-    return step_memory(candidates, predicted=True)
+        candidates.append(("default", words.BASELINE_NAME, plan.baseline_timeline, ""))
+    return sections.step_memory(candidates, predicted=True)
 
 
 def _comparison_of_plan(plan: Plan) -> tuple[tuple[doc.Cell, ...], ...]:
     if plan.best is None:
         return ()
     (chosen, baseline), epochs = (_values(plan, one) for one in (plan.best, plan.baseline)), _epochs(plan)
-    return comparison_rows({**chosen, **epochs[0]}, {**baseline, **epochs[1]})
+    return sections.comparison_rows({**chosen, **epochs[0]}, {**baseline, **epochs[1]})
 
 
-def _epochs(plan: Plan) -> tuple[dict[str, Value], dict[str, Value]]:
+def _epochs(plan: Plan) -> tuple[dict[str, sections.Value], dict[str, sections.Value]]:
     """Return batches, steps and epoch of the best candidate and of the baseline; nothing where they are not known."""
     chosen, baseline = plan.epoch, plan.baseline_epoch
     if chosen is None or baseline is None:
         return {}, {}
-    documents = find_trainer(plan.trainer).counted
-    return epoch_values(chosen, (chosen, baseline), documents), epoch_values(baseline, (chosen, baseline), documents)
+    compared, documents = (chosen, baseline), find_trainer(plan.trainer).counted
+    ours, theirs = (sections.epoch_values(one, compared, documents) for one in compared)
+    return ours, theirs
 
 
-def _values(plan: Plan, one: Estimate) -> dict[str, Value]:
-    memory, (need, spare, host) = one.memory, memory_cells(one)
+def _values(plan: Plan, one: Estimate) -> dict[str, sections.Value]:
+    memory, (need, spare, host) = one.memory, words.memory_cells(one)
     needed_bytes = memory.device_bytes if memory is not None else None
     return {
-        "memory needed": Value(need, needed_bytes, whole=plan.budget_bytes),
-        "to spare": Value(spare),
-        "memory may be off by": Value(f"{100 * memory.error:.0f} %" if memory is not None else MISSING),
-        "host memory of a machine": Value(host),
-        "speed": Value(rate_or_dash(one.tokens_per_second), one.tokens_per_second),
+        "memory needed": sections.Value(need, needed_bytes, whole=plan.budget_bytes),
+        "to spare": sections.Value(spare),
+        "memory may be off by": sections.Value(f"{100 * memory.error:.0f} %" if memory is not None else words.MISSING),
+        "host memory of a machine": sections.Value(host),
+        "speed": sections.Value(words.rate_or_dash(one.tokens_per_second), one.tokens_per_second),
     }
 
 
@@ -155,7 +138,7 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
     listed = distinct(plan.estimates, top or len(plan.estimates))
     numbered = [(str(number), one) for number, one in enumerate(listed, 1)]
     if plan.baseline.candidate not in [one.candidate for one in listed]:
-        numbered.append((MISSING, plan.baseline))
+        numbered.append((words.MISSING, plan.baseline))
     changes = {change.candidate: change_text(change) for change in plan.changes}
     part = f" {len(numbered):,} of them are below." if top is None and len(numbered) < len(plan.estimates) else ""
     shown = [one for _, one in numbered]
@@ -167,13 +150,13 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
         ),
         number="",
         columns=("needs", "to spare", "host", "tok/s"),
-        last=f"what differs from {BASELINE_NAME}",
+        last=f"what differs from {words.BASELINE_NAME}",
         rows=tuple(
             doc.CandidateRow(
                 number=number,
                 name=choices_text(one.candidate, plan),
                 outcome="unknown" if one.memory is None else "fits" if one.fits else "does not fit",
-                cells=(*memory_cells(one), number_or_dash(one.tokens_per_second)),
+                cells=(*words.memory_cells(one), words.number_or_dash(one.tokens_per_second)),
                 reason=changes.get(one.candidate, one.reason),
                 tone=doc.Tone.PLAIN if one.fits else doc.Tone.BAD,
             )
@@ -196,15 +179,15 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", plan.model
     yield "dataset", plan.dataset
     number = f"{plan.processes} x " if plan.processes > 1 else ""
-    yield "planned for", f"{number}{plan.gpu.name}, {bytes_or_dash(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
+    yield "planned for", f"{number}{plan.gpu.name}, {format_bytes(plan.gpu.memory_bytes)} ({plan.gpu.memory_kind})"
     yield from sorted(plan.environment.items())
 
 
 def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
     """Return the subject of a plan: the workload with its fixed choices, and the target."""
     fixed = found.settings.get("fix")
-    words = f", with {written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
-    return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{words}, planned for {target}"
+    choices = f", with {words.written(fixed)}" if isinstance(fixed, Mapping) and fixed else ""
+    return f"{found.model} on {found.dataset}, global batch {found.global_batch_size}{choices}, planned for {target}"
 
 
 def traces_text(found: Plan | Rent, shown: Iterable[Estimate] = ()) -> str:
@@ -227,8 +210,8 @@ def workload_and_gpu_text(plan: Plan) -> str:
 def choices_text(candidate: Candidate, plan: Plan) -> str:
     """Return a candidate's differences from TRL's default, without the fixed choices."""
     return (
-        written(candidate.differences(plan.baseline.candidate))
-        or f"{BASELINE_NAME}{' otherwise' if plan.settings.get('fix') else ''}"
+        words.written(candidate.differences(plan.baseline.candidate))
+        or f"{words.BASELINE_NAME}{' otherwise' if plan.settings.get('fix') else ''}"
     )
 
 
@@ -236,14 +219,14 @@ def headline(plan: Plan) -> str:
     """Return the candidate predicted to be best in one sentence."""
     best, alone = plan.fastest, len(plan.estimates) == 1
     if best is not None:
-        spare = f"with {bytes_or_dash(best.spare_bytes)} to spare"
+        spare = f"with {words.bytes_or_dash(best.spare_bytes)} to spare"
         if best.tokens_per_second is None:
             if alone:
                 return f"It fits: {spare}"
-            return f"Largest margin: {bytes_or_dash(best.spare_bytes)} to spare; no speed is predicted"
+            return f"Largest margin: {words.bytes_or_dash(best.spare_bytes)} to spare; no speed is predicted"
         each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
         return (
-            f"{'It fits' if alone else 'The fastest that fits'}: {rate_or_dash(best.tokens_per_second)}{each}, {spare}"
+            f"{'It fits' if alone else 'The fastest that fits'}: {format_rate(best.tokens_per_second)}{each}, {spare}"
         )
     least = plan.best
     if least is None or least.memory is None:
@@ -284,17 +267,17 @@ def _safer_text(plan: Plan) -> str:
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return "Nothing fits with its error to spare."
-    rate = f"{rate_or_dash(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
+    rate = f"{format_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
     return (
-        f"The fastest that fits with its error to spare: {rate}{bytes_or_dash(safe.spare_bytes)} to spare: "
+        f"The fastest that fits with its error to spare: {rate}{words.bytes_or_dash(safe.spare_bytes)} to spare: "
         f"{choices_text(safe.candidate, plan)}"
     )
 
 
 def change_text(change: Change) -> str:
     """Return in a few words the change that makes a candidate fit."""
-    words = written(change.instead.candidate.differences(change.candidate))
-    return f"fits with {words}, {bytes_or_dash(change.instead.spare_bytes)} to spare"
+    choices = words.written(change.instead.candidate.differences(change.candidate))
+    return f"fits with {choices}, {words.bytes_or_dash(change.instead.spare_bytes)} to spare"
 
 
 def way_out_lines(plan: Plan) -> tuple[str, ...]:

@@ -9,45 +9,8 @@ from autotune.core.candidate import Candidate
 from autotune.core.program import CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE
 from autotune.core.result import Choosable, Result, Trial
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.reporting import comparison, outlook, sections, words
 from autotune.reporting import document as doc
-from autotune.reporting.comparison import (
-    comparison_of_search,
-    confirmed_text,
-    contribution_text,
-    costs,
-    headline,
-    runs_text,
-    step_change_text,
-)
-from autotune.reporting.outlook import (
-    allow_lines,
-    candidate_name,
-    interrupted_text,
-    left_out_lines,
-    next_command,
-    nothing_fits_text,
-    trial_counts_text,
-    veto_lines,
-    way_out_lines,
-)
-from autotune.reporting.sections import (
-    closing,
-    command_again,
-    compared_section,
-    lengths_section,
-    peak_section,
-    short,
-    step_memory,
-)
-from autotune.reporting.words import (
-    MISSING,
-    baseline_name,
-    bytes_or_dash,
-    number_or_dash,
-    printable,
-    short_path,
-    status_text,
-)
 from autotune.units import format_bytes, format_seconds
 
 _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, SAVE})
@@ -56,31 +19,30 @@ _USUAL_PHASES = frozenset({CONSTRUCTION, LOADING, MICRO_BATCH, OPTIMIZER_STEP, S
 
 def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Document:
     """Return the report about a search; ``program`` returns how a program is started on this machine, from its name."""
-    name = baseline_name(own=result.base is not None)
+    name = words.baseline_name(own=result.base is not None)
     nothing_fits = result.status is RunStatus.NOTHING_FITS
-    model, dataset = result.workload.model.name, result.workload.dataset.name
+    ways_out = outlook.way_out_lines(result) if nothing_fits else ()
+    further = () if nothing_fits else outlook.allow_lines(result.unlockable)
     legend = (("recommended", "recommended"), ("default", name), ("other", "other candidates"))
-    plane = doc.Plane(_points(result), result.budget_bytes, legend, "memory held")
+    plane, pages = doc.Plane(_points(result), result.budget_bytes, legend, "memory held"), doc.Medium.PAGES
     return doc.Document(
-        title=f"{result.trainer}: {short(model)} on {short(dataset)}",
+        title=sections.title(result.trainer, result.workload.model.name, result.workload.dataset.name),
         verdict=_verdict(result, program),
         sections=(
-            *doc.listing("What might change this (not measured)", way_out_lines(result) if nothing_fits else ()),
+            *doc.listing("What might change this (not measured)", ways_out),
             *_figures(result, name),
-            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted(result)),), doc.Medium.PAGES),
+            doc.Section("Charts", (doc.Charts(plane, *_steps(result, name), *_predicted(result)),), pages),
             *_contributions(result),
             *_file(result),
             doc.Section("Best speed for each amount of memory", (plane,)),
             doc.Section("Trials", (_trials(result),)),
-            *peak_section("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, doc.Medium.PAGES),
-            *lengths_section(result.lengths, result.limit, "the recommendation"),
-            *doc.listing("Not searched", left_out_lines(result.left_out)),
-            *doc.listing(
-                "Not measured, since it changes training", () if nothing_fits else allow_lines(result.unlockable)
-            ),
-            *doc.listing("Notes", filter(None, (step_change_text(result), *result.notes))),
+            *sections.peak("Memory at the peak, as traced", _needs(result, name), result.budget_bytes, pages),
+            *sections.lengths(result.lengths, result.limit, "the recommendation"),
+            *doc.listing("Not searched", outlook.left_out_lines(result.left_out)),
+            *doc.listing("Not measured, since it changes training", further),
+            *doc.listing("Notes", filter(None, (comparison.step_change_text(result), *result.notes))),
             *_bundle(result, program),
-            closing("Measured with", _facts(result), "Searched with", command_again("probe", result.settings)),
+            sections.closing("Measured with", _facts(result), "Searched with", "probe", result.settings),
         ),
     )
 
@@ -88,27 +50,27 @@ def probe_report(result: Result, program: Callable[[str], str] = str) -> doc.Doc
 def _verdict(result: Result, program: Callable[[str], str]) -> doc.Verdict:
     chosen = result.recommended
     if result.status is RunStatus.NOTHING_FITS:
-        return doc.Verdict(nothing_fits_text(result), doc.Tone.BAD)
+        return doc.Verdict(outlook.nothing_fits_text(result), doc.Tone.BAD)
     if chosen is None:
-        return doc.Verdict(interrupted_text(result), doc.Tone.UNSURE)
+        return doc.Verdict(outlook.interrupted_text(result), doc.Tone.UNSURE)
     same = result.baseline is not None and chosen.candidate == result.baseline.candidate
     done = result.confirmed and result.status is not RunStatus.INTERRUPTED
     return doc.Verdict(
-        headline(result, chosen),
+        comparison.headline(result, chosen),
         doc.Tone.GOOD,
-        choices="" if same else candidate_name(result, chosen.candidate),
+        choices="" if same else outlook.candidate_name(result, chosen.candidate),
         remarks=(
-            doc.Paragraph(confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
-            doc.Paragraph(runs_text(result, chosen)),
+            doc.Paragraph(comparison.confirmed_text(result), doc.Tone.GOOD if done else doc.Tone.UNSURE),
+            doc.Paragraph(comparison.runs_text(result, chosen)),
         ),
-        command=next_command(result, program),
+        command=outlook.next_command(result, program),
     )
 
 
 def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     if result.recommended is None:
         return
-    yield from compared_section(name, "recommended", comparison_of_search(result, result.recommended))
+    yield from sections.compared(name, "recommended", comparison.comparison_of_search(result, result.recommended))
     peaks, seconds = result.recommended.peaks, result.recommended.seconds
     names = dict.fromkeys((*peaks, *seconds))
     if set(names) <= _USUAL_PHASES:
@@ -117,9 +79,9 @@ def _figures(result: Result, name: str) -> Iterator[doc.Section]:
     rows = tuple(
         (
             name,
-            bytes_or_dash(peaks.get(name)),
+            words.bytes_or_dash(peaks.get(name)),
             doc.Bar(peaks[name] / highest if highest and name in peaks else None),
-            format_seconds(seconds[name]) if name in seconds else MISSING,
+            format_seconds(seconds[name]) if name in seconds else words.MISSING,
             doc.Bar(seconds[name] / step if step and name in seconds else None),
         )
         for name in names
@@ -139,7 +101,7 @@ def _compared_candidates(result: Result, name: str) -> list[tuple[str, str, Choo
 
 def _steps(result: Result, name: str) -> tuple[tuple[doc.Step, ...], str]:
     steps = ((role, name, one.timeline, _measured(one)) for role, name, one in _compared_candidates(result, name))
-    return step_memory(steps, predicted=result.settings.get("plan") is not False)
+    return sections.step_memory(steps, predicted=result.settings.get("plan") is not False)
 
 
 def _needs(result: Result, name: str) -> dict[str, Mapping[str, int]]:
@@ -154,7 +116,7 @@ def _contributions(result: Result) -> Iterator[doc.Section]:
         (
             doc.Code(f"{item.knob}={item.choice}"),
             doc.Code(str(item.instead_of)),
-            contribution_text(item),
+            comparison.contribution_text(item),
             doc.Bar(
                 item.speedup / most if item.speedup is not None else None,
                 "other" if item.told_apart is False else "recommended",
@@ -172,8 +134,8 @@ def _file(result: Result) -> Iterator[doc.Section]:
     base = result.base
     if base is None:
         return
-    title = f"Cost of settings in {printable(base.file)}, in time of a step with all else as recommended"
-    yield from doc.listing(title, costs(result))
+    title = f"Cost of settings in {words.printable(base.file)}, in time of a step with all else as recommended"
+    yield from doc.listing(title, comparison.costs(result))
     if base.diff:
         yield doc.Section(f"What changes in {base.file}", (doc.Diff(base.diff),))
 
@@ -187,7 +149,7 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
         if one is not None:
             found[one.candidate] = (role, one)
     return tuple(
-        doc.Point(candidate_name(result, one.candidate), f"trial {one.number}", held, rate, role)
+        doc.Point(outlook.candidate_name(result, one.candidate), f"trial {one.number}", held, rate, role)
         for role, one in found.values()
         if (held := one.held_bytes) is not None and (rate := one.tokens_per_second) is not None
     )
@@ -204,20 +166,20 @@ def _measured(one: Choosable) -> str:
 
 def _trials(result: Result) -> doc.Candidates:
     return doc.Candidates(
-        counts=trial_counts_text(result),
-        lines=veto_lines(result),
+        counts=outlook.trial_counts_text(result),
+        lines=outlook.veto_lines(result),
         number="trial",
         columns=("held", "tok/s", "predicted"),
         last="candidate, and why it was not tried or ended",
         rows=tuple(
             doc.CandidateRow(
                 number=str(trial.number),
-                name=candidate_name(result, trial.candidate),
-                outcome=status_text(trial.status),
+                name=outlook.candidate_name(result, trial.candidate),
+                outcome=words.status_text(trial.status),
                 cells=(
-                    bytes_or_dash(trial.held_bytes),
-                    number_or_dash(trial.tokens_per_second),
-                    bytes_or_dash(trial.predicted_bytes),
+                    words.bytes_or_dash(trial.held_bytes),
+                    words.number_or_dash(trial.tokens_per_second),
+                    words.bytes_or_dash(trial.predicted_bytes),
                 ),
                 reason=trial.reason or trial.illegal,
             )
@@ -236,7 +198,7 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
     for trial in result.trials:
         if trial.status is not ProbeStatus.OK:
             continue
-        name = candidate_name(result, trial.candidate)
+        name = outlook.candidate_name(result, trial.candidate)
         if trial.predicted_bytes is not None and trial.reserved_bytes is not None and (held := trial.held_bytes):
             memory.append(doc.Predicted(name, trial.predicted_bytes, held))
         if trial.predicted_tokens_per_second and trial.tokens_per_second:
@@ -247,9 +209,9 @@ def _predicted(result: Result) -> tuple[tuple[doc.Predicted, ...], tuple[doc.Pre
 def _bundle(result: Result, program: Callable[[str], str]) -> Iterator[doc.Section]:
     if result.output_directory:
         written = "bundle" if result.recommended is not None else "result"
-        blocks = [doc.Snippet(f"The {written} is in ", short_path(Path(result.output_directory)))]
+        blocks = [doc.Snippet(f"The {written} is in ", words.short_path(Path(result.output_directory)))]
         if result.recommended is not None:
-            blocks.append(doc.Snippet("Train with:  ", next_command(result, program)))
+            blocks.append(doc.Snippet("Train with:  ", outlook.next_command(result, program)))
         yield doc.Section("Bundle", tuple(blocks), doc.Medium.TERMINAL)
 
 

@@ -8,32 +8,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import assert_never
 
+from autotune.core import events
 from autotune.core.candidate import Candidate
-from autotune.core.events import (
-    ONCE_MORE,
-    CandidateVetoed,
-    Event,
-    Noted,
-    ProbeFinished,
-    ProbeLost,
-    ProbeStarted,
-    Ranked,
-    StageStarted,
-    StudyResumed,
-    Tracing,
-    WorkloadReady,
-)
 from autotune.core.measurement import Measurement
-from autotune.reporting.words import (
-    BASELINE_NAME,
-    baseline_name,
-    bytes_or_dash,
-    differences,
-    memory_cells,
-    printable,
-    rate_or_dash,
-    status_text,
-)
+from autotune.reporting import words
 from autotune.units import counted, format_bytes, format_count, format_duration
 
 _PURPOSES = {
@@ -43,7 +21,7 @@ _PURPOSES = {
     "audit": "predicted not to fit: ",
 }
 _SILENT_SECONDS = 30.0
-UNCOUNTED = ("audit", *ONCE_MORE)
+UNCOUNTED = ("audit", *events.ONCE_MORE)
 """Purposes of probes that do not count towards the limit."""
 
 
@@ -65,44 +43,44 @@ class Progress:
     """
 
     baseline: Candidate = field(default_factory=lambda: Candidate({}))
-    name: str = BASELINE_NAME
+    name: str = words.BASELINE_NAME
     limit: int | None = None
     done: int = 0
     vetoed: int = 0
-    running: dict[int, ProbeStarted] = field(default_factory=dict)
-    best: ProbeFinished | None = None
+    running: dict[int, events.ProbeStarted] = field(default_factory=dict)
+    best: events.ProbeFinished | None = None
     seconds_left: float | None = None
-    tracing: Tracing | None = None
-    ranked: Ranked | None = None
+    tracing: events.Tracing | None = None
+    ranked: events.Ranked | None = None
     _probe_seconds: list[float] = field(default_factory=list)
 
-    def follow(self, event: Event) -> None:
+    def follow(self, event: events.Event) -> None:
         """Update the state by an event."""
         match event:
-            case StageStarted():
+            case events.StageStarted():
                 self.tracing = None
-            case Tracing():
+            case events.Tracing():
                 self.tracing = event
-            case Ranked():
+            case events.Ranked():
                 self.ranked = event
-            case WorkloadReady(baseline=baseline, own=own):
-                self.baseline, self.name = baseline, baseline_name(own=own)
-            case StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
+            case events.WorkloadReady(baseline=baseline, own=own):
+                self.baseline, self.name = baseline, words.baseline_name(own=own)
+            case events.StudyResumed(probes=probes, vetoed=vetoed, trials_limit=limit, best=best_run):
                 self.done, self.vetoed, self.limit, self.best = probes, vetoed, limit, best_run
-            case ProbeStarted() | ProbeFinished() | ProbeLost():
+            case events.ProbeStarted() | events.ProbeFinished() | events.ProbeLost():
                 self._follow_probe(event)
-            case CandidateVetoed():
+            case events.CandidateVetoed():
                 self.vetoed += 1
 
-    def _follow_probe(self, event: ProbeStarted | ProbeFinished | ProbeLost) -> None:
+    def _follow_probe(self, event: events.ProbeStarted | events.ProbeFinished | events.ProbeLost) -> None:
         self.running.pop(event.number, None)
         match event:
-            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+            case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 self.running[number], self.limit, self.tracing = event, limit, None
                 self.seconds_left = event.seconds_left
                 self.baseline = candidate if purpose == "baseline" else self.baseline
-            case ProbeFinished(purpose=purpose, measurement=measurement, best=best):
-                failed = purpose in ONCE_MORE and not measurement.ok
+            case events.ProbeFinished(purpose=purpose, measurement=measurement, best=best):
+                failed = purpose in events.ONCE_MORE and not measurement.ok
                 of_best = self.best is not None and self.best.number == event.number
                 self.best = event if best else None if failed and of_best else self.best
                 self.done += purpose not in UNCOUNTED
@@ -141,49 +119,47 @@ class Progress:
         if self.best is None:
             return ""
         shown = self.best.measurement
-        figures = f"{rate_or_dash(shown.tokens_per_second)}, {bytes_or_dash(shown.held_bytes)}"
-        return f"best so far: {differences(self.best.candidate, self.baseline, self.name)} ({figures})"
+        figures = f"{words.rate_or_dash(shown.tokens_per_second)}, {words.bytes_or_dash(shown.held_bytes)}"
+        return f"best so far: {words.differences(self.best.candidate, self.baseline, self.name)} ({figures})"
 
-    def line(self, event: Event) -> str:
+    def line(self, event: events.Event) -> str:
         """Return an event, which was followed, as one line; an empty text for one that only changes a display."""
-        return printable(self._text(event).replace("\n", " "))
+        return words.printable(self._text(event).replace("\n", " "))
 
-    def _text(self, event: Event) -> str:
+    def _text(self, event: events.Event) -> str:
         match event:
-            case StageStarted(text=text):
+            case events.StageStarted(text=text):
                 return text
-            case WorkloadReady():
+            case events.WorkloadReady():
                 return workload_text(event)
-            case StudyResumed():
+            case events.StudyResumed():
                 return resumed_text(self)
-            case Noted(text=text):
+            case events.Noted(text=text):
                 return f"note: {text}"
-            case ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
+            case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
-            case ProbeFinished(number=number, candidate=candidate, purpose=purpose, measurement=measurement, best=best):
-                figures = f"{bytes_or_dash(measurement.held_bytes)} held, {rate_or_dash(measurement.tokens_per_second)}"
-                outcome = figures if measurement.ok else reason_text(measurement)
-                return (
-                    f"probe {number} {status_text(measurement.status)}: {outcome}: "
-                    f"{self.candidate_text(candidate, purpose)}{' (best so far)' if best else ''}"
-                )
-            case ProbeLost(number=number):
+            case events.ProbeFinished(number=number, measurement=shown, best=best):
+                figures = f"{words.bytes_or_dash(shown.held_bytes)} held, {words.rate_or_dash(shown.tokens_per_second)}"
+                outcome = figures if shown.ok else reason_text(shown)
+                what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if best else ''}"
+                return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"
+            case events.ProbeLost(number=number):
                 return f"probe {number} lost with its worker: it is repeated"
-            case CandidateVetoed(number=number, candidate=candidate, reason=reason):
+            case events.CandidateVetoed(number=number, candidate=candidate, reason=reason):
                 return f"candidate {number} vetoed: {reason}: {self.candidate_text(candidate, 'search')}"
-            case Tracing() | Ranked():
+            case events.Tracing() | events.Ranked():
                 return ""
         assert_never(event)
 
     def candidate_text(self, candidate: Candidate, purpose: str) -> str:
         """Return a candidate's differences from the baseline, with the purpose of the probe where it matters."""
-        shown = differences(candidate, self.baseline, self.name)
+        shown = words.differences(candidate, self.baseline, self.name)
         return self.name if purpose == "baseline" else _PURPOSES.get(purpose, "") + shown
 
-    def finished_text(self, event: ProbeFinished) -> str:
+    def finished_text(self, event: events.ProbeFinished) -> str:
         """Return the candidate and purpose of a finished probe, for a line with its number."""
-        if event.purpose in ONCE_MORE and event.candidate != self.baseline:
+        if event.purpose in events.ONCE_MORE and event.candidate != self.baseline:
             return f"{_PURPOSES[event.purpose]}probe {event.number}"
         return self.candidate_text(event.candidate, event.purpose)
 
@@ -202,33 +178,34 @@ class PlainListener:
         self._written_seconds = clock()
         self._progress = Progress()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         """Write the line of an event, if it has one."""
         first = self._progress.ranked is None
         self._progress.follow(event)
-        line = ranked_text(event) if first and isinstance(event, Ranked) else self._progress.line(event)
-        if isinstance(event, Tracing) and self._clock() - self._written_seconds >= _SILENT_SECONDS:
+        line = ranked_text(event) if first and isinstance(event, events.Ranked) else self._progress.line(event)
+        if isinstance(event, events.Tracing) and self._clock() - self._written_seconds >= _SILENT_SECONDS:
             line = tracing_text(event)
         if line:
             self._write(line)
             self._written_seconds = self._clock()
 
 
-def tracing_text(tracing: Tracing) -> str:
+def tracing_text(tracing: events.Tracing) -> str:
     """Return the progress of traces."""
     left = tracing.remaining_seconds
     remaining = "" if left is None else f", about {format_duration(left)} left"
     return f"{tracing.done:,} of about {tracing.expected:,} traces{remaining}"
 
 
-def ranked_text(ranked: Ranked) -> str:
+def ranked_text(ranked: events.Ranked) -> str:
     """Return the best candidate of a provisional ranking in one line."""
     best = ranked.best[0]
-    rate, (needs, _, _) = best.tokens_per_second, memory_cells(best)
+    rate, (needs, _, _) = best.tokens_per_second, words.memory_cells(best)
     if not best.fits:
         return f"first ranking: nothing fits yet, the least needs {needs}; the search goes on"
-    figures = needs if rate is None else f"{rate_or_dash(rate)}, {needs}"
-    return f"first ranking of the candidates traced so far: {differences(best.candidate, ranked.baseline)} ({figures})"
+    figures = needs if rate is None else f"{words.rate_or_dash(rate)}, {needs}"
+    choices = words.differences(best.candidate, ranked.baseline)
+    return f"first ranking of the candidates traced so far: {choices} ({figures})"
 
 
 def resumed_text(progress: Progress) -> str:
@@ -246,7 +223,7 @@ def reason_text(measurement: Measurement) -> str:
     return f"in {measurement.out_of_memory.phase}" + (f", asking for {format_bytes(asked)}" if asked else "")
 
 
-def workload_text(event: WorkloadReady) -> str:
+def workload_text(event: events.WorkloadReady) -> str:
     """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
     return (

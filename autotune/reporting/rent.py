@@ -6,17 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import floor, log10
 
 from autotune.core.rent import Offer, Rent
+from autotune.reporting import words
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan import traces_text, workload_and_gpus_text
-from autotune.reporting.words import (
-    BASELINE_NAME,
-    MISSING,
-    duration_or_dash,
-    memory_cells,
-    number_or_dash,
-    rate_or_dash,
-    written,
-)
 
 
 def rent_report(found: Rent) -> Document:
@@ -44,7 +36,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     yield Section("GPUs", (Table(columns, tuple(_cells(offer, priced=found.priced) for offer in fitting)),))
     names: dict[str, list[str]] = {}
     for offer in fitting:
-        names.setdefault(written(offer.differences) or BASELINE_NAME, []).append(gpus_text(offer))
+        names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
     title = "The fastest configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
@@ -79,34 +71,29 @@ def best_text(found: Rent) -> str:
 def _offer_text(offer: Offer, found: Rent) -> str:
     cost = f" for {cost_text(offer)}" if offer.cost is not None else ""
     doubt = "" if offer.sure else ", which may not fit (see the notes)"
-    figures = f"{gpus_text(offer)}, {rate_or_dash(offer.tokens_per_second)}, {duration_or_dash(offer.seconds)}"
-    return f"{figures} per {found.unit}{cost}{doubt}"
-
-
-def gpus_text(offer: Offer) -> str:
-    """Return a number of GPUs, such as ``4 x H100-SXM``."""
-    return f"{offer.processes} x {offer.gpu.name}"
+    rate, duration = words.rate_or_dash(offer.tokens_per_second), words.duration_or_dash(offer.seconds)
+    return f"{offer.gpus}, {rate}, {duration} per {found.unit}{cost}{doubt}"
 
 
 def cost_text(offer: Offer) -> str:
     """Return the cost in the currency of the user's prices, with two digits at least, or a dash."""
     if offer.cost is None:
-        return MISSING
+        return words.MISSING
     first_digit = -floor(log10(offer.cost)) if 0 < offer.cost < 1 else 0
     return f"{offer.cost:,.{max(2, first_digit + 1)}f}"
 
 
 def _cells(offer: Offer, *, priced: bool) -> tuple[str, ...]:
     return (
-        gpus_text(offer),
-        *memory_cells(offer.estimate),
-        number_or_dash(offer.tokens_per_second),
-        number_or_dash(offer.rate_of_each),
-        duration_or_dash(offer.seconds),
+        offer.gpus,
+        *words.memory_cells(offer.estimate),
+        words.number_or_dash(offer.tokens_per_second),
+        words.number_or_dash(offer.rate_of_each),
+        words.duration_or_dash(offer.seconds),
         *((cost_text(offer),) if priced else ()),
     )
 
 
 def unfit_lines(found: Rent) -> tuple[str, ...]:
     """Return one line for each offer that does not fit, with the reason."""
-    return tuple(f"{gpus_text(offer)}: {offer.reason}" for offer in found.offers if not offer.fits)
+    return tuple(f"{offer.gpus}: {offer.reason}" for offer in found.offers if not offer.fits)

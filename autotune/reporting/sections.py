@@ -79,7 +79,7 @@ def epoch_values(one: Epoch, compared: Iterable[Epoch], counted: str) -> dict[st
     }
 
 
-def compared_section(
+def compared(
     baseline: str, chosen: str, rows: tuple[tuple[Cell, ...], ...], medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the chosen candidate and the baseline, by their names, in one table with bars; nothing without rows."""
@@ -87,9 +87,11 @@ def compared_section(
         yield Section(f"Compared with {baseline}", (Table(("", chosen, "", baseline, ""), rows),), medium)
 
 
-def closing(title: str, facts: Iterable[tuple[str, str]], lead: str, command: str) -> Section:
+def closing(
+    title: str, facts: Iterable[tuple[str, str]], lead: str, command: str, settings: Mapping[str, object]
+) -> Section:
     """Return the facts about a run, and the command that repeats it."""
-    return Section(title, (Facts(tuple(facts)), Snippet(lead, command)), Medium.PAGES)
+    return Section(title, (Facts(tuple(facts)), Snippet(lead, command_again(command, settings))), Medium.PAGES)
 
 
 def step_memory(
@@ -112,7 +114,7 @@ def step_memory(
     return tuple(known), untraced
 
 
-def peak_section(
+def peak(
     title: str, needs: Mapping[str, Mapping[str, int]], budget_bytes: int, medium: Medium = Medium.EVERYWHERE
 ) -> Iterator[Section]:
     """Yield the memory at the peak by category, with bars, of each estimate by its name; nothing without any."""
@@ -147,7 +149,7 @@ def _parts(needs: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
     return {**shown, **({_OTHER: others} if any(others) else {})}
 
 
-def lengths_section(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
+def lengths(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subject: str) -> Iterator[Section]:
     """Yield the histogram of row lengths, with the limit of the candidate that is the subject; nothing without rows.
 
     Args:
@@ -168,9 +170,11 @@ def lengths_section(bins: tuple[LengthBin, ...], limit: LengthLimit | None, subj
 def command_again(command: str, settings: Mapping[str, object]) -> str:
     """Return the command of a run or a plan, from what was asked for, by the names of the API's parameters.
 
-    ``model`` and ``dataset`` go without a name.
+    ``model`` and ``dataset`` go without a name: before a dataset, a model has to be named, if only by a base.
     """
-    words = ["autotune", command, *(str(settings[name]) for name in ("model", "dataset") if settings.get(name))]
+    model, dataset = settings.get("model"), settings.get("dataset")
+    given = (model or "MODEL", dataset) if dataset else (model,) if model else ()
+    words = ["autotune", command, *map(str, given)]
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
         match value:
@@ -192,6 +196,7 @@ def _option(name: str, value: str) -> list[str]:
     return [f"{name}={value}"] if value.startswith("-") else [name, value]
 
 
-def short(name: str) -> str:
-    """Return the last part of a path or of a hub's id."""
-    return name.rstrip("/").rpartition("/")[2] or name
+def title(trainer: str, model: str, dataset: str) -> str:
+    """Return the title of a page, with the last parts of paths and of hub ids."""
+    short_model, short_dataset = (name.rstrip("/").rpartition("/")[2] or name for name in (model, dataset))
+    return f"{trainer}: {short_model} on {short_dataset}"

@@ -27,16 +27,8 @@ from autotune.core.events import (
     WorkloadReady,
 )
 from autotune.core.status import ProbeStatus
+from autotune.reporting import words
 from autotune.reporting.progress import PlainListener, Progress, reason_text, tracing_text
-from autotune.reporting.words import (
-    BASELINE_NAME,
-    bytes_or_dash,
-    differences,
-    memory_cells,
-    number_or_dash,
-    printable,
-    status_text,
-)
 from autotune.units import format_duration
 
 _LOCAL_MODES = 3
@@ -123,8 +115,8 @@ class Display:
         running.add_column(min_width=1, no_wrap=True)
         running.add_column(no_wrap=True, overflow="ellipsis")
         # The line of a stage stays above, so that it is not repeated here.
-        for words in progress.running_lines or [self._elapsed_text()]:
-            running.add_row(self._spinner, Text(words))
+        for line in progress.running_lines or [self._elapsed_text()]:
+            running.add_row(self._spinner, Text(line))
         return running
 
     def _elapsed_text(self) -> str:
@@ -138,11 +130,11 @@ class Display:
         return _bar(progress.done, limit, f"{progress.count_text}{vetoed}, {elapsed}{left}")
 
 
-def _bar(done: int, total: int, words: str) -> Table:
+def _bar(done: int, total: int, text: str) -> Table:
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1)
     grid.add_column(no_wrap=True)
-    grid.add_row(ProgressBar(total=total, completed=min(done, total)), words)
+    grid.add_row(ProgressBar(total=total, completed=min(done, total)), text)
     return grid
 
 
@@ -156,12 +148,12 @@ def finished_row(event: ProbeFinished, progress: Progress) -> Table:
     what.append(progress.finished_text(event))
     reason = reason_text(measurement)
     if reason:
-        what.append(f"\n{printable(reason)}", style="dim")
+        what.append(f"\n{words.printable(reason)}", style="dim")
     return probe_row(
         str(event.number),
-        status_text(measurement.status),
-        bytes_or_dash(measurement.held_bytes),
-        number_or_dash(measurement.tokens_per_second),
+        words.status_text(measurement.status),
+        words.bytes_or_dash(measurement.held_bytes),
+        words.number_or_dash(measurement.tokens_per_second),
         what,
         _STYLES.get(measurement.status, "red"),
     )
@@ -182,11 +174,11 @@ def probe_row(number: str, status: str, held: str, rate: str, what: Text, style:
 def _provisional(ranked: Ranked) -> Iterator[Text]:
     """Yield the lines of a provisional ranking; what is too long for its line ends in an ellipsis."""
     yield _one_line(_TITLE, "bold")
-    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {BASELINE_NAME}"), "bold")
+    yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {words.BASELINE_NAME}"), "bold")
     for estimate in ranked.best:
-        needs, spare, _ = memory_cells(estimate)
-        choices = differences(estimate.candidate, ranked.baseline)
-        row = _ranked_row(needs, spare, number_or_dash(estimate.tokens_per_second), choices)
+        needs, spare, _ = words.memory_cells(estimate)
+        choices = words.differences(estimate.candidate, ranked.baseline)
+        row = _ranked_row(needs, spare, words.number_or_dash(estimate.tokens_per_second), choices)
         yield _one_line(row, "" if estimate.fits else "red")
 
 

@@ -41,8 +41,7 @@ def planned_findings(config: Configuration, plan: TrainingPlan, folder: Path) ->
     known = decoded(PlannedBundle, folder / PLAN)
     if known is not None and trains_like(known.plan, plan, config):
         yield Finding(
-            Severity.NOTE,
-            f"autotune planned this configuration and has not measured it ({PLAN} has the prediction).",
+            Severity.NOTE, f"autotune planned this configuration and has not measured it ({PLAN} has the prediction)."
         )
 
 

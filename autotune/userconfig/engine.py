@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import prod
 
 from autotune.core.configuration import NOT_COMPILED, Configuration
 from autotune.core.nested import mapping
@@ -72,11 +71,7 @@ def as_launched(config: Configuration, started: Launching) -> Configuration:
 
 
 def engine_args(
-    document: Mapping[str, object],
-    config: Configuration,
-    processes: int | None = None,
-    *,
-    accumulation: int | str = 1,
+    document: Mapping[str, object], config: Configuration, processes: int | None = None, *, accumulation: int | str = 1
 ) -> Mapping[str, object]:
     """Return the fields ``deepspeed``, ``fsdp``, ``fsdp_config`` and ``parallelism_config`` of a training.
 
@@ -255,16 +250,12 @@ def started_by(
         UnreadError: it is not known what is trained with them.
     """
     replicas, shards, shared = (int(str(groups.get(name, 1))) for name in _PLANNED)
-    made, named = (
-        prod((replicas, shards, shared)),
-        [name for name in _PLANNED if name in groups],
-    )
+    made, named = replicas * shards * shared, [name for name in _PLANNED if name in groups]
     product = " x ".join(f"{name}={groups[name]}" for name in named)
     if made > 1 and processes is not None and made != processes:
         started = "1 process is" if processes == 1 else f"{processes} processes are"
         raise InputError(
-            f"{FIELD} is for {made} {'process' if made == 1 else 'processes'} ({product}), and {started} started, which"
-            " accelerate refuses.",
+            f"{FIELD} is for {made} processes ({product}), and {started} started, which accelerate refuses.",
             hint=f"The product of {', '.join(_PLANNED)} is num_processes; one that is absent is 1.",
         )
     if engine == "fsdp" and document.get(FIELD) and shards == shared == 1:

@@ -22,7 +22,7 @@ import yaml
 from autotune.core.configuration import Configuration, configured
 from autotune.core.json_text import is_json
 from autotune.core.nested import mapping
-from autotune.core.plan import NO_EVALUATION, TrainingPlan
+from autotune.core.plan import TrainingPlan
 from autotune.core.workload import CHAT_TEMPLATE
 from autotune.errors import InputError
 from autotune.inspection.paths import is_file
@@ -103,7 +103,7 @@ def user_plan(
     if evaluates:
         rows = config.values["per_device_eval_batch_size"]
         args |= {"eval_strategy": EVALUATED, "per_device_eval_batch_size": rows}
-    elif config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION:
+    elif config.evaluates:
         assumptions += ("evaluation is left out",)
     return UserPlan(TrainingPlan(trainer.name, args, {**model, **words}), assumptions)
 

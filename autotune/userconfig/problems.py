@@ -23,7 +23,7 @@ from autotune.userconfig.written import Written
 
 _ABSENT = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 # The most informative keys of a file for accelerate.
-_WARNING_LIBRARIES = ("distributed_type", "num_processes", "mixed_precision")
+_INFORMATIVE = ("distributed_type", "num_processes", "mixed_precision")
 _REMOTE_CODE, _RESUMED = "trust_remote_code", "resume_from_checkpoint"
 # Such as per_device_eval_batch_size and per_device_train_batch_size are to per_device_batch_size.
 _AS_NEAR = 0.05
@@ -122,7 +122,7 @@ def of_launch(written: Written, read: ReadCommand, started: Launching) -> Iterat
             if key.replace("-", "_") in read.launch and key not in wrong:
                 yield finding(written, Severity.SILENT, key, _dropped(written, key))
     if started.default is not None:
-        has = ", ".join(f"{name}: {started.document[name]}" for name in _WARNING_LIBRARIES if name in started.document)
+        has = ", ".join(f"{name}: {started.document[name]}" for name in _INFORMATIVE if name in started.document)
         message = f"No file for accelerate is named, so it reads its default, {started.default} ({has})."
         yield Finding(Severity.NOTE, message)
     launcher = written.command.launcher

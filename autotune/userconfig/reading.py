@@ -26,11 +26,7 @@ _FILLED_IN = {"steps_per_generation": "gradient_accumulation_steps"}
 
 
 def read_command(
-    written: Written,
-    hardware: Hardware | None,
-    server: JobServer,
-    folder: Path,
-    gpus: int | None = None,
+    written: Written, hardware: Hardware | None, server: JobServer, folder: Path, gpus: int | None = None
 ) -> ReadCommand:
     """Return a command as read by TRL's parser, and by accelerate's launcher.
 
@@ -84,7 +80,7 @@ def plan_of(written: Written, read: ReadCommand, config: Configuration) -> UserP
         and (adapters or not name.startswith("lora_"))
     }
     trainer = find_trainer(written.trainer)
-    evaluates = trainer.evaluates and config.values.get("eval_strategy", "no") != "no"
+    evaluates = trainer.evaluates and config.evaluates
     try:
         user = user_plan(config, kept, evaluates=evaluates, reads=True)
     except InputError as error:

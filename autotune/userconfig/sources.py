@@ -10,7 +10,6 @@ from pathlib import Path
 from autotune.confidential import MASK, hidden_values
 from autotune.core.configuration import MIXTURE, MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.nested import mapping
-from autotune.core.plan import NO_EVALUATION
 from autotune.core.workload import DatasetSource, Init, ModelSource
 from autotune.errors import InputError, UnreadError
 from autotune.inspection.dataset import BUILDERS, builder_of, check_split, dataset_source, evaluation_source
@@ -35,13 +34,11 @@ class Loaded:
     Attributes:
         test: the split to evaluate on; None where it is a part of the same rows.
         streams: whether TRL streams them.
-        mixed: whether they are entries of ``datasets``, which TRL makes one dataset of, without splits of its own.
     """
 
     source: DatasetSource
     test: str | None
     streams: bool = False
-    mixed: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def sources(
     """
     model = read.configurations[MODEL_CONFIG].values
     own = model.get("model_name_or_path")
-    named = name or own
+    named = str(name) if name else own
     if not isinstance(named, str):
         raise InputError(
             "The configuration names no model.", hint="Write model_name_or_path, or give `model` (`--model`)."
@@ -84,16 +81,12 @@ def sources(
     if name is None:
         _check_unexpanded("model_name_or_path", named)
     source = replace(model_source(named, "random"), revision=str(revision or "main"))
-    evaluates = config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION
-    rows = _rows(read, dataset, evaluates=evaluates)
+    rows = _rows(read, dataset, evaluates=config.evaluates)
     if rows.streams:
         _check_streamed(rows.source, config)
-    reading, evaluation = reading_of(config), _evaluated(rows) if evaluates else None
+    reading, evaluation = reading_of(config), _evaluated(rows) if config.evaluates else None
     return Sources(
-        source,
-        replace(rows.source, reading=reading),
-        evaluation and replace(evaluation, reading=reading),
-        rows.streams,
+        source, replace(rows.source, reading=reading), evaluation and replace(evaluation, reading=reading), rows.streams
     )
 
 
@@ -132,8 +125,8 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
     items = mixture.get("datasets") or []
     if isinstance(items, list) and items:
         size, streams = mixture.get("test_split_size"), bool(mixture.get("streaming"))
-        _check_splits(train, test if evaluates else _TEST, parted=size is not None)
-        return Loaded(of_entries(items, size, streams=streams), None if size is not None else test, streams, mixed=True)
+        _check_splits(train, test, evaluates=evaluates, parted=size is not None)
+        return Loaded(of_entries(items, size, streams=streams), None, streams)
     name = script.get("dataset_name")
     if not isinstance(name, str):
         raise InputError(
@@ -151,8 +144,8 @@ def _rows(read: ReadCommand, dataset: str | Path | None, *, evaluates: bool) -> 
     return Loaded(source, test, bool(script.get("dataset_streaming")))
 
 
-def _check_splits(train: str, test: str, *, parted: bool) -> None:
-    """Check that the splits have TRL's names, whatever the datasets in a mixture call them."""
+def _check_splits(train: str, test: str, *, evaluates: bool, parted: bool) -> None:
+    """Check that the splits have TRL's names, whatever the datasets in a mixture call them: it has no others."""
     known = (_TRAIN, _TEST) if parted else (_TRAIN,)
     if train not in known:
         raise InputError(
@@ -160,7 +153,12 @@ def _check_splits(train: str, test: str, *, parted: bool) -> None:
             "KeyError.",
             hint="Write split in each entry of datasets.",
         )
-    if parted and test != _TEST:
+    if evaluates and not parted:
+        raise InputError(
+            f"Training is evaluated on the split {test}, which datasets have not: TRL ends with a KeyError.",
+            hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
+        )
+    if evaluates and test != _TEST:
         raise InputError(
             f"dataset_test_split is {test}, and test_split_size makes the split {_TEST}.",
             hint=f"Write dataset_test_split: {_TEST}, or leave it out.",
@@ -194,11 +192,6 @@ def _evaluated(rows: Loaded) -> DatasetSource:
     if split is None:
         # A random part of the rows is kept for it, which may hold the longest.
         return replace(source, name=f"{source.name} (a part of it)")
-    if rows.mixed or source.data_files is not None:
-        raise InputError(
-            f"Training is evaluated on the split {split}, which datasets have not: TRL ends with a KeyError.",
-            hint="Write test_split_size, or dataset_name with a directory that has both; or leave out eval_strategy.",
-        )
     found = evaluation_source(source.name, None, split, config=source.config)
     assert found is not None
     return found

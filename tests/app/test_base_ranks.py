@@ -15,6 +15,7 @@ import yaml
 from autotune.app import probe
 from autotune.app.arguments import ProbeArguments
 from autotune.app.output import Output
+from autotune.app.search import Run
 from autotune.core.candidate import Candidate
 from autotune.core.plan import Launch, TrainingPlan
 from autotune.emit.launch import ACCELERATE, DEEPSPEED, accelerate_document, launch_files
@@ -150,8 +151,9 @@ def test_a_base_that_is_refused_once_it_is_edited_costs_no_measurement(
     monkeypatch.setattr(probe, "handed_over", refused)
     search = searched(tmp_path, "num_processes: 2\n")
     outcome: Any = SimpleNamespace(winner=SimpleNamespace(candidate=search.problem.baseline))
-    given: Any = (search.base, search.start, outcome, search.problem, None, Output(tmp_path / "out"))
-    file, notes = probe._handed_over(ProbeArguments(base=search.base.name), *given)
+    server: Any = None
+    run = Run(ProbeArguments(base=search.base.name), search.problem, server, Output(tmp_path / "out"), 0)
+    file, notes = probe._handed_over(run, search.base, search.start, outcome)
     assert file is not None
     assert not file.text
     assert "CUDA_VISIBLE_DEVICES names 2 GPUs. What is handed over has the recommendation alone" in notes[-1]

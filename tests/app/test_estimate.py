@@ -123,6 +123,11 @@ def test_shapes_that_are_absurd_are_refused(model: str, shape: tuple[int, int]) 
         autotune.estimate(model, sft(), shape=shape, gpu="T4")
 
 
+def test_an_empty_shape_of_evaluation_is_refused(model: str) -> None:
+    with pytest.raises(InputError, match=r"A shape is two numbers, and \(\) is 0\."):
+        autotune.estimate(model, sft(), shape=(1, 8), gpu="T4", eval_shape=())  # type: ignore[arg-type]
+
+
 def test_a_configuration_that_is_not_understood_is_refused_before_anything_is_traced(model: str) -> None:
     with pytest.raises(InputError, match=r"LoraConfig\(bias='all'\)"):
         autotune.estimate(model, sft(), LoraConfig(bias="all"), shape=(1, 8), gpu="T4")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.app.notes import host_notes, lacks_host_memory
+from autotune.app.notes import host_notes
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import Launch
 from autotune.units import GIB
@@ -18,9 +18,9 @@ def test_the_need_of_a_machine_is_that_of_all_its_processes() -> None:
 def test_it_is_held_against_the_machine_where_that_is_known() -> None:
     (text,) = host_notes(MEMORY, Launch(8), 96 * GIB)
     assert "; this machine has 96.00 GiB: " in text
-    assert lacks_host_memory(MEMORY, 96 * GIB)
-    assert not lacks_host_memory(MEMORY, 256 * GIB)
-    assert not lacks_host_memory(MEMORY, None)
+    assert MEMORY.lacks_host(96 * GIB)
+    assert not MEMORY.lacks_host(256 * GIB)
+    assert not MEMORY.lacks_host(None)
 
 
 def test_nothing_is_said_of_one_process_on_a_machine_that_has_enough() -> None:

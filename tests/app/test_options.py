@@ -88,8 +88,15 @@ def test_a_list_may_be_one_text_as_on_the_command_line() -> None:
     assert options(trainer="grpo", reward_funcs="a.b,c.d").rollouts.rewards == ("a.b", "c.d")
 
 
+@pytest.mark.parametrize("seed", [-1, 1 << 31])
+def test_a_seed_that_numpy_does_not_take_is_refused(seed: int) -> None:
+    with pytest.raises(InputError, match=f"A seed of {seed} is not possible. It lies between 0 and 2147483647."):
+        options(seed=seed)
+
+
 def test_a_length_that_is_no_decimal_number_is_the_name_of_a_column() -> None:
-    assert options(trainer="grpo", completion_length="²").rollouts.column == "²"
+    for name in ("²", "--5"):
+        assert options(trainer="grpo", completion_length=name).rollouts.column == name
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,7 @@ class Dataset:
         (PlanArguments, {"fix": "lora=r8"}, "fix cannot be 'lora=r8'. It is a dictionary."),
         (PlanArguments, {"allow": 3}, "allow cannot be 3. It is a list."),
         (PlanArguments, {"allow": ["lora", 3]}, "An item of allow cannot be 3. It is a text."),
+        (CheckArguments, {"config": ["trl", 3]}, "An item of config cannot be 3. It is a text."),
         (PlanArguments, {"model": None}, "model cannot be None. It is a text or a path."),
         (PlanArguments, {"listener": 3}, "listener cannot be 3. It is a function."),
         (

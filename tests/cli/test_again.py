@@ -74,6 +74,11 @@ def test_what_was_not_given_is_not_repeated() -> None:
     assert again == "autotune plan 'a model' 'rows of mine.jsonl'"
 
 
+def test_rows_in_place_of_a_base_s_are_not_repeated_as_its_model() -> None:
+    again = repeated("probe", {"base": "mine.yaml", "dataset": "rows.jsonl"})
+    assert again == "autotune probe MODEL rows.jsonl --base mine.yaml"
+
+
 def test_a_value_that_looks_like_an_option_is_still_its_value() -> None:
     options = read(["probe", *ROWS.values(), "--output=-o", "--space=--s.yaml"])
     assert repeated("probe", options).endswith("--space=--s.yaml --output=-o")
@@ -101,9 +106,9 @@ def test_what_was_given_is_plain_data_whatever_a_script_gave() -> None:
     taken: dict[str, Any] = {
         "base": Path("mine.yaml"),
         "allow": ("lora",),
-        "fix": {"packing": "none"},
+        "fix": {"packing": "none", "peft_config": Path("mine.json")},
         "listener": print,
     }
     assert ProbeArguments(**taken).settings == {
-        "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none"},
+        "base": "mine.yaml", "allow": ["lora"], "fix": {"packing": "none", "peft_config": "mine.json"},
     }  # fmt: skip

@@ -12,6 +12,7 @@ from autotune.core.length_report import LengthBin, histogram, length_report, lim
 from autotune.core.lengths import LengthDistribution
 from autotune.core.result import Result
 from autotune.core.status import RunStatus
+from autotune.reporting import sections
 from autotune.reporting.document import (
     Bar,
     Candidates,
@@ -28,7 +29,6 @@ from autotune.reporting.document import (
 from autotune.reporting.lengths import lengths_report
 from autotune.reporting.page.charts import charts
 from autotune.reporting.probe import probe_report
-from autotune.reporting.sections import lengths_section
 from autotune.units import GIB
 from tests.reporting.examples import (
     COUNTS,
@@ -173,7 +173,7 @@ def test_packing_that_moves_overflow_into_the_next_row_cuts_none(packing: str) -
 
 def test_rows_that_are_dropped_are_not_called_cut() -> None:
     dropped = limit(Documents.of_groups([(90, 100, 100, 20), (10, 1000, 50, 1000)]), 512)
-    section, *_ = lengths_section((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
+    section, *_ = sections.lengths((LengthBin(1, 1024, 100, 1),), dropped, "the recommendation")
     text = "100 rows of up to 1,024 tokens; the recommendation drops 10 (max_length 512)."
     assert section.blocks[0] == Paragraph(text)
 
@@ -197,7 +197,7 @@ def test_a_length_that_only_changes_scoring_limits_no_row() -> None:
 
 
 def test_without_rows_there_is_no_histogram() -> None:
-    assert list(lengths_section((), None, "it")) == []
+    assert list(sections.lengths((), None, "it")) == []
 
 
 def test_predictions_stand_beside_what_was_measured_of_the_same_probe() -> None:

@@ -125,7 +125,8 @@ def test_a_result_with_an_attention_of_the_user_s_own_notes_images_that_are_not_
         of.dataset.images, in_row=LengthDistribution({4: 1, 1: 1}), pixels=LengthDistribution({9: 4, 99: 1})
     )
     here = setting(of=replace(of, dataset=replace(of.dataset, images=images)))
-    found = list(notes_on_images(problem(here, Wishes(fixed={"attention": own}))))
+    baseline = problem(here, Wishes(fixed={"attention": own})).baseline
+    found = list(notes_on_images(baseline["attention"], here.workload))
     assert [f"attention={own} may need more memory" in note for note in found] == [True] * notes
 
 

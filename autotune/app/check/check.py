@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.app.arguments import CheckArguments, time_limit
+from autotune.app.arguments import CheckArguments, option, time_limit
 from autotune.app.check.fitting import Fitting
 from autotune.app.check.remembered import CACHED_OUTCOMES, judged_for_budget, key_of
 from autotune.app.check.task import Task
@@ -15,7 +15,7 @@ from autotune.app.planned import CPU, planned_machine
 from autotune.core.configuration import MODEL_CONFIG, Configuration, ReadCommand
 from autotune.core.events import StageStarted
 from autotune.core.machine import Machine
-from autotune.core.plan import NO_EVALUATION, Launch
+from autotune.core.plan import Launch
 from autotune.core.verdict import Finding, Outcome, Severity, Verdict, fatal
 from autotune.errors import AutotuneError, InputError, ProbeServerError, UnreadError
 from autotune.inspection.command_line import Command
@@ -30,6 +30,8 @@ from autotune.userconfig.problems import of_documents, of_error, of_launch, of_p
 from autotune.userconfig.reading import NOT_OF_A_STEP, read_command
 from autotune.userconfig.written import Written, written
 
+_OF_FIT = ("probe", "imports", "gpu", "memory_budget")
+"""Arguments by which memory is checked."""
 # Texts that transformers' parser takes for true.
 _TRUE = frozenset({"true", "yes", "t", "y", "1"})
 
@@ -204,7 +206,7 @@ def _own_training(task: Task, known: ReadCommand) -> str:
     if source.own_model:
         return f"{source.path} uses {source.own_model}, so its model or adapter may be another than that of its keys."
     config = known.configurations[task.trainer.config_class]
-    own_step = source.own_step(evaluates=config.values.get("eval_strategy", NO_EVALUATION) != NO_EVALUATION)
+    own_step = source.own_step(evaluates=config.evaluates)
     if own_step:
         return f"{source.path} uses {own_step}, so a step may need more than one of TRL's own, which a check traces."
     unread = known.configurations[MODEL_CONFIG].values.keys() & task.written.given.keys() - NOT_OF_A_STEP
@@ -237,7 +239,7 @@ def check_object(asked: CheckArguments, launched: Launching = ALONE) -> Verdict:
     values = tuple(of_values(text, found.values))
     if fatal(values):
         return task.wrong(values)
-    words = {**peft_words(asked.peft_config), "model_name_or_path": asked.model}
+    words = {**peft_words(asked.peft_config), "model_name_or_path": str(asked.model)}
     known = ReadCommand({found.kind: found, MODEL_CONFIG: Configuration(MODEL_CONFIG, words, {})})
     with ServerTracer(planned.hardware.cores, asked.listener) as tracer:
         return Fitting(task, known, found, launched, values, tracer, user_cache()).verdict()
@@ -253,12 +255,7 @@ def _check_options(asked: CheckArguments) -> None:
         raise InputError("--probe runs on this machine's device.", hint="Leave out --gpu.")
     if asked.timeout is not None and not asked.probe:
         raise InputError("--timeout ends the run of --probe, and there is none.", hint="Give both, or neither.")
-    of_fit = {
-        "--probe": asked.probe,
-        "--import": asked.imports,
-        "--gpu": asked.gpu is not None,
-        "--memory-budget": asked.memory_budget is not None,
-    }
-    for option in (name for name, given in of_fit.items() if given and not asked.fits):
-        raise InputError(f"{option} has no effect with --no-fit, which only reads.", hint="Leave out one of the two.")
+    for name in (name for name in _OF_FIT if name in asked.settings and not asked.fits):
+        given = f"{option(name)} has no effect with {option('fits')}"
+        raise InputError(f"{given}, which only reads.", hint="Leave out one of the two.")
     time_limit(asked.timeout)

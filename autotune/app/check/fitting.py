@@ -34,12 +34,11 @@ from autotune.planning.tracing.cache import Cache
 from autotune.probing.jobs import build
 from autotune.probing.server import JobServer
 from autotune.probing.tracing import ServerTracer
-from autotune.space import SpaceFile
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.packing import SEPARATING
 from autotune.trainers.evaluation import whole_geometry
 from autotune.userconfig.bundle import planned_findings
-from autotune.userconfig.candidate import NearestCandidate, as_candidate
+from autotune.userconfig.candidate import as_candidate
 from autotune.userconfig.engine import engine_args, loading_text, without_engine
 from autotune.userconfig.fields import UserPlan
 from autotune.userconfig.keys import writable
@@ -155,7 +154,8 @@ class Fitting:
             texts = [*notes_on_assumptions(memory.assumptions if memory is not None else ())]
             texts += host_notes(memory if planned.gpu is not None else None, plan.launch, planned.host_bytes)
             found += tuple(Finding(Severity.NOTE, text) for text in texts)
-            remedy = self._remedy(answer, plan, known, setting, options.file, steps)
+            entries = writable(task.written.values, self.config, self.launching, on_cpu=planned.gpu is None)
+            remedy = self._remedy(answer, Remedies(plan, known, trainer, setting, options.file, steps, entries))
         verdict = task.wrong(found)
         if answer is not None:
             verdict = task.verdict(answer.outcome, found, reason=answer.reason, need=answer.need)
@@ -188,32 +188,20 @@ class Fitting:
             options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         return named, rewards, options, *self._workload(named, options)
 
-    def _remedy(
-        self,
-        answer: CheckAnswer,
-        plan: TrainingPlan,
-        known: NearestCandidate,
-        setting: Setting,
-        file: SpaceFile,
-        steps: PlanTracer,
-    ) -> Remedy | None:
+    def _remedy(self, answer: CheckAnswer, remedies: Remedies) -> Remedy | None:
         """Return the smallest change that makes the training fit, if it does not or may not."""
         need, budget_bytes, on_cpu = answer.need, self.task.budget_bytes, self.planned.gpu is None
         over = answer.outcome is Outcome.TOO_CLOSE and need is not None and need.bytes > budget_bytes
         if answer.outcome is not Outcome.DOES_NOT_FIT and not over:
             return None
         self.task.asked.listener(StageStarted("Looking for the smallest change that fits"))
-        kept = replace(
-            setting,
-            token_coverage=token_coverage(known.candidate, setting),
-            allowed=setting.allowed - {GLOBAL_BATCH},
-        )
-        own = writable(self.task.written.values, self.config, self.launching, on_cpu=on_cpu)
-        remedies = Remedies(plan, known, self.task.trainer, kept, file, steps, own)
+        setting, coverage = remedies.setting, token_coverage(remedies.known.candidate, remedies.setting)
+        kept = replace(setting, token_coverage=coverage, allowed=setting.allowed - {GLOBAL_BATCH})
         extra_bytes, now = CPU_PROCESS_BYTES if on_cpu else 0, need.memory if need is not None else None
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
         with self.tracer.quietly():
-            changed = remedies.smallest(budget_bytes, extra_bytes, heavy=stays + extra_bytes > budget_bytes)
+            heavy = stays + extra_bytes > budget_bytes
+            changed = replace(remedies, setting=kept).smallest(budget_bytes, extra_bytes, heavy=heavy)
         if changed is None:
             return None
         memory, slower = changed.memory, None

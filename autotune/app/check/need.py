@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.notes import lacks_host_memory
 from autotune.app.requests import request_of
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Configuration
@@ -85,7 +84,7 @@ def traced(tracer: PlanTracer, sized: Sized, planned: Machine, budget_bytes: int
         varied_bytes=memory.varied_bytes,
     )
     outcome = judged(need, budget_bytes)
-    if outcome is Outcome.FITS and planned.gpu is not None and lacks_host_memory(memory, planned.host_bytes):
+    if outcome is Outcome.FITS and planned.gpu is not None and memory.lacks_host(planned.host_bytes):
         # Weights of a checkpoint in the trained type are mapped from its file, so that a host may get by with less.
         outcome = Outcome.TOO_CLOSE
     return CheckAnswer(outcome, need)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from autotune.app.arguments import CheckArguments
 from autotune.app.check.need import needs_more
-from autotune.app.notes import lacks_host_memory
 from autotune.app.planned import state_of
 from autotune.core.json_text import read_json
 from autotune.core.machine import Machine
 from autotune.core.verdict import Outcome, Verdict, headline, judged
 from autotune.core.workload import DatasetSource
 from autotune.errors import InputError
+from autotune.inspection.command_line import options_of
 from autotune.inspection.machine import environment
 from autotune.inspection.paths import exists, is_file
 from autotune.inspection.yaml_file import MAX_BYTES, parsed
@@ -49,7 +49,7 @@ def judged_for_budget(known: Verdict, budget_bytes: int, host_bytes: int | None 
     outcome = judged(need, budget_bytes)
     if outcome is not Outcome.FITS or needs_more(need, budget_bytes):
         return None
-    if need.memory is not None and lacks_host_memory(need.memory, host_bytes):
+    if need.memory is not None and need.memory.lacks_host(host_bytes):
         # The budget is that of the device, and the host has too little with any.
         return None
     line = headline(outcome, need, budget_bytes, "")
@@ -67,7 +67,8 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     # What a module does when it is imported does not follow from its own text alone.
     if asked.probe or asked.imports:
         return None
-    words = sorted(set(_words(asked, written)))
+    options = options_of(written.command.words)
+    words = sorted(set(_words(asked, written)) - {str(options.get(name)) for name in _OUTPUTS})
     named = {word: _state(Path(word)) for word in words if exists(word)}
     further = {str(file): _state(file) for file in _named_further(words)}
     text = written.file.text if written.file is not None else ""
@@ -81,9 +82,9 @@ def key_of(asked: CheckArguments, written: Written, planned: Machine) -> str | N
     hardware = planned.hardware
     # A command may start a process on each of this machine's GPUs.
     device = planned.device.name, hardware.memory_bytes, hardware.processes
-    options = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
+    settings = {name: value for name, value in asked.settings.items() if name not in _JUDGED_AGAIN}
     return fingerprint(
-        "verdict", options, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
+        "verdict", settings, text, named, further, bundle, device, software, options_of_torchrun, package_digest()
     )
 
 
@@ -146,6 +147,7 @@ def _local(asked: CheckArguments, written: Written) -> list[str]:
 
 
 def _state(path: Path) -> object:
-    if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    with suppress(OSError):  # it may not be readable
+        if path.is_file() and path.stat().st_size <= _MOST_HASHED_BYTES:
+            return hashlib.sha256(path.read_bytes()).hexdigest()
     return state_of(str(path))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autotune.app.notes import SERVED, notes_on_images
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.verdict import Finding, Severity
 from autotune.core.workload import DatasetProfile, DatasetSource, Workload
 from autotune.techniques import max_length
-from autotune.techniques.attention import EAGER, UNEVEN, uneven_images
 from autotune.techniques.base import CrashReason, UnsearchedReason, facts, refused_or_ignored
 from autotune.techniques.packing import CUTTING, NONE, PACKED_AT_ONCE, SEPARATING, SHUFFLED
 from autotune.techniques.vllm import SERVER
@@ -60,7 +60,8 @@ def silent_findings(
     yield from _weights(plan, given, setting.workload.model.dtype)
     yield from _without_switch(plan, given)
     yield from _positions(geometry, setting)
-    yield from _uneven_images(plan, setting.workload)
+    images = notes_on_images(plan.model.get("attn_implementation"), setting.workload)
+    yield from (Finding(Severity.NOTE, note) for note in images)
     yield from _rules(plan, trainer, setting, known)
 
 
@@ -124,11 +125,7 @@ def _rows_kept(workload: Workload) -> int:
 
 def _served(plan: TrainingPlan) -> Iterator[Finding]:
     if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
-        message = (
-            "A vLLM server on other GPUs generates the completions, and has to run before the training starts; the"
-            " memory figures are for the GPUs that train."
-        )
-        yield Finding(Severity.NOTE, message, "vllm_mode")
+        yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:
@@ -232,11 +229,6 @@ def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:
             f"Rows have up to {longest:,.0f} tokens, and the model was made for {most:,} positions.",
             "max_length",
         )
-
-
-def _uneven_images(plan: TrainingPlan, workload: Workload) -> Iterator[Finding]:
-    if plan.model.get("attn_implementation") == EAGER and uneven_images(workload):
-        yield Finding(Severity.NOTE, f"attention={EAGER} may need more memory than this: {UNEVEN}.")
 
 
 def _rules(plan: TrainingPlan, trainer: Trainer, setting: Setting, known: NearestCandidate) -> Iterator[Finding]:

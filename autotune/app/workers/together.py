@@ -28,6 +28,7 @@ from autotune.core.events import (
 from autotune.core.machine import Hardware, Share
 from autotune.probing.channel import end_of, started
 from autotune.study import SearchOutcome, begin
+from autotune.units import counted
 
 MODULE = "autotune.app.workers.worker"
 # An interrupted worker ends its probe, records that in the study, and ends the process that starts probes.
@@ -53,7 +54,7 @@ def search_together(run: Run, further: Sequence[Share], listener: Listener, modu
         return run_search(run, listener)
     begin(storage_of(run), listener)
     joined, forwarder = replace(run, asked=replace(run.asked, resume=True)), EventForwarder(listener)
-    forwarder(StageStarted(f"Starting {len(further)} further worker{'s' if len(further) > 1 else ''}"))
+    forwarder(StageStarted(f"Starting {counted(len(further), 'further worker')}"))
     with _started(joined, further, forwarder, module):
         return run_search(joined, forwarder)
 

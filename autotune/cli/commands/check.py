@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.app.arguments import CheckArguments
-from autotune.cli.arguments import add_json, add_options, option, trainer_names
+from autotune.app.arguments import CheckArguments, option
+from autotune.cli.arguments import add_json, add_options, trainer_names
 from autotune.errors import InputError
 
 SUMMARY = "check before a job starts whether its configuration runs and fits"

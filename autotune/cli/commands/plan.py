@@ -6,8 +6,8 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments
-from autotune.cli.arguments import add_json, add_options, option, options_of, trainer_names
+from autotune.app.arguments import ALL, AUTO, PlanArguments, RentArguments, option
+from autotune.cli.arguments import add_json, add_options, options_of, trainer_names
 from autotune.errors import InputError, UnwrittenError
 
 if TYPE_CHECKING:

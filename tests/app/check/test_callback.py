@@ -284,6 +284,8 @@ def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
 def test_a_word_that_the_callback_does_not_have_is_refused_where_it_is_made() -> None:
     with pytest.raises(InputError, match=r"when_unsure cannot be 'stop'\. It is pass or fail"):
         autotune.PreflightCallback(when_unsure="stop")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"'24 gigs' is not a size\."):
+        autotune.PreflightCallback(memory_budget="24 gigs")
 
 
 def begun(callback: autotune.PreflightCallback, **given: Any) -> None:

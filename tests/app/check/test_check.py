@@ -204,7 +204,7 @@ def test_a_checkpoint_of_quantised_weights_leaves_the_answer_open(
     config = json.loads((directory / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     (directory / "config.json").write_text(json.dumps(config))
-    verdict = checked(config=str(write("sft", "max_length: 64\n")), trainer="sft", gpu=GPU, model=str(directory))
+    verdict = checked(config=str(write("sft", "max_length: 64\n")), trainer="sft", gpu=GPU, model=directory)
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "quantised in its checkpoint (bitsandbytes)" in verdict.reason
 
@@ -218,7 +218,7 @@ def test_a_model_that_needs_its_own_code_leaves_the_answer_open(
     config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.My"}}
     (directory / "config.json").write_text(json.dumps(config))
     file = str(write("sft", f"trust_remote_code: {trusted}\n"))
-    verdict = checked(config=file, trainer="sft", gpu=GPU, model=str(directory))
+    verdict = checked(config=file, trainer="sft", gpu=GPU, model=directory)
     assert verdict.outcome is (Outcome.UNKNOWN if trusted else Outcome.CANNOT_RUN)
     assert "contains custom code" in (verdict.reason if trusted else told(verdict))
 

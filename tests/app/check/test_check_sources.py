@@ -31,7 +31,12 @@ def files(tmp_path: Path) -> list[str]:
 
 @pytest.fixture
 def find(model: Path) -> Find:
-    def of(items: list[dict[str, Any]] | None = None, args: dict[str, Any] | None = None, **more: Any) -> Sources:
+    def of(
+        items: list[dict[str, Any]] | None = None,
+        args: dict[str, Any] | None = None,
+        given: Path | None = None,
+        **more: Any,
+    ) -> Sources:
         mixture: dict[str, Any] = {name: more.pop(name) for name in ("streaming", "test_split_size") if name in more}
         values: dict[str, dict[str, Any]] = {
             MODEL_CONFIG: {"model_name_or_path": str(model)},
@@ -39,7 +44,7 @@ def find(model: Path) -> Find:
             "ScriptArguments": more,
         }
         read = ReadCommand({name: Configuration(name, each, {}) for name, each in values.items()})
-        return sources(read, Configuration("SFTConfig", args or {}, {}))
+        return sources(read, Configuration("SFTConfig", args or {}, {}), given)
 
     return of
 
@@ -52,6 +57,10 @@ def entry(file: str, **more: object) -> dict[str, object]:
 def test_a_name_that_is_too_long_for_a_file_is_told_in_a_sentence(find: Find, more: dict[str, object]) -> None:
     with pytest.raises(InputError, match="File name too long"):
         find(dataset_name="x" * 300, **more)
+
+
+def test_a_model_in_place_of_the_configuration_s_may_be_a_path(find: Find, files: list[str], model: Path) -> None:
+    assert find([entry(files[0])], given=model).model == find([entry(files[0])]).model
 
 
 def test_a_single_file_is_as_with_the_option_dataset(find: Find, files: list[str]) -> None:

@@ -77,6 +77,19 @@ def test_the_trainer_s_own_document_may_lie_beside_accelerate_s(write: Write, tm
 
 
 @pytest.mark.parametrize("joined", [" ", "="])
+def test_what_a_training_writes_to_by_a_word_is_no_part_of_the_key(joined: str, write: Write, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    asked = CheckArguments(f"trl sft --config {write('sft', '')} --output_dir{joined}{tmp_path / 'out'}")
+    before = key(asked)
+    (tmp_path / "out" / "checkpoint").touch()
+    assert key(asked) == before
+
+
+def test_a_file_that_cannot_be_read_is_part_of_the_key_by_its_name(write: Write) -> None:
+    assert key(CheckArguments(f"trl sft --config {write('sft', '')} --run_name /proc/self/mem"))
+
+
+@pytest.mark.parametrize("joined", [" ", "="])
 def test_a_file_is_found_however_a_word_of_the_command_names_it(joined: str, write: Write, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     file = tmp_path / "launch.yaml"
