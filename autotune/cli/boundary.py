@@ -199,7 +199,7 @@ def _leave_closed_terminals() -> None:
     """Replace output that went to a terminal that is gone by the null device: the end of the command still writes."""
     for descriptor in _OUTPUT:
         try:
-            # CrashReason where the terminal has hung up, and writes nothing elsewhere.
+            # Fails where the terminal has hung up, and writes nothing elsewhere.
             os.write(descriptor, b"")
         except OSError:
             nowhere = os.open(os.devnull, os.O_WRONLY)
