@@ -9,6 +9,7 @@ import inspect
 import itertools
 import pkgutil
 import re
+import shlex
 from math import isclose
 from pathlib import Path
 
@@ -45,14 +46,14 @@ DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for nam
 
 GUIDE = [page for page in pages() if page.parent in (ROOT, ROOT / "docs")]
 KNOBS = {technique.name: technique for technique in catalogue()}
+(PARSERS,) = (action.choices for action in build_parser()._actions if isinstance(action.choices, dict))
 # Options of SLURM, DeepSpeed and torchrun; those of TRL and accelerate have underscores.
 OTHERS = {"--gpus", "--hostfile", "--nnodes"}
 
 
 @pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
 def test_every_option_that_a_page_names_exists(page: Path) -> None:
-    (parsers,) = (action.choices for action in build_parser()._actions if isinstance(action.choices, dict))
-    options = {name: set(parser._option_string_actions) for name, parser in parsers.items()}
+    options = {name: set(parser._option_string_actions) for name, parser in PARSERS.items()}
     unknown = []
     for words in (text.split(" -- ")[0].split() for text in code(page)):
         command = words[1] if words[0] == "autotune" and len(words) > 1 else ""
@@ -83,6 +84,15 @@ def test_every_choice_that_a_page_names_is_one(page: Path) -> None:
 )
 def test_every_command_of_a_page_is_one(command: list[str]) -> None:
     read_arguments([word for word in command[1:] if word != "…"])  # raises what is wrong with it
+
+
+@pytest.mark.parametrize("command", ["", *PARSERS])
+def test_every_example_of_a_help_is_a_command(command: str) -> None:
+    shown = (PARSERS[command] if command else build_parser()).format_help()
+    examples = re.findall(r"^  autotune (.+?)(?: && .*)?$", shown, re.MULTILINE)
+    assert examples
+    for example in examples:
+        read_arguments(shlex.split(example))  # raises what is wrong with it
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if python_of(page)], ids=lambda page: page.name)
