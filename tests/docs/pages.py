@@ -32,6 +32,17 @@ def links(page: Path) -> list[str]:
     return [unquote(str(target)) for target in found if target]
 
 
+def code(page: Path) -> list[str]:
+    """Return the texts of a page's code spans."""
+    return [child.content for token in _tokens(page) for child in token.children or () if child.type == "code_inline"]
+
+
+def python_of(page: Path) -> list[str]:
+    """Return what a page has in Python: its blocks, and its calls of autotune in code spans."""
+    blocks = [token.content for token in _tokens(page) if token.type == "fence" and token.info == "python"]
+    return [*blocks, *(text.replace("…", "...") for text in code(page) if text.startswith("autotune.") and "(" in text)]
+
+
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """Return the names that GitHub gives to a page's headings."""

@@ -15,7 +15,6 @@ from autotune.techniques.base import (
     Effect,
     NumberTechnique,
     Technique,
-    TrainerFacts,
     default_with,
     facts,
     refused_or_ignored,
@@ -36,27 +35,29 @@ and the installed TRL, and a test compares them.
 
 | word | meaning |
 |---|---|
-| probed | measured by real training steps |
-| on request | as probed, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
-| planned | traces predict its memory, and its time if the GPU's speeds are known |
-| partly planned | as above, without what [its section](#what-each-one-does) names |
-| emitted | in the bundle's `config.yaml` and `train.py` |
-| not `choice` | no probe has that choice with this trainer: see its section |
-| `choice` restricted | only some combinations have it: see its section |
-| ignored | TRL does not use the field with this trainer, or it changes neither memory nor time: see its section |
-| refused | never tried, with the reason here or in its section |
+| probed | measured by real training steps; traces predict its memory, and its time if the GPU's speeds are known |
+| on request | the same, but only with `--fix` or a `--space` file: the shipped search space leaves it out |
+| partly planned | traces lack what [its section](#what-each-one-does) names |
+| not `choice` | no probe has that choice with this trainer |
+| `choice` restricted | only some combinations have it |
+| ignored | TRL does not use the field with this trainer, or it changes neither memory nor time |
+| refused | never tried |
+| - | TRL's configuration of this trainer has no field for it |
 
-The table is for eight GPUs with every package installed. A choice that needs several GPUs, a GPU or a package is
-refused without it; `autotune techniques` shows this for the machine that it runs on.
+The sections have the reasons. The table is for eight GPUs with every package installed. A choice that needs several
+GPUs, a GPU or a package is refused without it; `autotune techniques` shows this for the machine that it runs on.
 
-A choice is exact with a trainer's default loss, unless its section has an exception. Losses over all rows of a
-micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's with models whose class has
-`accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of experts) depend on
-`per_device_train_batch_size`, and the last two on `packing`. Those over a whole generation (GRPO's
-`scale_rewards: batch`, RLOO's `normalize_advantages`) depend on `steps_per_generation`. NEFTune's noise depends on the
-width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and `pad_to_multiple_of`. What
-depends on `packing` also depends on the `max_length` of rows that your own configuration packs. Other choices of these
-are then searched only with `--allow`.
+A choice is exact (the training stays the same) with a trainer's default loss, unless its section has an exception.
+With other losses, further knobs change training, and are searched only with `--allow`:
+
+- Losses over all rows of a micro-batch (DPO's `aot`, `aot_unpaired` and `sft`, GRPO's `bnpo` and its entropy, SFT's
+  with models whose class has `accepts_loss_kwargs = False`, such as Qwen2.5-VL, and the balance of a mixture of
+  experts) depend on `per_device_train_batch_size`, and the last two on `packing`.
+- Those over a whole generation (GRPO's `scale_rewards: batch`, RLOO's `normalize_advantages`) depend on
+  `steps_per_generation`.
+- NEFTune's noise depends on the width of micro-batches: on `per_device_train_batch_size`, `packing`, `padding_free` and
+  `pad_to_multiple_of`.
+- What depends on `packing` also depends on the `max_length` of rows that your own configuration packs.
 
 """
 
@@ -71,17 +72,21 @@ def cell(technique: Technique, trainer: str) -> str:
     own = facts(technique, trainer)
     if own.without_effect:
         return "ignored"
-    missing = missing_fields(technique, trainer)
-    if missing:
-        return f"refused: no `{missing[0]}`"
-    unusual = [option.choice for option in technique.options if option.choice != default_with(technique, trainer)]
-    impossible = [choice for choice in unusual if _reason(technique, trainer, choice)]
+    if missing_fields(technique, trainer):
+        return "-"
+    unusual = [
+        option.choice
+        for option in technique.options
+        if option.choice != default_with(technique, trainer) and not technique.unavailable(option.choice, EIGHT_GPUS)
+    ]
+    impossible = [choice for choice in unusual if refused_or_ignored(technique, choice, trainer)]
     if unusual and unusual == impossible:
         return "refused"
-    probed = "probed" if technique.name in _searched(trainer) else "on request"
-    words = [probed, "partly planned" if technique.impact.unplanned else "planned", "emitted"]
     return ", ".join([
-        *words, *(f"not `{choice}`" for choice in impossible), *(f"`{choice}` restricted" for choice in own.restricted)
+        "probed" if technique.name in _searched(trainer) else "on request",
+        *(["partly planned"] if technique.impact.unplanned else []),
+        *(f"not `{choice}`" for choice in impossible),
+        *(f"`{choice}` restricted" for choice in own.restricted),
     ])  # fmt: skip
 
 
@@ -96,10 +101,6 @@ def missing_fields(technique: Technique, trainer: str) -> list[str]:
 def _searched(trainer: str) -> Mapping[str, tuple[Choice, ...]]:
     """Return the choices of the shipped search space, by technique."""
     return load(default_file(trainer), trainer, trainers()[trainer].techniques).choices
-
-
-def _reason(technique: Technique, trainer: str, choice: Choice) -> str | None:
-    return technique.unavailable(choice, EIGHT_GPUS) or refused_or_ignored(technique, choice, trainer)
 
 
 def _table() -> Iterator[str]:
@@ -127,9 +128,7 @@ def _sentences(technique: Technique) -> Iterator[str]:
     yield technique.summary
     changing = [option.choice for option in technique.options if option.effect is Effect.CHANGES_TRAINING]
     exact = [option.choice for option in technique.options if option.effect is Effect.EXACT]
-    if not changing:
-        yield "Exact: the training stays the same."
-    else:
+    if changing:
         yield f"Exact: {_listed(exact)}."
         yield f"Changes training: {_listed(changing)}; {technique.changes}."
     searched = [choice for name in trainers() for choice in _searched(name).get(technique.name, ())]
@@ -148,25 +147,28 @@ def _exceptions(technique: Technique) -> Iterator[str]:
         reason = technique.unavailable(option.choice, EIGHT_GPUS)
         if reason is not None:
             yield f"- everywhere: `{option.choice}` refused: {reason}."
-    known: dict[tuple[str, str, str], list[str]] = {}
-    for name, specification in trainers().items():
+    known: dict[str, list[str]] = {}
+    for trainer, difference in _differences(technique):
+        known.setdefault(difference, []).append(trainer)
+    yield from (f"- {', '.join(names)}: {difference}." for difference, names in known.items())
+
+
+def _differences(technique: Technique) -> Iterator[tuple[str, str]]:
+    """Yield each trainer with what is different with it, in words."""
+    for trainer, specification in trainers().items():
         if technique.name in (depends := specification.loss_depends_on({})):
-            yield f"- {name}: any other choice than the default changes training: {depends[technique.name]}."
+            yield trainer, f"any other choice than the default changes training: {depends[technique.name]}"
     for trainer, own in technique.by_trainer.items():
-        yield from (f"- {trainer}: {difference}." for difference in _differences(technique, own))
+        if own.default is not None:
+            changes = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
+            more = f"; any other changes training: {changes}" if changes else ""
+            yield trainer, f"TRL's default is `{own.default}`{more}"
+        if own.without_effect:
+            yield trainer, f"ignored: {own.without_effect}"
         for kind, found in {"refused": own.refused, "ignored": own.ignored, "restricted": own.restricted}.items():
-            for choice, reason in found.items():
-                known.setdefault((trainer, kind, reason), []).append(str(choice))
-    for (trainer, kind, reason), choices in known.items():
-        yield f"- {trainer}: {_listed(choices)} {kind}: {reason}."
-
-
-def _differences(technique: Technique, own: TrainerFacts) -> Iterator[str]:
-    if own.default is not None:
-        changes = own.changes or (technique.changes if isinstance(technique, NumberTechnique) else "")
-        yield f"TRL's default is `{own.default}`" + (f"; any other changes training: {changes}" if changes else "")
-    if own.without_effect:
-        yield f"ignored: {own.without_effect}"
+            for reason in dict.fromkeys(found.values()):
+                choices = [choice for choice, why in found.items() if why == reason]
+                yield trainer, f"{_listed(choices)} {kind}: {reason}"
 
 
 def _listed(choices: Iterable[Choice]) -> str:
@@ -175,10 +177,9 @@ def _listed(choices: Iterable[Choice]) -> str:
 
 def _guides() -> Iterator[str]:
     yield "## What TRL's guides name"
-    yield ""
-    yield "| guide | what it names | here |"
-    yield "|---|---|---|"
     names = {technique.name for technique in catalogue()}
-    for (guide, section), techniques in GUIDES.items():
-        here = [f"[`{name}`](#{name})" if name in names else f"{name}: {ELSEWHERE[name]}" for name in techniques]
-        yield f"| {guide} | {section} | {', '.join(here)} |"
+    for guide in dict.fromkeys(guide for guide, _ in GUIDES):
+        yield from ("", f"| {guide} | here |", "|---|---|")
+        for section, techniques in ((section, own) for (of, section), own in GUIDES.items() if of == guide):
+            here = [f"[`{name}`](#{name})" if name in names else f"{name}: {ELSEWHERE[name]}" for name in techniques]
+            yield f"| {section} | {', '.join(here)} |"

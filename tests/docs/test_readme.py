@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import itertools
+import pkgutil
 import re
+import shlex
 from math import isclose
 from pathlib import Path
 
 import pytest
 from run import commands
 
+import autotune
+from autotune import core
 from autotune.cli.parser import build_parser, read_arguments
 from autotune.core import dry_run
 from autotune.core.bundle import PlannedBundle, ServerSplit
@@ -21,9 +28,11 @@ from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime
 from autotune.core.gpu import Gpu, GpuSpeeds
 from autotune.core.rent import Offer, Rent
 from autotune.core.result import Choosable, Contribution, Result, Trial
+from autotune.core.setting import GLOBAL_BATCH
 from autotune.core.verdict import EXIT_CODES, Finding, Need, Outcome, Remedy, Verdict, Verdicts
+from autotune.techniques import catalogue
+from tests.docs.pages import ROOT, code, pages, python_of
 
-ROOT = Path(__file__).resolve().parents[2]
 OF_PLANS = [Plan, Epoch, PlannedBundle, ServerSplit, Estimate, MemoryEstimate, Change, Gpu, GpuSpeeds, Rent, Offer]
 EXPLAINED = [Explanation, TracedPoint, PartPeak, PartTime, Additions]
 KINDS = {
@@ -35,22 +44,63 @@ KINDS = {
 DOCS = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in KINDS}
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
-def test_every_option_that_a_page_names_exists(page: str) -> None:
-    options = set(re.findall(r"`(--[a-z-]+)", (ROOT / page).read_text(encoding="utf-8"))) - {"--max_steps", "--config"}
-    known = build_parser().format_help()
-    probe = [action for action in build_parser()._actions if action.dest != "help"]
-    words = known + "".join(
-        parser.format_help() for action in probe for parser in (getattr(action, "choices", None) or {}).values()
-    )
-    assert {option for option in options if option not in words} == set()
+GUIDE = [page for page in pages() if page.parent in (ROOT, ROOT / "docs")]
+KNOBS = {technique.name: technique for technique in catalogue()}
+(PARSERS,) = (action.choices for action in build_parser()._actions if isinstance(action.choices, dict))
+# Options of SLURM, DeepSpeed and torchrun; those of TRL and accelerate have underscores.
+OTHERS = {"--gpus", "--hostfile", "--nnodes"}
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
+    options = {name: set(parser._option_string_actions) for name, parser in PARSERS.items()}
+    unknown = []
+    for words in (text.split(" -- ")[0].split() for text in code(page)):
+        command = words[1] if words[0] == "autotune" and len(words) > 1 else ""
+        if command in options or words[0].startswith("--"):
+            known = options.get(command) or OTHERS.union(*options.values())
+            named = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word) and "_" not in word}
+            unknown += sorted(named - known)
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda page: page.name)
+def test_every_choice_that_a_page_names_is_one(page: Path) -> None:
+    texts = [*code(page), *map(" ".join, commands(page))]
+    fixed = re.findall(r"--fix ([a-z]\w*)=(\S+)", "\n".join(texts))
+    fixed += [(found[1], found[2]) for text in texts if (found := re.fullmatch(r"(\w+)=(\S+)", text))]
+    for knob, choice in fixed:
+        if knob in KNOBS and knob != "peft_config":  # which takes a file
+            KNOBS[knob].parse(choice)  # raises what is wrong with it
+    named = re.findall(r"--(?:allow|exclude) ([a-z][\w,]*)", "\n".join(texts))
+    named += re.findall(r"--fix ([a-z]\w*)=", "\n".join(texts))
+    assert {knob for names in named for knob in names.split(",")} <= {*KNOBS, GLOBAL_BATCH}
 
 
 @pytest.mark.parametrize(
-    "command", [words for words in commands(ROOT / "README.md") if words[0] == "autotune"], ids=" ".join
+    "command",
+    [words for page in pages() for words in commands(page) if words[0] == "autotune"],
+    ids=" ".join,
 )
-def test_every_command_of_the_readme_is_one(command: list[str]) -> None:
-    read_arguments(command[1:])  # raises what is wrong with it
+def test_every_command_of_a_page_is_one(command: list[str]) -> None:
+    read_arguments([word for word in command[1:] if word != "…"])  # raises what is wrong with it
+
+
+@pytest.mark.parametrize("command", ["", *PARSERS])
+def test_every_example_of_a_help_is_a_command(command: str) -> None:
+    shown = (PARSERS[command] if command else build_parser()).format_help()
+    examples = re.findall(r"^  autotune (.+?)(?: && .*)?$", shown, re.MULTILINE)
+    assert examples
+    for example in examples:
+        read_arguments(shlex.split(example))  # raises what is wrong with it
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if python_of(page)], ids=lambda page: page.name)
+def test_every_call_in_python_has_arguments_that_exist(page: Path) -> None:
+    for node in (node for text in python_of(page) for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.Call) and (found := re.fullmatch(r"autotune\.(\w+)", ast.unparse(node.func))):
+            named = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+            inspect.signature(getattr(autotune, found[1])).bind_partial(*node.args, **named)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +124,15 @@ def test_no_two_rows_of_the_recorded_plan_are_alike() -> None:
 def test_every_key_of_a_document_is_documented(page: str, kind: type) -> None:
     documented = set(re.findall(r"`([a-z_0-9]+)`", DOCS[page]))
     assert {field.name for field in dataclasses.fields(kind)} - documented == set()
+
+
+@pytest.mark.parametrize("page", KINDS)
+def test_every_key_that_a_page_lists_is_of_a_document(page: str) -> None:
+    modules = (importlib.import_module(f"autotune.core.{each.name}") for each in pkgutil.iter_modules(core.__path__))
+    kinds = (kind for module in modules for kind in vars(module).values() if dataclasses.is_dataclass(kind))
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    cells = re.findall(r"^\| ((?:`[\w.\[\]]+`(?:, )?)+) \|", DOCS[page], re.MULTILINE)
+    assert {name.rpartition(".")[2] for cell in cells for name in re.findall(r"`([^`]+)`", cell)} <= known
 
 
 def test_every_outcome_and_exit_code_of_a_check_is_documented() -> None:
