@@ -35,6 +35,7 @@ from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer, prepare
 from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
+from tests.virtual import alone
 
 TESTS = Path(__file__).parent
 LONGEST = (
@@ -92,7 +93,7 @@ def small_dataset_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def job_server() -> Iterator[JobServer]:
     """A server of real jobs on the CPU, one for all tests; it starts on first use."""
-    with JobServer("cpu", threads=1) as server:
+    with JobServer("cpu", threads=1, jobs_module=alone.MODULE) as server:
         yield server
 
 

@@ -17,6 +17,7 @@ from autotune.core.protocol import ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.probing import JobServer
 from autotune.units import MIB
+from tests.study import running  # noqa: F401 (its SQLite waits for no disk)
 
 MODULE = "tests.app.replaying"
 LOG = "probed"

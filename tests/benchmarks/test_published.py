@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from autotune.inspection.gpus import find_gpu
-from benchmarks.published.outcomes import outcomes_of
+from autotune.probing import JobServer
+from benchmarks.published.outcomes import outcome_of, outcomes_of
 from benchmarks.published.render import errors, rendered
 from benchmarks.published.rivals import rivals_rendered
 from benchmarks.published.shapes import published
 from benchmarks.published.tables import FOLDER, Outcome, Row, Table, load
+from tests.virtual.alone import apart, found_by
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = {"metamathqa": 63, "litgpt": 23, "xmem": 100}
 FULL = "full-finetuning/llama-3.2-3B-lr_0.00001"
 LORA, FROZEN_HALF = "lora/llama-3.2-3B-rank32", "lora/llama-3.2-3B-rank32-lorafa"
@@ -55,15 +51,19 @@ def test_every_table_is_one_that_the_tests_know() -> None:
     assert {path.stem for path in FOLDER.iterdir()} == set(TABLES)
 
 
-@pytest.fixture(scope="module")
-def traced() -> dict[str, Outcome]:
-    """Traces of a small model, by the name of the row; one of them with an adapter that does not exist."""
+def traced_rows() -> dict[str, Outcome]:
+    """Trace a small model, and return what becomes of rows by their names; one has an adapter that does not exist."""
     table = load("metamathqa")
     lengths = {"average_lengths": [9, 7], "longest_lengths": [24, 16]}
     table = replace(table, loop={**table.loop, **lengths, "model": SMALL})
     rows = [row for row in table.rows if row.name in {FULL, LORA, FROZEN_HALF}]
     rows.append(Row("strange", {}, 0, {"adapter": {"peft_type": "NONE_SUCH"}}))
-    return dict(zip((row.name for row in rows), outcomes_of("metamathqa", table, rows, 1), strict=True))
+    return {row.name: outcome_of("metamathqa", table, row) for row in rows}
+
+
+@pytest.fixture(scope="module")
+def traced(job_server: JobServer) -> dict[str, Outcome]:
+    return apart(job_server, traced_rows)
 
 
 def test_the_loop_of_the_method_comparison_runs_on_a_small_model(traced: dict[str, Outcome]) -> None:
@@ -81,7 +81,7 @@ def test_a_row_that_cannot_be_traced_says_why(traced: dict[str, Outcome]) -> Non
     assert not traced["strange"].traced
 
 
-def test_what_is_cached_at_the_end_of_a_phase_is_given_back() -> None:
+def test_what_is_cached_at_the_end_of_a_phase_is_given_back(job_server: JobServer) -> None:
     script = """
 import json, torch
 from autotune.virtual import phase
@@ -97,15 +97,7 @@ def run(device):
 shown = shown_by(run, (8, 0))
 print(json.dumps([shown.allocated_bytes, shown.peak_allocated_bytes, shown.peak_reserved_bytes]))
 """
-    output = subprocess.run(
-        [sys.executable, "-c", script],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ).stdout
-    allocated, peak_allocated, peak_reserved = json.loads(output.splitlines()[-1])
+    allocated, peak_allocated, peak_reserved = found_by(job_server, script)
     assert allocated == {"first": 10 << 20, "second": 10 << 20}
     assert (peak_allocated, peak_reserved) == (130 << 20, 130 << 20)
 

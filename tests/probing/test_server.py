@@ -80,12 +80,6 @@ def test_a_server_that_died_between_jobs_is_not_noticed(tmp_path: Path) -> None:
         assert probe(server, request("behave"), tmp_path / "2").ok
 
 
-def test_a_server_with_all_libraries_runs_one_job_after_another(tmp_path: Path) -> None:
-    with JobServer("cpu", jobs_module=MODULE) as server:
-        assert probe(server, request("behave"), tmp_path / "1").ok
-        assert probe(server, request("behave"), tmp_path / "2").ok
-
-
 @pytest.mark.usefixtures("quick_start")
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     with (
@@ -110,10 +104,16 @@ def test_a_server_that_is_killed_while_it_starts_is_started_once_more(tmp_path: 
 
 @pytest.mark.usefixtures("quick_start")
 @pytest.mark.parametrize("spawn", [False, True])
-def test_a_job_is_forked_unless_it_is_to_be_spawned(tmp_path: Path, spawn: bool) -> None:
+def test_a_job_is_forked_unless_it_is_to_be_spawned_and_no_file_of_the_user_s_stands_in_for_a_module(
+    tmp_path: Path, spawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server imports the first, a process that is spawned the second.
+    for name in ("selectors.py", "datasets.py"):
+        (tmp_path / name).write_text("raise SystemExit('taken for the library')")
+    monkeypatch.chdir(tmp_path)
     with JobServer("cpu", spawn=spawn, jobs_module=MODULE) as server:
-        assert probe(server, request("name_its_program"), tmp_path).ok
-    assert (b"--worker" in (tmp_path / PROGRAM_FILE).read_bytes()) is spawn
+        assert probe(server, request("name_its_program"), tmp_path / "probe").ok
+    assert (b"--worker" in (tmp_path / "probe" / PROGRAM_FILE).read_bytes()) is spawn
 
 
 @pytest.mark.nightly
@@ -211,12 +211,3 @@ def test_a_process_with_many_open_files_can_run_jobs(tmp_path: Path) -> None:
             worker = Worker(server)
             assert worker.run(Job.PROBE, request("behave"), tmp_path / "2").code == 0
             worker.close()
-
-
-def test_modules_of_the_working_directory_do_not_stand_in_for_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "datasets.py").write_text("raise SystemExit('taken for the library')")
-    monkeypatch.chdir(tmp_path)
-    with JobServer("cpu", jobs_module=MODULE) as server:
-        assert probe(server, request("behave"), tmp_path / "probe").ok

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from autotune.core.protocol import LOG_FILE, REPLY_FILE, Job
-from autotune.errors import ProbeServerError
 from autotune.probing import JobServer, probe
 from autotune.probing.server import Worker
 from tests.probing.misbehaving import MODULE, PIDS_FILE, request
@@ -129,11 +128,3 @@ def test_servers_may_die_again_once_a_worker_has_completed_a_job(tmp_path: Path)
             assert worker.run(Job.PROBE, request("behave"), tmp_path / f"job-{number}").code == 0
             psutil.Process(server.pid).kill()
             worker.close()
-
-
-def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with (
-        JobServer("cpu", jobs_module="no.such.module") as server,
-        pytest.raises(ProbeServerError, match=r"(?s)could not be started.*No module named 'no'"),
-    ):
-        Worker(server)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import time
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,11 @@ from autotune.core.plan import AllocatorUse, Launch, TrainingPlan
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
+from autotune.probing import JobServer
 from autotune.trainers.prompts import GENERATION, NO_REWARD
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
+from tests.virtual.alone import apart
 
 RANKS, ROWS, PROMPT, TOKENS = 2, 4, 48, 24
 # Two are padded: attention then gets a mask in every step.
@@ -68,7 +68,7 @@ def trace_both_ways(request: TraceRequest, folder: Path) -> list[tuple[TraceRepl
     ids=["grpo-flash", "grpo-sdpa", "grpo-fsdp2", "grpo-zero3", "rloo-fsdp2-not-resharded", "online_dpo-fsdp2"],
 )
 def test_a_few_steps_need_the_memory_and_time_of_all(
-    trainer: str, args: dict[str, Any], ranks: int, attention: str, tmp_path: Path
+    trainer: str, args: dict[str, Any], ranks: int, attention: str, job_server: JobServer, tmp_path: Path
 ) -> None:
     shape = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 1, "bf16": True}
     words = {"attn_implementation": attention}
@@ -76,8 +76,7 @@ def test_a_few_steps_need_the_memory_and_time_of_all(
     model = ModelSource(str(write_small_model(tmp_path / "model", weights=False, **WIDE)))
     request = TraceRequest(plan, model, "cuda", worst=PROMPTS, gpu=find_gpu("A100-80GB"))
     # Engines change libraries for the rest of their process.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:
-        (few, few_passes), (every, every_passes) = apart.submit(trace_both_ways, request, tmp_path).result()
+    (few, few_passes), (every, every_passes) = apart(job_server, trace_both_ways, request, tmp_path)
 
     assert (few_passes, every_passes) == (RUN, TOKENS)
     replays = [reply.replayed(AllocatorUse()) for reply in (few, every)]

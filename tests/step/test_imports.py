@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 from autotune.core.plan import ALLOCATOR_VARIABLES
+from autotune.probing import JobServer
+from tests.virtual.alone import apart
 
 
 def _said(script: str) -> list[str]:
@@ -58,38 +61,38 @@ print("{variable}" in os.environ)
     assert _said(script) == ["False"]
 
 
-_SCRIPT = """
-import os
-import torch
-{asked_before}
-from autotune.core.plan import ALLOCATOR_VARIABLES
-from autotune.step.jobs.probe import set_environment
-{set}({{**dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True"), "OTHER": "1"}})
-print(torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CONF"], os.environ["OTHER"])
-"""
-_PROBE, _TRAINING = "set_environment", "os.environ.update"
-
-
-@pytest.mark.skipif(
+tells_settings = pytest.mark.skipif(
     not hasattr(torch._C, "_accelerator_getAllocatorSettings"), reason="PyTorch 2.11 does not tell its settings"
 )
-@pytest.mark.parametrize(
-    ("sets", "asked_before", "of_shell"),
-    [
-        (_PROBE, "", ""),
-        pytest.param(_PROBE, "torch._C._accelerator_getAllocatorSettings()", "", marks=pytest.mark.nightly),
-        (_TRAINING, "", "PYTORCH_ALLOC_CONF"),
-        (_TRAINING, "", "PYTORCH_CUDA_ALLOC_CONF"),
-    ],
-    ids=["settings unread", "settings read", "newer name in the shell", "older name in the shell"],
-)
-def test_the_allocator_s_settings_are_those_of_the_plan(sets: str, asked_before: str, of_shell: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT.format(set=sets, asked_before=asked_before)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), of_shell or "OTHER": "garbage_collection_threshold:0.8"},
-    )
-    assert done.stdout.split() == ["expandable_segments:True", "expandable_segments:True", "1"]
+_EXPANDED = "expandable_segments:True"
+
+
+def settings_of_a_probe(asked_before: bool) -> list[str]:
+    """Set the environment as a probe does, and return the settings of PyTorch's allocator, and variables."""
+    from autotune.step.jobs.probe import set_environment
+
+    if asked_before:
+        torch._C._accelerator_getAllocatorSettings()
+    set_environment({**dict.fromkeys(ALLOCATOR_VARIABLES, _EXPANDED), "OTHER": "1"})
+    return [torch._C._accelerator_getAllocatorSettings(), os.environ["PYTORCH_ALLOC_CONF"], os.environ["OTHER"]]
+
+
+@tells_settings
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_allocator_s_settings_are_those_of_the_plan_in_a_probe(asked_before: bool, job_server: JobServer) -> None:
+    assert apart(job_server, settings_of_a_probe, asked_before) == [_EXPANDED, _EXPANDED, "1"]
+
+
+_TRAINING = """
+import os, torch
+from autotune.core.plan import ALLOCATOR_VARIABLES
+os.environ.update(dict.fromkeys(ALLOCATOR_VARIABLES, "expandable_segments:True"))
+print(torch._C._accelerator_getAllocatorSettings())
+"""
+
+
+@tells_settings
+@pytest.mark.parametrize("of_shell", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocator_s_settings_are_those_of_the_plan_in_a_training(of_shell: str) -> None:
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), of_shell: "garbage_collection_threshold:0.8"}
+    assert subprocess.check_output([sys.executable, "-c", _TRAINING], text=True, env=environment).split() == [_EXPANDED]

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoProcessor, modeling_utils
 
 from autotune.core.workload import ModelSource
 from autotune.errors import InputError, UnreadError
+from autotune.probing import JobServer
 from autotune.step.models import loading
 from autotune.step.models.heads import LANGUAGE_MODEL
 from autotune.step.models.loading import (
@@ -161,12 +162,12 @@ print(json.dumps([sum(weights.values()), events]))
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[int, list[list[int]]]:
+def found(job_server: JobServer) -> tuple[int, list[list[int]]]:
     """Bytes of the weights of a model whose head is its embedding, and the sizes of what was allocated and freed.
 
     They come for each way to choose the model's devices: spread over devices twice, on the host, and on a given one.
     """
-    weights, events = found_by(_SCRIPT)
+    weights, events = found_by(job_server, _SCRIPT)
     return weights, events
 
 
@@ -215,8 +216,8 @@ print(json.dumps({name: str(weight.dtype) for name, weight in kept[0].named_para
 """
 
 
-def test_the_convolutions_of_gpt_2_are_quantised_as_linear_modules_are() -> None:
-    types = found_by(_QUANTIZED)
+def test_the_convolutions_of_gpt_2_are_quantised_as_linear_modules_are(job_server: JobServer) -> None:
+    types = found_by(job_server, _QUANTIZED)
     assert {type_ for name, type_ in types.items() if name.endswith(".weight")} == {"torch.int8"}
     assert {type_ for name, type_ in types.items() if name.endswith(".bias")} == {"torch.float32"}
 

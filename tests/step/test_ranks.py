@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,17 @@ from autotune.core.protocol import RANK_FOLDER, Job, ProbeRequest
 from autotune.core.status import ProbeStatus
 from autotune.core.traced import TraceRequest
 from autotune.core.workload import ModelSource, Workload
-from autotune.probing import JobServer, probe, trace
+from autotune.probing import JobServer, probe, server, trace
 from autotune.step.distributed.group import planned_engine
 from autotune.step.job import JobContext
-from autotune.step.jobs import JOBS as REAL_JOBS
 from autotune.step.jobs.probe import probe as real_probe
 from autotune.units import MIB
 from tests.probing.processes import running, wait_until
 from tests.settings import TWO, plan_with, setting
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.step.requests import BRIEF, probe_request, token_workload
+from tests.virtual.alone import JOB, Pickled
 
-MODULE = "tests.step.test_ranks"
 PIDS = "pids"
 ENGINES = [
     ({}, "DDP"),
@@ -60,7 +59,7 @@ def planned(**choices: str | int) -> TrainingPlan:
     return plan_with(setting(machine=TWO), {**sizes, **choices})
 
 
-# A module of jobs that behave otherwise; what they do is chosen by the seed of the request.
+# Probes that behave otherwise; what they do is chosen by the seed of the request.
 _SILENT, _KILLED, _HELD, _UPDATE, _WATCHED, _SLOW, _HUNG = range(101, 108)
 _REDUCED_SECONDS = 0.3
 
@@ -101,18 +100,21 @@ def _run_out(*_: object, **__: object) -> None:
     raise MemoryError
 
 
-JOBS = {Job.PROBE: replace(REAL_JOBS[Job.PROBE], run=_behave)}
-
-
 @pytest.fixture
 def workload(job_server: JobServer, tmp_path: Path) -> Workload:
     return token_workload(job_server, tmp_path, ROWS)
 
 
-@pytest.fixture(scope="module")
-def misbehaving() -> Iterator[JobServer]:
-    with JobServer("cpu", threads=1, jobs_module=MODULE) as server:
-        yield server
+@pytest.fixture
+def misbehaving(job_server: JobServer, monkeypatch: pytest.MonkeyPatch) -> JobServer:
+    """The server of all tests, whose probes behave as the seeds of their requests say."""
+    send = server.send_request
+
+    def sent(job: str, request: object, folder: Path) -> float:
+        return send(JOB, Pickled.of(_behave, request), folder) if job == Job.PROBE else send(job, request, folder)
+
+    monkeypatch.setattr(server, "send_request", sent)
+    return job_server
 
 
 @pytest.mark.parametrize(("choices", "engine"), ENGINES, ids=str)
@@ -127,8 +129,9 @@ def test_two_ranks_train_with_the_engine_that_was_planned(
         assert f"{engine} with 2 processes" in (tmp_path / "probe" / f"rank-{rank}" / "log.txt").read_text()
 
 
-def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, workload: Workload, tmp_path: Path) -> None:
-    plan = planned()
+def test_two_compiled_ranks_are_trained_by_ddp(job_server: JobServer, tmp_path: Path) -> None:
+    # Rows of one length: each further one is compiled for.
+    workload, plan = token_workload(job_server, tmp_path, [64] * 8), planned()
     plan = replace(plan, args={**plan.args, "torch_compile": True, "torch_compile_backend": "eager"})
     found = probe(job_server, probe_request(workload, plan), tmp_path / "probe", timeout_seconds=300.0)
     assert found.status is ProbeStatus.OK, found.reason

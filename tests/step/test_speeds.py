@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,31 +25,25 @@ DIFFERENT = SMALL.replace("[8, 8]", "[8, 7]", 1)
 """A product whose inner dimensions differ."""
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[JobServer]:
-    with JobServer("cpu", threads=1) as started:
-        yield started
-
-
 def measured(server: JobServer, folder: Path, *calls: str, seconds: float = 60.0) -> OperatorsReply:
     return measure_operators(server, OperatorsRequest(calls, "cpu", seconds), folder)
 
 
-def test_a_job_times_operators_and_reports_those_that_cannot_run(server: JobServer, tmp_path: Path) -> None:
-    found = measured(server, tmp_path, SMALL, DIFFERENT, '["aten.none_such.default", [], {}]', LARGE).seconds
+def test_a_job_times_operators_and_reports_those_that_cannot_run(job_server: JobServer, tmp_path: Path) -> None:
+    found = measured(job_server, tmp_path, SMALL, DIFFERENT, '["aten.none_such.default", [], {}]', LARGE).seconds
     assert found[DIFFERENT] is None
     assert found['["aten.none_such.default", [], {}]'] is None
     # 262,144 times the work: no load of the machine hides that.
     assert 0 < (found[SMALL] or 0) < (found[LARGE] or 0)
 
 
-def test_operators_are_left_out_once_the_time_is_over(server: JobServer, tmp_path: Path) -> None:
-    assert measured(server, tmp_path, SMALL, LARGE, seconds=0.0).seconds == {}
+def test_operators_are_left_out_once_the_time_is_over(job_server: JobServer, tmp_path: Path) -> None:
+    assert measured(job_server, tmp_path, SMALL, LARGE, seconds=0.0).seconds == {}
 
 
-def test_an_operator_that_needs_more_memory_than_is_allowed_has_no_time(server: JobServer, tmp_path: Path) -> None:
+def test_an_operator_that_needs_more_memory_than_is_allowed_has_no_time(job_server: JobServer, tmp_path: Path) -> None:
     request = OperatorsRequest((product(1 << 15), SMALL), "cpu", 60.0, limit_bytes=1 << 30)
-    found = measure_operators(server, request, tmp_path).seconds
+    found = measure_operators(job_server, request, tmp_path).seconds
     assert found[product(1 << 15)] is None
     assert found[SMALL] is not None
 
@@ -69,9 +62,9 @@ def test_operators_after_a_kernel_that_failed_are_left_out(monkeypatch: pytest.M
     assert measure_operators_here(request, JobContext(tmp_path, 0.0)).seconds == {DIFFERENT: None}
 
 
-def test_a_job_measures_products_and_copies_in_a_short_time(server: JobServer, tmp_path: Path) -> None:
+def test_a_job_measures_products_and_copies_in_a_short_time(job_server: JobServer, tmp_path: Path) -> None:
     started = time.monotonic()
-    speeds = measure_speeds(server, SpeedsRequest(seconds=0.02), tmp_path)
+    speeds = measure_speeds(job_server, SpeedsRequest(seconds=0.02), tmp_path)
     seconds = time.monotonic() - started
     # No CPU that runs this does less than 0.1 or more than 100,000 billion operations in a second.
     assert all(1e8 < speed < 1e14 for speed in (speeds.fp32, speeds.fp16, speeds.bf16 or 0, speeds.bandwidth))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from autotune.core.effort import EFFORTS, Effort
 from autotune.core.events import Event
@@ -16,6 +20,13 @@ FINGERPRINT = {"model": "a", "dataset": "b"}
 QUICK = Sharing(interval_seconds=3600.0, poll_seconds=0.05, patience_seconds=0.5)
 """No lease lapses, however slow the machine is: that a worker is gone is seen by its process."""
 PATIENT = replace(EFFORTS["normal"], trials=9, patience=9)
+
+
+@event.listens_for(Engine, "connect")
+def unsynchronised(connection: object, _: object) -> None:
+    """Let SQLite not wait for the disk at every commit of a search: only a machine that fails would lose anything."""
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 @dataclass

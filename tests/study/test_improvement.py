@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 
 import optuna
@@ -29,9 +30,14 @@ in_orders = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module")
+@cache
+def recorded(name: str) -> Table:
+    return read_table(RECORDED / f"{name}.json.gz")
+
+
+@pytest.fixture
 def table() -> Table:
-    return read_table(RECORDED / "small.json.gz")
+    return recorded("small")
 
 
 @dataclass
@@ -116,10 +122,10 @@ def test_the_best_found_of_recorded_traces_is_within_one_percent_of_the_best_of_
 def test_the_best_found_for_an_8b_shape_is_within_one_percent_of_the_best_of_a_whole_space(
     name: str, budget: float, orders: Sequence[int]
 ) -> None:
-    recorded = read_table(RECORDED / f"{name}.json.gz")
-    here = recorded.replayed()
+    table = recorded(name)
+    here = table.replayed()
     for seed in orders:
-        runner = RecordedRunner(recorded, round(budget * recorded.limit_bytes))
+        runner = RecordedRunner(table, round(budget * table.limit_bytes))
         search_by_traces(Reordered(here, seed), runner)  # type: ignore[arg-type]
         assert_as_good(best_of(map(runner.estimate, runner.asked)), runner.everything()[0])
         assert len(runner.asked) <= 100
@@ -256,7 +262,9 @@ def test_what_may_not_fit_by_its_error_is_shown_beside_what_does() -> None:
     assert replace(best, reason="") == best
 
 
-@pytest.mark.parametrize("seed", ORDERS)
+@pytest.mark.parametrize(
+    "seed", [*BY_DAY, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in ORDERS if seed not in BY_DAY)]
+)
 def test_a_choice_that_frees_memory_beside_another_one_alone_is_found(seed: int) -> None:
     here = problem(setting(machine=GPU, of=workload(lengths={1024: 8})))
 

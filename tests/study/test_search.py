@@ -68,14 +68,14 @@ def test_an_exhausted_space_ends_the_search(run: Run) -> None:
     assert outcome.winner.candidate == run.problem.baseline.but(checkpointing="off")
 
 
-SWITCHES = tuple(f"switch{number}" for number in range(13))
+SWITCHES = tuple(f"switch{number}" for number in range(11))
 OFF = BASELINE.but(**dict.fromkeys(SWITCHES, "off"))
 FAR = BASELINE.but(**{knob: "on" if number % 2 else "off" for number, knob in enumerate(SWITCHES)})
 
 
 @dataclass
 class Sparse(TableProblem):
-    """8,192 candidates, of which few are legal."""
+    """2,048 candidates, of which few are legal."""
 
     baseline: Candidate = OFF
     legal: tuple[Candidate, ...] = (OFF, FAR)

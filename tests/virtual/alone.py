@@ -1,21 +1,77 @@
-"""Runs a script in a process of its own, which sees no GPU: the device of a trace stays registered in its process."""
+"""Calls functions and runs scripts in processes of their own, in which nothing was traced or patched before.
+
+They are forked by the server of jobs that all tests share, which has imported the libraries: that takes seconds.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import pickle
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
-ROOT = Path(__file__).parents[2]
+from autotune.probing import JobServer
+from autotune.probing.server import received_reply
+from autotune.step.job import JobContext, JobType
+
+MODULE = "tests.virtual.alone"
+JOB = "call"
+T = TypeVar("T")
 
 
-def found_by(script: str, *arguments: str) -> Any:
+@dataclass(frozen=True)
+class Pickled:
+    """A function of a module with its first arguments, or what one returned, as hexadecimal digits."""
+
+    digits: str
+
+    @classmethod
+    def of(cls, *values: object) -> Pickled:
+        """Pickle values."""
+        return cls(pickle.dumps(values).hex())
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The values."""
+        found: tuple[Any, ...] = pickle.loads(bytes.fromhex(self.digits))
+        return found
+
+
+def _called(request: Pickled, context: JobContext) -> object:
+    """Call a function with its arguments and the context of the job; what it returns is the reply."""
+    function, *arguments = request.values
+    return function(*arguments, context)
+
+
+JOBS = {JOB: JobType(Pickled, _called)}
+
+
+def apart(server: JobServer, function: Callable[..., T], *arguments: object) -> T:
+    """Return what a function of a module returns in a process that the server forks."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        server.run(JOB, Pickled.of(_returned, function, arguments), folder)
+        reply = received_reply(folder, Pickled)
+    assert isinstance(reply, Pickled), reply
+    returned: T = reply.values[0]
+    return returned
+
+
+def _returned(function: Callable[..., object], arguments: tuple[object, ...], _: JobContext) -> Pickled:
+    return Pickled.of(function(*arguments))
+
+
+def found_by(server: JobServer, script: str) -> Any:
     """Return what a script prints last, read as JSON."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=900)
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    return json.loads(apart(server, _printed, script).splitlines()[-1])
+
+
+def _printed(script: str) -> str:
+    with redirect_stdout(StringIO()) as printed:
+        exec(script, {"__name__": "__main__"})
+    return printed.getvalue()

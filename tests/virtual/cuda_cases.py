@@ -1,7 +1,7 @@
-"""Training steps whose peak a trace for CUDA and PyTorch's CUDA build must agree on; run as a module, one of the two.
+"""Training steps whose peak a trace for CUDA and PyTorch's CUDA build must agree on.
 
-``python -m tests.virtual.cuda_cases trace|run FILE`` writes the figures of every case as JSON: of a trace, or of a run
-on the CUDA device of this process.
+``python -m tests.virtual.cuda_cases FILE`` writes the figures of every case as JSON, run on the CUDA device of this
+process.
 """
 
 from __future__ import annotations
@@ -190,12 +190,10 @@ def _run(step: Step) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the figures of the cases."""
-    kind, file = sys.argv[1:]
-    measure = {"trace": _traced, "run": _run}[kind]
-    Path(file).write_text(json.dumps({name: measure(step) for name, step in CASES.items()}), encoding="utf-8")
+def traced_cases() -> dict[str, Any]:
+    """Trace every case, and return the figures."""
+    return {name: _traced(step) for name, step in CASES.items()}
 
 
 if __name__ == "__main__":
-    main()
+    Path(sys.argv[1]).write_text(json.dumps({name: _run(step) for name, step in CASES.items()}), encoding="utf-8")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.probing import JobServer
 from tests.virtual.alone import found_by
 
 _SCRIPT = """
@@ -123,8 +124,8 @@ BATCH, HEADS, SHARED, TOKENS, HEAD = 2, 8, 2, 1024, 64
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return dict(found_by(_SCRIPT))
+def found(job_server: JobServer) -> dict[str, Any]:
+    return dict(found_by(job_server, _SCRIPT))
 
 
 @pytest.mark.parametrize(

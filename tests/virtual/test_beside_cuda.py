@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.probing import JobServer
 from autotune.virtual import apart, phase, trace
 from autotune.virtual.dispatch import UnknownShapeError
+from autotune.virtual.records import Trace
+from tests.virtual import alone
 
 ROOT = Path(__file__).parents[2]
 _TRAIN = """
@@ -56,10 +59,6 @@ def test_cuda_works_after_a_trace_for_cuda(order: str) -> None:
     run_alone(order)
 
 
-def test_a_process_with_gpus_registers_no_second_accelerator() -> None:
-    run_alone("torch.cuda.device_count = lambda: 1; traced(); assert not hasattr(torch, 'virtual')")
-
-
 def iter_of_sizes() -> Iterator[int]:
     """Yield sizes; a generator cannot be pickled."""
     yield 3
@@ -71,16 +70,24 @@ def test_a_process_without_gpus_traces_itself(monkeypatch: pytest.MonkeyPatch) -
     assert not apart.must_trace_in_subprocess()
 
 
-def test_a_process_with_gpus_leaves_cuda_traces_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    width = 32
+def traced_beside_gpus(width: int) -> tuple[Trace, bool]:
+    """Trace a training as a process with GPUs does, and return whether that registered another accelerator in it."""
+    torch.cuda.device_count = lambda: 1
 
     def training(device: torch.device) -> None:
         with phase("step"):
             nn.Linear(width, width).to(device)(torch.empty(4, width, device=device)).sum().backward()
 
-    found = trace(training, capability=(9, 0), others=[(8, 0)])
+    return trace(training, capability=(9, 0), others=[(8, 0)]), hasattr(torch, "virtual")
 
+
+def test_a_process_with_gpus_leaves_cuda_traces_to_another_and_registers_no_second_accelerator(
+    job_server: JobServer,
+) -> None:
+    width = 32
+    found, is_registered = alone.apart(job_server, traced_beside_gpus, width)
+
+    assert not is_registered
     assert found.target == "cuda"
     assert found.phase("step").device_peak.bytes > 4 * width * width
     assert found.alike == {(8, 0)}

@@ -12,34 +12,31 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.probing import JobServer
 from autotune.units import MIB
 from autotune.virtual.device import COMPOSITE, KERNELS, has_kernel
 from autotune.virtual.replay import workspace_bytes
-from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH
+from tests.virtual.alone import apart
+from tests.virtual.cuda_cases import BYTES, CAPABILITY, CASES, ROWS, WIDTH, traced_cases
 
 _NO_CUDA_BUILD = "torch was built without CUDA, so that its dispatcher has no CUDA kernels"
 _NO_GPU = "needs a CUDA device, and there is none"
 
 
-def _figures(kind: str, folder: Path, **environment: str) -> dict[str, Any]:
-    file = folder / f"{kind}.json"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.virtual.cuda_cases", kind, str(file)]
-    # A null GPU's arithmetic on the host, which decides whether there is a mask, is found by PYTHONPATH.
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
-    subprocess.run(command, check=True, env=found, timeout=250)
-    return dict(json.loads(file.read_text()))
-
-
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def traced(job_server: JobServer) -> dict[str, Any]:
     """What traces have, made in a process of their own because the device stays registered in it."""
-    return _figures("trace", tmp_path_factory.mktemp("cuda"), CUDA_VISIBLE_DEVICES="")
+    return apart(job_server, traced_cases)
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return _figures("run", tmp_path_factory.mktemp("cuda"))
+    file = tmp_path_factory.mktemp("cuda") / "ran.json"
+    command = [sys.executable, "-W", "ignore", "-m", "tests.virtual.cuda_cases", str(file)]
+    # A null GPU's arithmetic on the host, which decides whether there is a mask, is found by PYTHONPATH.
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, timeout=250)
+    return dict(json.loads(file.read_text()))
 
 
 def in_dispatcher() -> tuple[str, ...]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from autotune.probing import JobServer
 from tests.virtual.alone import found_by
 
 _SCRIPT = """
@@ -65,7 +71,7 @@ for name, args in CASES.items():
     architecture = "falcon" if "falcon" in name else "qwen3_moe" if "experts" in name else "llama"
     model = {"attn_implementation": args.pop("attention", "sdpa"), **args.pop("model", {})}
     plan = TrainingPlan("sft", args=args, model=model)
-    steps = traced_training(plan, config_of(architecture), small_tokenizer(), rows)
+    steps = traced_training(plan, config_of(architecture, num_hidden_layers=2), small_tokenizer(), rows)
     traced = trace(steps, capability=CAPABILITIES.get(name.split()[-1], (8, 0)), others=OTHERS)
     phase = traced.phase(step_name(1))
     operators = traced.operators[phase.first_operator : phase.end_operator]
@@ -119,8 +125,8 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
-    return dict(found_by(_SCRIPT))
+def found(job_server: JobServer) -> dict[str, Any]:
+    return dict(found_by(job_server, _SCRIPT))
 
 
 def test_attention_without_a_mask_is_flash_attention(found: dict[str, Any]) -> None:
@@ -282,7 +288,13 @@ print(json.dumps({"bytes": [event.change_bytes for event in traced.events], "ope
 @pytest.mark.slow
 def test_without_triton_a_trace_is_what_it_is_with_it() -> None:
     pytest.importorskip("triton")
-    missing = found_by(_WITH_TRITON, "missing")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(Path(__file__).parents[2])}
 
+    def traced(triton: str) -> Any:
+        command = [sys.executable, "-W", "ignore", "-c", _WITH_TRITON, triton]
+        printed = subprocess.check_output(command, text=True, env=environment)
+        return json.loads(printed.splitlines()[-1])
+
+    missing = traced("missing")
     assert missing["operators"]["triton._forward_kernel"] > 0
-    assert missing == found_by(_WITH_TRITON, "installed")
+    assert missing == traced("installed")

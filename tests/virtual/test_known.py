@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -11,8 +9,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from autotune.probing import JobServer
 from autotune.virtual import adopt, trace
 from autotune.virtual.known import Knowledge, known, set_known
+from tests.virtual.alone import apart
 
 _NOT_BEFORE = torch.ops.aten.ge.Tensor
 _HALVED = torch.ops.aten.div.Tensor
@@ -160,20 +160,15 @@ def test_images_that_are_all_zeros_are_told_from_others() -> None:
     trace(run, target="cpu")
 
 
-_AFTER_A_TRACE = """
-import torch
-from autotune.virtual import trace
+def placed_after_a_trace() -> str:
+    def run(device: torch.device) -> None:
+        with torch.device("cpu"):
+            torch.ones(2)
 
-def run(device):
-    with torch.device("cpu"):
-        torch.ones(2)
-
-trace(run, target="cpu")
-with torch.device("meta"):
-    print(torch.tensor([]).device)
-"""
+    trace(run, target="cpu")
+    with torch.device("meta"):
+        return str(torch.tensor([]).device)
 
 
-def test_after_a_trace_a_context_of_a_device_still_places_new_tensors() -> None:
-    done = subprocess.run([sys.executable, "-c", _AFTER_A_TRACE], capture_output=True, text=True, check=False)
-    assert done.stdout == "meta\n", done.stderr
+def test_after_a_trace_a_context_of_a_device_still_places_new_tensors(job_server: JobServer) -> None:
+    assert apart(job_server, placed_after_a_trace) == "meta"

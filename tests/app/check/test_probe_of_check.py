@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.app.arguments import CheckArguments, time_limit
-from autotune.app.check import check
+from autotune.app.check import check, fitting
 from autotune.app.check.need import probed
 from autotune.app.planned import planned_machine
 from autotune.cli.parser import read_arguments
@@ -19,12 +20,16 @@ from autotune.core.status import ProbeStatus
 from autotune.core.verdict import Outcome
 from autotune.errors import InputError
 from autotune.planning.single import Sized
+from autotune.probing import JobServer
 from autotune.userconfig.launch import Launching
 from tests.app.check.conftest import Checked, Write
 from tests.settings import workload
 
 
-def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(write: Write, checked: Checked) -> None:
+def test_a_run_that_takes_longer_than_its_time_leaves_the_answer_open(
+    write: Write, checked: Checked, job_server: JobServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "JobServer", lambda *_, **__: nullcontext(job_server))
     file = write("sft", "use_cpu: true\nbf16: false\n")
     # A training takes seconds, on any machine.
     found = checked(config=str(file), trainer="sft", probe=True, timeout=1e-3)
