@@ -6,12 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, rank
-from autotune.study.conflicts import Changes, smaller_choices
+from autotune.study.conflicts import legal_changes, smaller_choices
 from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
 
@@ -66,8 +67,8 @@ def search_by_traces(
     Raises:
         AutotuneError: the runner cannot run anything.
     """
-    known: dict[Candidate, Estimate] = {}
-    proposals = Improvements(problem, known, starts).proposals()
+    search = Improvements(problem, starts)
+    known, proposals = search.known, search.proposals()
     left: list[Candidate] = []
     while goes_on():
         most = min(limit - len(known), at_once, _FIRST - len(known) if len(known) < _FIRST else at_once)
@@ -90,20 +91,20 @@ class Improvements:
     those that may need the least do. A choice that rules forbid is considered with the changes that make it legal.
 
     Args:
+        starts: what is run first after the baseline; None: the recipes.
+
+    Attributes:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
             it leaves out is not asked for again.
-        starts: what is run first after the baseline; None: the recipes.
     """
 
-    def __init__(
-        self, problem: Problem, known: Mapping[Candidate, Estimate], starts: Sequence[Candidate] | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, starts: Sequence[Candidate] | None = None) -> None:
+        self.known: dict[Candidate, Estimate] = {}
         self._problem = problem
-        self._known = known
         self._starts = tuple(problem.recipes if starts is None else starts)
         self._asked: set[Candidate] = set()
         self._codes = Codes(problem.choices)
-        self._changes = Changes(problem)
+        self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
 
@@ -111,8 +112,7 @@ class Improvements:
         """Yield batches of candidates to run until none is likely to improve the best one."""
         baseline = self._problem.baseline
         self._asked.add(baseline)
-        if baseline not in self._known:
-            yield [baseline]
+        yield [baseline]
         yield from self._new(self._starts)
         best = self._best()
         if best is None:
@@ -142,18 +142,17 @@ class Improvements:
             yield self._optimistic_neighbours(best)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
-        """Run the candidates that are legal and not known."""
+        """Run the candidates that are legal and were not run."""
         missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
         self._asked.update(missing)
         if missing:
             yield missing
 
     def _is_open(self, candidate: Candidate) -> bool:
-        new = candidate not in self._known and candidate not in self._asked
-        return new and self._problem.illegal(candidate) is None
+        return candidate not in self._asked and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
-        found = (each for each in self._known.values() if each.memory is not None)
+        found = (each for each in self.known.values() if each.memory is not None)
         return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank)
 
     def _best(self) -> Estimate | None:
@@ -205,7 +204,7 @@ class Improvements:
         return [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
 
     def _may_fit(self, candidate: Candidate, need: Figure) -> bool:
-        if (known := self._known.get(candidate)) is not None:
+        if (known := self.known.get(candidate)) is not None:
             return known.may_fit
         expected = need([candidate])
         return bool(expected.mean[0] <= expected.untraced[0])
@@ -235,7 +234,7 @@ class Improvements:
 
     def _rate(self) -> Figure:
         """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
-        known = self._known.values()
+        known = self.known.values()
         scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
         exact = {each.candidate: each.tokens_per_second for each in known}
         return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
@@ -285,7 +284,7 @@ class Improvements:
         free = dict(self._memory_savers(best))
         if best.fits and free:
             yield from self._new([best.candidate.but(**free)])
-        baseline = self._known.get(self._problem.baseline)
+        baseline = self.known.get(self._problem.baseline)
         if baseline is not None and best.fits and not baseline.fits:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
