@@ -34,10 +34,10 @@ class Estimates(Runner, Protocol):
 class PlannedPredictor(Predictor):
     """Predicts memory and rate from traces.
 
-    Both are those of the traces: what probes that fit teach of them is learnt in the search, of all candidates and by
-    choice (:mod:`autotune.study.surrogate`). Of 30 probes on two H100s that came after at least two others of the same
-    model and rows (`benchmarks/gpu/results`), reserved memory as traced was 0.9 % off in the median, and 1.3 % with the
-    median factor or difference of those before.
+    Both are those of the traces. What probes teach of rates is learnt by choice, by the search
+    (:mod:`autotune.study.surrogate`). Of memory they teach nothing: of 30 probes on two H100s that came after at least
+    two others of the same model and rows (`benchmarks/gpu/results`), reserved memory as traced was 1.5 % off in the
+    mean, 1.8 % with the median factor or difference of those before, and 1.9 % with their errors by choice.
 
     A probe that ran out of memory shows that its candidate needs more than the limit, and raises all predictions until
     its own does; less where that would contradict a probe that fitted. The raise ranks, and rules nothing out.
@@ -146,7 +146,6 @@ class PlannedPredictor(Predictor):
             error=error,
             # A rate of 0 counts as no prediction.
             tokens_per_second=estimate.tokens_per_second or None,
-            partly_measured=on_cpu,
         )
 
     def _raise(self) -> None:

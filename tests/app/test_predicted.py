@@ -137,19 +137,6 @@ def test_what_ran_out_of_memory_needs_more_than_the_limit_and_what_needs_less_st
     assert large.need_bytes * (1 - large.error) == pytest.approx(before.need_bytes * (1 - before.error))
 
 
-def test_a_raise_rules_out_no_more_than_the_probes_that_fitted_did() -> None:
-    predictor = predictor_of(Estimates())
-    for candidate in (SMALL, LARGE):
-        predictor.learn(*shown(candidate, SIZES[candidate] // 2 - 512 * MIB, 1.0))
-    before = predictor.predict(LARGE)
-    predictor.learn(MEDIUM, Measurement(ProbeStatus.OUT_OF_MEMORY))
-    after = predictor.predict(LARGE)
-    assert before is not None
-    assert after is not None
-    assert after.need_bytes > before.need_bytes
-    assert after.need_bytes * (1 - after.error) == pytest.approx(before.need_bytes * (1 - before.error))
-
-
 def test_one_that_ran_out_does_not_contradict_those_that_fitted() -> None:
     predictor = predictor_of(Estimates())
     predictor.learn(*shown(MEDIUM, SIZES[MEDIUM] - 512 * MIB, 1.0))
