@@ -18,13 +18,11 @@ class Prediction:
         need_bytes: predicted need of the memory that the limit applies to.
         error: share by which that may be off, either way.
         tokens_per_second: predicted rate, for ranking; None if speed cannot be predicted.
-        partly_measured: whether a probe that fits measures only a part of ``need_bytes``.
     """
 
     need_bytes: int
     error: float
     tokens_per_second: float | None = None
-    partly_measured: bool = False
 
     def over(self, limit_bytes: int) -> bool:
         """Whether the need exceeds a limit by more than the error."""

@@ -14,25 +14,16 @@ _MOST_OPEN = 24
 """Most illegal candidates of one distance that are followed."""
 
 
-class Changes:
-    """The legal candidates with one other choice, with further changes where rules forbid it alone."""
+def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ...]:
+    """Return the legal candidates with one other choice, with further changes where rules forbid it alone.
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._known: dict[Candidate, tuple[Candidate, ...]] = {}
-
-    def __call__(self, candidate: Candidate) -> tuple[Candidate, ...]:
-        """Return those of a legal candidate, computed once."""
-        if candidate not in self._known:
-            singles = ((knob, choice) for knob, each in self._problem.choices.items() for choice in each)
-            found = (
-                each
-                for knob, choice in singles
-                if choice != candidate[knob]
-                for each in nearest_legal(self._problem, candidate, knob, choice)
-            )
-            self._known[candidate] = tuple(dict.fromkeys(found))
-        return self._known[candidate]
+    Args:
+        candidate: a legal one.
+    """
+    singles = ((knob, choice) for knob, each in problem.choices.items() for choice in each)
+    others = ((knob, choice) for knob, choice in singles if choice != candidate[knob])
+    found = (each for knob, choice in others for each in nearest_legal(problem, candidate, knob, choice))
+    return tuple(dict.fromkeys(found))
 
 
 def smaller_choices(problem: Problem, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:

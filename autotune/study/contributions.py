@@ -80,6 +80,6 @@ def _reason(judge: Judge, changed: Candidate) -> str:
     veto, record = judge.veto(changed), judge.known(changed)
     if veto is not None:
         return veto.reason
-    if record is not None and not judge.is_open(changed):
+    if record is not None:
         return record.measurement.reason
     return judge.lighter_failure(changed) or "the trial or time limit was reached"

@@ -6,12 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, rank
-from autotune.study.conflicts import Changes, smaller_choices
+from autotune.study.conflicts import legal_changes, smaller_choices
 from autotune.study.gaussian import Array, Codes, Figure
 from autotune.study.problem import Problem
 
@@ -26,13 +27,15 @@ _FIRST = 4
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
-"""Candidates in a row that bring nothing faster, after which the search ends."""
+"""Candidates in a row that bring nothing faster, after which only uncertain ones are run; after as many, none."""
 _WORTH = 0.002
 """Share of speed or memory that a candidate has to gain to count."""
 _BEST = 3
 """Best candidates whose changes are considered, and as many that would be faster and do not fit."""
 _DOUBT = 2.0
-"""Standard deviations by which changes of the best may be underestimated."""
+"""Standard deviations by which rates may be underestimated at last: the gain of one choice depends on the others.
+Examples: LoRA of attention alone is a quarter faster than LoRA of all layers with packed rows, and a tenth with padded
+rows and 4-bit weights; how much slower fewer rows are depends on such weights, dequantised for each micro-batch."""
 _RANDOM = 100
 """Random candidates that are considered as well."""
 _SINGLE_CHANGE = 1 / 4
@@ -66,8 +69,8 @@ def search_by_traces(
     Raises:
         AutotuneError: the runner cannot run anything.
     """
-    known: dict[Candidate, Estimate] = {}
-    proposals = Improvements(problem, known, starts).proposals()
+    search = Improvements(problem, starts)
+    known, proposals = search.known, search.proposals()
     left: list[Candidate] = []
     while goes_on():
         most = min(limit - len(known), at_once, _FIRST - len(known) if len(known) < _FIRST else at_once)
@@ -86,24 +89,24 @@ class Improvements:
 
     Two Gaussian processes over the choices expect rate and memory of candidates. Of those that differ from the best by
     a few choices, or are random, the ones whose rate may be the highest and whose memory may fit come next; at last,
-    what was faster and did not fit, with smaller sizes, and uncertain changes of the best few. While nothing fits,
-    those that may need the least do. A choice that rules forbid is considered with the changes that make it legal.
+    changes of the fastest that did not fit, and what may be faster if it is underestimated by a lot. While nothing
+    fits, those that may need the least do. Choices that rules forbid are considered with changes that make them legal.
 
     Args:
+        starts: what is run first after the baseline; None: the recipes.
+
+    Attributes:
         known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
             it leaves out is not asked for again.
-        starts: what is run first after the baseline; None: the recipes.
     """
 
-    def __init__(
-        self, problem: Problem, known: Mapping[Candidate, Estimate], starts: Sequence[Candidate] | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, starts: Sequence[Candidate] | None = None) -> None:
+        self.known: dict[Candidate, Estimate] = {}
         self._problem = problem
-        self._known = known
         self._starts = tuple(problem.recipes if starts is None else starts)
         self._asked: set[Candidate] = set()
         self._codes = Codes(problem.choices)
-        self._changes = Changes(problem)
+        self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
 
@@ -111,8 +114,7 @@ class Improvements:
         """Yield batches of candidates to run until none is likely to improve the best one."""
         baseline = self._problem.baseline
         self._asked.add(baseline)
-        if baseline not in self._known:
-            yield [baseline]
+        yield [baseline]
         yield from self._new(self._starts)
         best = self._best()
         if best is None:
@@ -137,35 +139,38 @@ class Improvements:
         if since < _PATIENCE:
             yield self._promising(best)
         if best.fits:
-            yield self._shrunk_misfits(best)
             yield self._neighbours_of_fastest_misfit(best)
-            yield self._optimistic_neighbours(best)
+        if best.fits and since < 2 * _PATIENCE:
+            yield self._promising(best, _DOUBT)
 
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
-        """Run the candidates that are legal and not known."""
+        """Run the candidates that are legal and were not run."""
         missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
         self._asked.update(missing)
         if missing:
             yield missing
 
     def _is_open(self, candidate: Candidate) -> bool:
-        new = candidate not in self._known and candidate not in self._asked
-        return new and self._problem.illegal(candidate) is None
+        return candidate not in self._asked and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
-        found = (each for each in self._known.values() if each.memory is not None)
+        found = (each for each in self.known.values() if each.memory is not None)
         return sorted((each for each in found if self._problem.illegal(each.candidate) is None), key=rank)
 
     def _best(self) -> Estimate | None:
         return next(iter(self._traced()), None)
 
-    def _promising(self, best: Estimate) -> list[Candidate]:
-        """Return the next batch: the most promising candidate, then the next as if that one were as expected."""
+    def _promising(self, best: Estimate, doubt: float = 1.0) -> list[Candidate]:
+        """Return the next batch: the most promising candidate, then the next as if that one were as expected.
+
+        Args:
+            doubt: standard deviations by which a rate may be underestimated; above 1, only what may fit is considered.
+        """
         need, rate = self._need(), self._rate()
-        pool = self._pool(best, need, rate)
+        pool = self._pool(best, need, rate, doubt)
         batch: list[Candidate] = []
         while pool and len(batch) < _TOGETHER:
-            scores = self._scores(best, pool, need, rate)
+            scores = self._scores(best, pool, need, rate, doubt)
             index = int(np.argmax(scores))
             if scores[index] == -np.inf:
                 break
@@ -173,42 +178,6 @@ class Improvements:
             batch.append(chosen)
             need, rate = need.assuming(chosen), rate.assuming(chosen) if rate.predicted else rate
         return batch
-
-    def _shrunk_misfits(self, best: Estimate) -> list[Candidate]:
-        """Return what is faster than the best and does not fit, each with the largest sizes that may fit.
-
-        How much slower fewer rows are depends on the other choices, which a Gaussian process underestimates. Example:
-        4-bit weights are dequantised for each micro-batch.
-        """
-        need, rate = self._need(), self._rate()
-        larger = [each for each, logarithm in self._larger(rate).items() if logarithm > _least_worth(best)]
-        smaller = (
-            [self._problem.normal(each.but(**{knob: choice})) for choice in choices]
-            for each in larger
-            for knob, choices in smaller_choices(self._problem, each)
-        )
-        fitting = filter(None, (next((each for each in sizes if self._may_fit(each, need)), None) for sizes in smaller))
-        return [each for each in dict.fromkeys(fitting) if self._is_open(each)][:_TOGETHER]
-
-    def _optimistic_neighbours(self, best: Estimate) -> list[Candidate]:
-        """Return the changes of the best few by one choice that are faster if they are underestimated by a lot.
-
-        The gain of one choice depends on the others. Example: LoRA of attention alone is a quarter faster than LoRA of
-        all layers with packed rows, and a tenth with padded rows and 4-bit weights.
-        """
-        changes = dict.fromkeys(change for each in self._traced()[:_BEST] for change in self._changes(each.candidate))
-        near = [each for each in changes if self._is_open(each)]
-        if not near:
-            return []
-        need, rate = self._need()(near), self._rate()(near)
-        gain = np.where(need.mean <= need.untraced, rate.mean + _DOUBT * rate.untraced - _least_worth(best), -np.inf)
-        return [near[place] for place in np.argsort(-gain, kind="stable")[:_TOGETHER] if gain[place] > 0]
-
-    def _may_fit(self, candidate: Candidate, need: Figure) -> bool:
-        if (known := self._known.get(candidate)) is not None:
-            return known.may_fit
-        expected = need([candidate])
-        return bool(expected.mean[0] <= expected.untraced[0])
 
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
         """Return all changes of the fastest candidate that does not fit, if it is faster; none where that was done.
@@ -235,12 +204,12 @@ class Improvements:
 
     def _rate(self) -> Figure:
         """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
-        known = self._known.values()
+        known = self.known.values()
         scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
         exact = {each.candidate: each.tokens_per_second for each in known}
         return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
 
-    def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure) -> Array:
+    def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure, doubt: float) -> Array:
         """Return what candidates are ordered by; minus infinity for what is not worth a trace.
 
         What may fit and be faster than the best comes first, by the rate that it may have; then what would be faster
@@ -251,12 +220,12 @@ class Improvements:
         if not best.fits or not rate.predicted:
             return -least
         expected = rate(pool)
-        gain = expected.mean + expected.untraced - _least_worth(best)
+        gain = expected.mean + doubt * expected.untraced - _least_worth(best)
         near = frozenset(self._changes(best.candidate))
         lacking = least * np.where([each in near for each in pool], _SINGLE_CHANGE, 1.0)
-        return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking, gain))
+        return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking if doubt == 1 else -np.inf, gain))
 
-    def _pool(self, best: Estimate, need: Figure, rate: Figure) -> list[Candidate]:
+    def _pool(self, best: Estimate, need: Figure, rate: Figure, doubt: float) -> list[Candidate]:
         """Return open candidates: changes of the best and of what would be faster, and random ones."""
         traced = [each.candidate for each in self._traced()]
         starts = [*traced[:_BEST], *itertools.islice(self._larger(rate), _BEST)]
@@ -266,7 +235,7 @@ class Improvements:
         for _ in range(_STEPS):
             if not considered:
                 break
-            first = considered[int(np.argmax(self._scores(best, considered, need, rate)))]
+            first = considered[int(np.argmax(self._scores(best, considered, need, rate, doubt)))]
             further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
             if not further:
                 break
@@ -285,7 +254,7 @@ class Improvements:
         free = dict(self._memory_savers(best))
         if best.fits and free:
             yield from self._new([best.candidate.but(**free)])
-        baseline = self._known.get(self._problem.baseline)
+        baseline = self.known.get(self._problem.baseline)
         if baseline is not None and best.fits and not baseline.fits:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())

@@ -153,18 +153,10 @@ class Judge:
         self._elsewhere = frozenset([*candidates, *map(self._problem.identity, candidates)])
 
     def is_open(self, candidate: Candidate) -> bool:
-        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan.
-
-        A veto by a prediction ends when the candidate is predicted to fit.
-        """
+        """Whether a candidate was neither probed nor vetoed so far, and no other worker probes its plan."""
         plan = self._plan(candidate)
-        if candidate in self._set_aside or not self._elsewhere.isdisjoint((candidate, plan)):
-            return False
-        record = self._records.get(plan)
-        if record is None:
-            return True
-        guess = None if record.probed or record.prediction is None else self._predictor.predict(candidate)
-        return guess is not None and not guess.over(self._memory_limit_bytes)
+        elsewhere = not self._elsewhere.isdisjoint((candidate, plan))
+        return candidate not in self._set_aside and not elsewhere and plan not in self._records
 
     def veto(self, candidate: Candidate) -> Veto | None:
         """Return why a candidate is not worth a probe, by what is known now, or None when it is."""

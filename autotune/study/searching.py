@@ -15,7 +15,7 @@ from autotune.study.comparison import failed
 from autotune.study.contributions import contributions, measure_contributions
 from autotune.study.durations import Clock
 from autotune.study.explore import explore, may_explore
-from autotune.study.problem import Probe, Problem, Purpose, Record, SearchOutcome, StudyStorage
+from autotune.study.problem import Probe, Problem, Purpose, SearchOutcome, StudyStorage
 from autotune.study.proposals import Proposer
 from autotune.study.queue import NextAction, Queue, Settled
 from autotune.study.roster import Roster
@@ -118,7 +118,7 @@ def _outcome(session: Session, settled: Settled | None, ending: Ending | None) -
         contributions=attributed,
         confirmed=winner is not None and winner.confirmed,
         interrupted=ending is None,
-        contradicted=contradicted(records, session.log.memory_limit_bytes),
+        contradicted=tuple(each for each in records if each.purpose is Purpose.AUDIT and each.measurement.ok),
         ending=ending,
         comparisons=session.durations.comparisons(winner, session.baseline) if winner is not None else 0,
         smallest=_smallest(session) if ending is not None and winner is None else None,
@@ -157,15 +157,9 @@ def audit(session: Session, proposer: Proposer) -> None:
         reserve_seconds = session.settling_seconds()
         if not session.durations.has_time(reserve_seconds):
             return
-        # The audit before may have corrected its prediction.
+        # The audit before may have failed for a reason that it shares.
         if _needs(session, (candidate,)):
             session.probe(candidate, Purpose.AUDIT, reserve_seconds)
-
-
-def contradicted(records: Iterable[Record], memory_limit_bytes: int) -> tuple[Record, ...]:
-    """Return the audited candidates that ran although they were predicted not to fit."""
-    audited = (record for record in records if record.purpose is Purpose.AUDIT and record.measurement.ok)
-    return tuple(each for each in audited if each.prediction is not None and each.prediction.over(memory_limit_bytes))
 
 
 def _needs(session: Session, candidates: Iterable[Candidate]) -> dict[Candidate, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
-from autotune.core.prediction import Prediction, Predictor
+from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
 from autotune.study.gaussian import Array, Codes, Expected, Figure
 from autotune.study.problem import Record
@@ -25,7 +25,8 @@ class Surrogate:
     """Models rate and memory as Gaussian processes over the choices, in logarithms.
 
     Predicted figures of traced candidates are one process, which gives a guess for candidates that were not traced. The
-    ratio of measured to predicted figures is a second one. Without predictions, there is only the second.
+    ratio of measured to predicted figures is a second one. Without predictions, there is only the second. What a traced
+    candidate needs is as predicted: memory that probes showed tells no more of others.
 
     Example: bf16 was predicted to be twice as fast and was 1.5 times as fast, with one packing and batch size. It is
     expected to be about 1.5 times as fast with others too, traced or not.
@@ -43,24 +44,15 @@ class Surrogate:
         guesses = {candidate: predictor.predict(candidate) for candidate in candidates}
         known = {candidate: guess for candidate, guess in guesses.items() if guess is not None}
 
-        def need(guess: Prediction) -> float:
-            return float(np.log(guess.need_bytes / memory_limit_bytes))
-
         def shown_need(record: Record) -> float:
-            measured = float(np.log1p(max(_LEAST, violation(record.measurement, memory_limit_bytes))))
-            guess = known.get(record.candidate)
-            if guess is None:
-                return measured
-            # A predictor has learnt by how much the limit was missed.
-            partly = max(measured, need(guess)) if guess.partly_measured else measured
-            return partly if record.measurement.ok else need(guess)
+            return float(np.log1p(max(_LEAST, violation(record.measurement, memory_limit_bytes))))
 
         rates = {each: guess.tokens_per_second for each, guess in known.items()}
         codes = Codes(choices)
         self._need = Figure(
             codes,
-            {each: need(guess) for each, guess in known.items()},
-            {record.candidate: shown_need(record) for record in shown},
+            {each: float(np.log(guess.need_bytes / memory_limit_bytes)) for each, guess in known.items()},
+            {record.candidate: shown_need(record) for record in shown if record.candidate not in known},
         )
         self._rate = Figure(
             codes,

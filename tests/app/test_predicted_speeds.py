@@ -98,7 +98,6 @@ def test_traces_for_a_cpu_are_timed_by_its_measured_speeds(tmp_path: Path) -> No
     assert predictions.predictor is not None
     baseline = predictions.predictor.predict(problem.baseline)
     assert baseline is not None
-    assert baseline.partly_measured
     assert predictions.evaluator is not None
     memory = predictions.evaluator.estimate(problem.baseline).memory
     assert memory is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import optuna
@@ -14,8 +13,7 @@ from autotune.core.events import CandidateVetoed
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.status import ProbeStatus
-from autotune.study import Purpose, Record
-from autotune.study.searching import contradicted
+from autotune.study import Purpose
 from tests.study.foretold import Foretold, legal
 from tests.study.replayed import BASELINE, LIMIT_BYTES, ReplayedTable, peak_bytes, tokens_per_second
 from tests.study.running import PATIENT, Run, probed
@@ -177,69 +175,6 @@ def test_an_audit_probes_some_that_were_vetoed_and_tells_which_of_them_fit(run: 
     assert len(audited) == AUDITING.audits
     assert outcome.contradicted == tuple(record for record in audited if record.measurement.ok) != ()
     assert all(record.prediction and record.prediction.over(LIMIT_BYTES) for record in outcome.contradicted)
-
-
-def test_a_prediction_that_an_earlier_probe_corrected_below_the_limit_is_not_contradicted_by_a_fit() -> None:
-    fits = Measurement(ProbeStatus.OK, peak_bytes=700, tokens_per_second=1.0)
-    corrected, wrong = (
-        Record(number, BASELINE, Purpose.AUDIT, fits, prediction=Prediction(need_bytes, 0.1))
-        for number, need_bytes in enumerate((800, 1200))
-    )
-    assert contradicted((corrected, wrong), memory_limit_bytes=1000) == (wrong,)
-
-
-def with_liger(candidate: Candidate) -> bool:
-    """Whether a candidate has Liger's kernels."""
-    return candidate["liger"] == "on"
-
-
-@dataclass
-class Corrected(Foretold):
-    """Predicts far too much for some candidates until one of these fits, or the probe with a number is learnt."""
-
-    doubted: Callable[[Candidate], bool] = with_liger
-    until: float = math.inf
-
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict."""
-        guess = super().predict(candidate)
-        wrong = not any(self.doubted(known) for known, _ in self.learned) and len(self.learned) < self.until
-        return replace(guess, need_bytes=10 * LIMIT_BYTES) if guess and wrong and self.doubted(candidate) else guess
-
-
-def test_a_candidate_whose_veto_is_gone_is_not_audited(run: Run) -> None:
-    outcome = run(
-        ReplayedTable(), effort=AUDITING, predictor=Corrected(need=lambda each: min(peak_bytes(each), LIMIT_BYTES))
-    )
-    audited = probed(outcome, Purpose.AUDIT)
-    assert [record.prediction.over(LIMIT_BYTES) for record in audited if record.prediction] == [True]
-
-
-@pytest.mark.parametrize("twin", ["doubted", "known"])
-def test_a_plan_that_was_vetoed_is_probed_once_it_is_predicted_to_fit(run: Run, twin: str) -> None:
-    fast = max((each for each in legal() if peak_bytes(each) <= LIMIT_BYTES), key=tokens_per_second)
-    run.problem.recipes = (fast,)
-
-    def doubted(candidate: Candidate) -> bool:
-        return candidate == fast or (twin == "doubted" and is_fast(candidate))
-
-    def is_fast(candidate: Candidate) -> bool:
-        return run.problem.identity(candidate) == run.problem.identity(fast)
-
-    thorough = replace(PATIENT, trials=40, patience=40)
-    outcome = run(ReplayedTable(), effort=thorough, predictor=Corrected(doubted=doubted, until=2, speeds=False))
-    assert [record.measurement.status for record in outcome.records if is_fast(record.candidate)] == ["vetoed", "ok"]
-    assert outcome.winner is not None
-    assert is_fast(outcome.winner.candidate)
-
-
-def test_a_vetoed_candidate_is_probed_by_a_resumed_search_that_predicts_it_to_fit(durable: Run) -> None:
-    fast = max((each for each in legal() if peak_bytes(each) <= LIMIT_BYTES), key=tokens_per_second)
-    durable.problem.recipes = (fast,)
-    before = durable(ReplayedTable(), trials=2, predictor=Corrected(doubted=fast.__eq__, speeds=False))
-    assert [record.candidate for record in before.records if not record.probed] == [fast]
-    after = durable(ReplayedTable(), predictor=Foretold(), resume=True)
-    assert fast in {record.candidate for record in probed(after)}
 
 
 def test_a_vetoed_candidate_that_is_not_predicted_any_more_stays_vetoed(durable: Run) -> None:
