@@ -104,8 +104,10 @@ class Copy:
         last = len(self._operators)
         works = (Work(Kind.ELEMENTWISE, bytes_read=2 * held, bytes_written=held) for held in gradients.values())
         self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
+        # A phase without an operator is in none but the last range.
+        is_last = span[1] == (len(self._trace.events), len(self._trace.operators))
         for phase in self._trace.phases:
-            if holds(span, phase):
+            if holds(span, phase) or (is_last and phase.begin >= span[0]):
                 first_event, end_event = places[phase.first_event - first], places[phase.end_event - first]
                 ended = phase.end_operator + shift
                 ended = len(self._operators) if ended == last else ended

@@ -1,7 +1,7 @@
-"""Composes two whole optimizer steps from a trace of one with a single micro-batch and two calls of the optimizer.
+"""Composes two whole optimizer steps from a trace of one with two calls of the optimizer.
 
 The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step on; all
-other events repeat. The forward and backward passes therefore need to be traced only once.
+other events repeat. So a step needs to be traced only once and, where its micro-batches are alike, with one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
         KeyError, IndexError: a phase is missing.
     """
     step, again = trace.phase(first), trace.phase(SECOND_UPDATE)
-    update, batch = inside(trace, step, UPDATE)[0], micro_batches(trace, step)[0]
+    update, batch = trace.phase(UPDATE), micro_batches(trace, step)[0]
     positions = [(0, 0), step.begin, batch.end, update.begin, again.begin, again.end, step.end]
     before, passes, rest, update_once, update_again, ending = pairwise(positions)
     copy = Copy(trace)
