@@ -232,7 +232,8 @@ class PlannedArguments(SearchArguments):
             tokens.
         gpu (NAME|SIZE): name of a GPU, such as ``H100-80GB``, a size such as ``24GiB``, or ``cpu``; ``all`` (in Python
             with :func:`autotune.rent`) compares those of the catalogue. None: this machine's.
-        num_machines: machines, each with the same number of processes. None: one for every eight processes.
+        num_machines: machines, each with the same number of processes. None: one for every eight processes, and for a
+            CPU always one.
         network (GBIT): Gbit/s that each of several machines can send in total, in one direction, such as 3200 for eight
             links of 400. None: not known, and communication is timed as if all GPUs were in one machine.
         seq_len (TOKENS): tokens of each row, instead of a dataset; the model then needs no tokenizer.

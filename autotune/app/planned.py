@@ -121,7 +121,11 @@ def planned_machine(
         gpu = described(hardware).networked(_between(hardware, network))
         return replace(own, hardware=hardware, planned=True, gpu=gpu, host_bytes=here.hardware.memory_bytes)
     if isinstance(word, str) and word.strip().lower() == CPU:
-        machines_of(processes or 1, machines)
+        if machines not in (None, 1):
+            raise InputError(
+                f"A training on the CPU is planned for this machine alone, and {machines} machines were asked for.",
+                hint="Leave out --num-machines, or name a GPU with --gpu.",
+            )
         return inspect_machine("cpu", processes)
     gpu = find_gpu(word)
     hardware = Hardware(

@@ -8,6 +8,9 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+_RARE = 0.01
+"""Share of micro-batches that may be timed as larger ones."""
+
 
 class Layout(StrEnum):
     """How rows are arranged in a micro-batch's tensor; each layout has its own attention masks, and so its kernels."""
@@ -161,14 +164,18 @@ class BatchGeometry:
     def awaited(self) -> tuple[Typical, ...]:
         """The sizes, with the share of each among the largest of the micro-batches that all ranks run at once.
 
-        The others wait for it: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``, trl 1.16).
+        The others wait for it: TRL gathers metrics in each (``gather_for_metrics`` in ``compute_loss``, trl 1.16). What
+        is hardly ever the largest counts as the next larger size.
         """
         if self.ranks == 1:
             return self.sizes
         ascending = sorted(self.sizes, key=lambda size: (size.shape.tokens, size.shape.beside))
         below = [share**self.ranks for share in accumulate((size.share for size in ascending), initial=0.0)]
+        ends = [end for end in below[1:-1] if end >= _RARE]
+        kept = ascending[len(ascending) - len(ends) - 1 :]
         return tuple(
-            replace(size, share=end - start) for size, (start, end) in zip(ascending, pairwise(below), strict=True)
+            replace(size, share=end - start)
+            for size, (start, end) in zip(kept, pairwise([0.0, *ends, below[-1]]), strict=True)
         )
 
     @property

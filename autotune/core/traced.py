@@ -120,6 +120,8 @@ class TraceRequest:
             CPU whose speeds were measured is described in the same way. None: no time is predicted.
         allocators: ways to use the caching allocator that the trace is replayed for; the first one is the plan's own.
         varied: whether to trace what micro-batches of varied lengths add, with the target ``cuda``.
+        steps_alone: whether only the steps are traced, for their time or what they hold between micro-batches: there is
+            no evaluation, no save and no replay.
         others: further GPUs that the reply may stand for, if their kernels are the same.
         operators: whether the reply has the operators of the steps.
         chosen: the rows with images that take the place of ``worst``; None for text.
@@ -134,6 +136,7 @@ class TraceRequest:
     layers: int | None = None
     gpu: Gpu | None = None
     varied: bool = False
+    steps_alone: bool = False
     allocators: tuple[AllocatorUse, ...] = (AllocatorUse(),)
     others: tuple[Gpu, ...] = ()
     operators: bool = False
@@ -143,7 +146,7 @@ class TraceRequest:
     @property
     def replayed(self) -> tuple[AllocatorUse, ...]:
         """The ways to use the caching allocator that the trace is replayed for; a CPU has none."""
-        return tuple(dict.fromkeys(self.allocators)) if self.target == "cuda" else ()
+        return tuple(dict.fromkeys(self.allocators)) if self.target == "cuda" and not self.steps_alone else ()
 
 
 @dataclass(frozen=True)

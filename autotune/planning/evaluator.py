@@ -33,7 +33,7 @@ class Evaluator:
     Candidates are in their normal form, and need not be in the problem's space. Depth alone is extrapolated. Candidates
     whose training plans are the same are traced once. The largest micro-batches come first; those that stand for all
     are traced only where a candidate may fit, and of the baseline: no speed is known of the others, but where all
-    micro-batches are nearly as large.
+    micro-batches are nearly as large. Where a step has no predicted time, its largest micro-batches are enough.
 
     Args:
         device: as :class:`autotune.planning.single.PlanTracer` has it.
@@ -74,7 +74,7 @@ class Evaluator:
 
     def _is_worth_timing(self, candidate: Candidate) -> bool:
         traced, estimate = self.traced_plan(candidate), self.estimate(candidate)
-        if traced is None or traced.timed or estimate.memory is None:
+        if traced is None or traced.timed or traced.memory.step_seconds is None or estimate.memory is None:
             return False
         return estimate.may_fit or candidate == self.problem.baseline
 

@@ -25,8 +25,8 @@ Point = tuple[int, Shape]
 # The first and the last layer run with different tensors held, so a trace needs both.
 _FEWEST = 2
 _WITH_EDGES = 2 * LAYERS_AT_EDGES
-# Steps of one micro-batch have more rows in it than steps of several; on so few, one trace serves both.
-_FEW_ROWS = 2
+# On so few, one trace serves micro-batches of all sizes.
+_FEW_ROWS, _FEW_TOKENS = 2, 64
 
 
 def depths_of(plan: TrainingPlan, layer_kinds: Sequence[str]) -> tuple[int, ...]:
@@ -78,13 +78,17 @@ def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape, replies
 def _whole_point(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Point | None:
     """Return the point at which a plan is traced for what it holds between micro-batches; None if layers show it.
 
-    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch: the
-    same one for many plans.
+    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch, on
+    which nothing depends that is taken from it: the same one for many plans and for all of their sizes. Rows with
+    images are those of the dataset.
     """
     layers = len(layer_kinds)
     if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):
         return None
-    return layers, replace(shape, rows=min(shape.rows, _FEW_ROWS))
+    rows, tokens = min(shape.rows, _FEW_ROWS), min(int(shape.tokens), _FEW_TOKENS)
+    if shape.chosen:
+        return layers, replace(shape, rows=rows)
+    return layers, Shape(rows, tokens, generated=min(int(shape.generated), tokens // 2))
 
 
 def _repetition(kinds: Sequence[str]) -> tuple[int, int]:
@@ -108,11 +112,14 @@ def trace_request(
     setting: Setting,
     gpu: Gpu | None,
     allocators: Sequence[AllocatorUse] = (AllocatorUse(),),
+    *,
+    steps_alone: bool = False,
 ) -> TraceRequest:
     """Return the request that traces a plan at a shape and a depth, which replace the plan's own sizes.
 
     Args:
         allocators: the ways to use the caching allocator that figures are wanted for, the plan's own first.
+        steps_alone: see :class:`autotune.core.traced.TraceRequest`.
     """
     trainer = find_trainer(plan.trainer)
     dataset = setting.workload.dataset
@@ -127,6 +134,7 @@ def trace_request(
         layers=layers,
         gpu=gpu,
         allocators=tuple(allocators),
+        steps_alone=steps_alone,
         chosen=chosen_rows(shape, setting.workload),
         compiled_again=trainer.compiled_again(plan, layout, dataset.documents),
     )

@@ -59,7 +59,7 @@ class Sized:
         geometry = self.geometry
         every = [_full(geometry, shape) for shape in geometry.shapes]
         if timed:
-            typical = [*geometry.sizes, *(size for apart in geometry.apart for size in apart.sizes)]
+            typical = [*geometry.awaited, *(size for apart in geometry.apart for size in apart.sizes)]
             every += [self._timed(each)[0] for each in typical]
         return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
 
@@ -211,7 +211,7 @@ class PlanTracer:
         """
         unpadded = [self._unpadded(sized) for sized in every]
         asked = [(sized, timed) for sized in every] + [(sized, False) for sized in unpadded if sized is not None]
-        wanted = [{size: self._requests(sized, size) for size in sized.sizes(timed=timed)} for sized, timed in asked]
+        wanted = [self._requests(sized, timed=timed) for sized, timed in asked]
         requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
         replies = iter(self._traces.get(requests))
         found = [
@@ -296,11 +296,22 @@ class PlanTracer:
     def _uses_with(self, plan: TrainingPlan) -> tuple[AllocatorUse, ...]:
         return tuple(dict.fromkeys((plan.allocator, *self._uses)))
 
-    def _requests(self, sized: Sized, size: Size) -> Mapping[Point, TraceRequest]:
+    def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[Point, TraceRequest]]:
+        """Return the requests of a plan by size; of sizes for the time of a step, the steps alone are traced."""
         plan, uses = sized.plan, self._uses_with(sized.plan)
+        for_memory = sized.sizes(timed=False)
+
+        def request(size: Size, point: Point, traced: TrainingPlan) -> TraceRequest:
+            steps_alone = size not in for_memory or traced is not plan
+            at = size[0], point[1], point[0], self._setting, self._device
+            return trace_request(traced, *at, uses, steps_alone=steps_alone)
+
         return {
-            point: trace_request(traced, size[0], point[1], point[0], self._setting, self._device, uses)
-            for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
+            size: {
+                point: request(size, point, traced)
+                for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
+            }
+            for size in sized.sizes(timed=timed)
         }
 
     def _traced(

@@ -99,8 +99,10 @@ class Attention(Technique):
         if lacking is not None or choice not in _FLASH:
             return lacking
         absent = missing(_FLASH[choice][0] or "kernels", machine)
-        if absent is None or choice not in _IN_PLACE or missing("kernels", machine) is not None:
-            return absent
+        if absent is None:
+            return None
+        if choice not in _IN_PLACE or missing("kernels", machine) is not None:
+            return CrashReason(absent)
         return f"{absent}, and transformers takes {_IN_PLACE[choice]} in its place, which is a choice of its own"
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
@@ -116,13 +118,16 @@ class Attention(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for a device without the kernel, and for FlashAttention in float32 or with another mask.
 
-        FlexAttention fails on micro-batches of certain widths; see :func:`_failing_width`.
+        A package may be missing on this machine; another one that is planned for may have it. FlexAttention fails on
+        micro-batches of certain widths; see :func:`_failing_width`.
         """
         hardware = setting.machine.hardware
         if hardware.kind == "cpu" or hardware.compute_capability is not None:
             lacking = _lacking_gpu(choice, hardware)
             if lacking is not None:
                 return CrashReason(lacking)
+        if setting.machine.host_bytes is not None and (absent := self.unavailable(choice, setting.machine)) is not None:
+            return absent
         failing = _failing_width(candidate, setting) if choice == FLEX else None
         if failing is not None:
             return CrashReason(

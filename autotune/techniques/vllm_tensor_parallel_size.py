@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
-from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts, differing
+from autotune.techniques.base import POSITIVE, CrashReason, Option, TrainerFacts, UnsearchedReason, differing
 from autotune.techniques.vllm import SizeOfVllm, is_colocated
 from autotune.units import counted
 
@@ -34,10 +34,16 @@ class VllmTensorParallelSize(SizeOfVllm):
         return super().matters(setting) and setting.machine.hardware.processes > 1
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
-        """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM."""
-        processes = setting.machine.hardware.processes
-        if processes % int(choice):
-            return CrashReason(f"TRL demands that it divides the {counted(processes, 'process', 'processes')}")
+        """Return a reason where it does not divide the GPUs of the training, as TRL demands, or the heads, as vLLM.
+
+        TRL groups successive processes (``VLLMGeneration._init_vllm``), which may be in different machines.
+        """
+        launch = setting.machine.hardware.launch
+        if launch.processes % int(choice):
+            return CrashReason(f"TRL demands that it divides the {counted(launch.processes, 'process', 'processes')}")
+        if launch.per_machine % int(choice):
+            held = counted(launch.per_machine, "GPU")
+            return UnsearchedReason(f"an engine over several machines is not planned: each has {held}")
         return undivided(setting.workload.model, int(choice))
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:

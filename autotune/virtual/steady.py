@@ -1,8 +1,7 @@
-"""Composes two whole optimizer steps from a trace of one with a single micro-batch and two calls of the optimizer.
+"""Composes two whole optimizer steps from a trace of one with two calls of the optimizer.
 
 The optimizer allocates its state in its first call, and gradients persist from the first micro-batch of a step on; all
-other events repeat. The forward and backward passes therefore need to be traced only once, and ranges of the trace are
-copied.
+other events repeat. So a step needs to be traced only once and, where its micro-batches are alike, with one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def steady(trace: Trace, first: str, second: str, *, further: bool, of_step: Seq
         KeyError, IndexError: a phase is missing.
     """
     step, again = trace.phase(first), trace.phase(SECOND_UPDATE)
-    update, batch = inside(trace, step, UPDATE)[0], micro_batches(trace, step)[0]
+    update, batch = trace.phase(UPDATE), micro_batches(trace, step)[0]
     positions = [(0, 0), step.begin, batch.end, update.begin, again.begin, again.end, step.end]
     before, passes, rest, update_once, update_again, ending = pairwise(positions)
     copy = Copy(trace)
@@ -146,8 +145,10 @@ class Copy:
         last = len(self._operators)
         works = (Work(Kind.ELEMENTWISE, bytes_read=2 * held, bytes_written=held) for held in gradients.values())
         self._operators += (OperatorRecord("aten.add_.Tensor", (), (), work, in_backward=True) for work in works)
+        # A phase without an operator is in none but the last range.
+        is_last = span[1] == (len(self._trace.events), len(self._trace.operators))
         for phase in self._trace.phases:
-            if _holds(span, phase):
+            if _holds(span, phase) or (is_last and phase.begin >= span[0]):
                 first_event, end_event = places[phase.first_event - first], places[phase.end_event - first]
                 ended = phase.end_operator + shift
                 ended = len(self._operators) if ended == last else ended

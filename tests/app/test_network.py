@@ -12,6 +12,7 @@ import autotune
 from autotune.app.notes import notes_on_processes
 from autotune.app.planned import machines_of, planned_machine
 from autotune.core.estimate import Plan
+from autotune.core.plan import Launch
 from autotune.errors import InputError
 from autotune.inspection import machine as of_machine
 from autotune.inspection.gpus import find_gpu
@@ -112,6 +113,14 @@ def test_processes_that_such_machines_cannot_share_out_equally_are_refused(proce
     with pytest.raises(InputError, match=f"{processes} processes, .*, cannot be divided equally among") as refused:
         machines_of(processes, None)
     assert "--num-machines" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("machines", [0, 2, 3])
+def test_the_cpu_is_that_of_one_machine(machines: int) -> None:
+    with pytest.raises(InputError, match=f"for this machine alone, and {machines} machines were asked for"):
+        planned_machine("cpu", 12, machines)
+    for one in (None, 1):
+        assert planned_machine("cpu", 9, one).hardware.launch == Launch(9)
 
 
 def test_a_number_of_machines_that_was_given_shares_them_out() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,5 @@ def test_ranks_wait_for_the_largest_of_the_micro_batches_that_they_run_at_once()
     two = one.in_steps(4, 2)
     assert [(size.shape.tokens, size.share) for size in two.awaited] == [(100, 0.25), (300, 0.75)]
     assert two.tokens_per_step == 2 * one.in_steps(4, 1).tokens_per_step
+    # Of eight ranks, all have the smaller in four of a thousand.
+    assert one.in_steps(4, 8).awaited == (replace(sizes[0], share=1.0),)

@@ -121,3 +121,23 @@ def test_evaluation_at_another_shape_follows_from_few_layers(
     in_steps = [item for item in whole[trained].sections if item.part != part]
     steps = max(max(item.totals) for item in in_steps)
     assert max(sum(levels.values()) for levels in others) == pytest.approx(steps, rel=0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [{}, {"eval_strategy": "epoch"}], ids=["trained", "evaluated"])
+def test_steps_alone_are_those_of_a_trace_with_evaluation_and_save(
+    args: dict[str, str], job_server: JobServer, tmp_path: Path
+) -> None:
+    source = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
+    here = setting(machine=GPU, of=replace(workload(), model_source=source))
+    plan = TrainingPlan("sft", {"gradient_checkpointing": True, "bf16": True, **args})
+
+    def run(*, steps_alone: bool) -> TraceReply:
+        request = trace_request(plan, Layout.PADDED, Shape(2, 64), 2, here, H100, steps_alone=steps_alone)
+        return trace(job_server, request, tmp_path / str(steps_alone))
+
+    whole, alone = run(steps_alone=False), run(steps_alone=True)
+    in_steps = [section for section in whole.sections if section.part.occurrence is not Occurrence.AFTER]
+    assert list(alone.sections) == in_steps
+    assert len(in_steps) == len(whole.sections) - (2 if args else 1)
+    assert alone.replays == ()

@@ -139,6 +139,36 @@ def test_the_speed_of_the_baseline_is_known_though_it_does_not_fit(tmp_path: Pat
     assert baseline.tokens_per_second is not None
 
 
+def test_where_the_optimizer_runs_on_the_host_no_micro_batch_is_traced_for_its_time(tmp_path: Path) -> None:
+    of = problem_of({100: 60, 400: 30, TOKENS: 10}).setting.workload
+    eight = replace(GPU, hardware=replace(GPU.hardware, processes=8))
+    space = problem(setting(machine=eight, global_batch_size=64, of=of), Wishes({"max_length": TOKENS}))
+    tracer = AnalyticTracer()
+    evaluator = evaluator_of(space, tracer, tmp_path)
+    sharded = space.baseline.but(sharding="fsdp2", optimizer="adamw_torch", per_device_train_batch_size=1)
+    found = {}
+    for offload in ("none", "both"):
+        tracer.requests.clear()
+        (estimate,) = evaluator.run([space.normal(sharded.but(offload=offload))])
+        assert estimate.fits
+        assert (estimate.tokens_per_second is None) is (offload == "both")
+        found[offload] = {max(row for (row,) in request.worst) for request in tracer.requests}
+    assert min(found["none"]) < TOKENS
+    assert found["both"] == {TOKENS}
+
+
+def test_micro_batches_that_give_no_memory_are_traced_without_evaluation_and_save(tmp_path: Path) -> None:
+    space, tracer = problem_of({100: 60, 400: 30, TOKENS: 10}), AnalyticTracer()
+    evaluator_of(space, tracer, tmp_path).run([space.baseline])
+    widths = {alone: set[int]() for alone in (False, True)}
+    for request in tracer.requests:
+        widths[request.steps_alone].add(max(row for (row,) in request.worst))
+        assert bool(request.replayed) is not request.steps_alone
+    assert widths[False] == {TOKENS}
+    assert widths[True]
+    assert max(widths[True]) < TOKENS
+
+
 def test_a_step_of_one_micro_batch_holds_no_gradients_beside_its_activations(
     whole: tuple[Evaluator, AnalyticTracer],
 ) -> None:

@@ -15,7 +15,7 @@ from autotune.techniques.traits import between_layers, impact_in
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.step.plans import fsdp2, zero
 
-SHAPE = Shape(4, 256)
+SHAPE, SMALL = Shape(4, 256), Shape(2, 64)
 EIGHT = Launch(8)
 KINDS = ["layer"] * 32
 
@@ -51,8 +51,19 @@ def points(*depths: int) -> list[tuple[int, Shape]]:
 def test_the_whole_model_is_traced_for_zero_2_alone_and_on_few_rows() -> None:
     plan = TrainingPlan("sft", zero(2), launch=EIGHT)
 
-    assert list(traced_points(plan, KINDS, SHAPE)) == [*points(2, 3), (32, Shape(2, 256))]
+    assert list(traced_points(plan, KINDS, SHAPE)) == [*points(2, 3), (32, SMALL)]
     assert list(traced_points(plan, KINDS[:3], SHAPE)) == points(3)
+
+
+def test_one_trace_of_the_whole_model_serves_all_sizes() -> None:
+    plan = TrainingPlan("sft", zero(2), launch=EIGHT)
+    sizes = (SHAPE, Shape(8, 6784, filled=0.7, trained=0.4), Shape(2, 513, beside=700.0), Shape(4, 90, evaluated=True))
+
+    assert {list(traced_points(plan, KINDS, size))[-1] for size in sizes} == {(32, SMALL)}
+    # Completions are generated there, too, and the rows with images are those of the dataset.
+    generated, images = Shape(8, 900, generated=500), Shape(4, 900, chosen=(3, 1))
+    assert list(traced_points(plan, KINDS, generated))[-1] == (32, Shape(2, 64, generated=32))
+    assert list(traced_points(plan, KINDS, images))[-1] == (32, replace(images, rows=2))
 
 
 def test_only_engines_that_gather_weights_ahead_are_traced_with_two_layers_at_either_end() -> None:
@@ -80,7 +91,7 @@ def test_all_layers_are_traced_where_gradients_of_a_flat_share_are_copied_to_the
     # Of each tensor, every process has an equal part.
     assert list(traced_points(replace(plan, args=zero(3, **to_host)), KINDS, SHAPE)) == points(4, 5)
     on_device = replace(plan, args=zero(2, offload_optimizer={"device": "none"}))
-    assert list(traced_points(on_device, KINDS, SHAPE)) == [*points(2, 3), (32, Shape(2, 256))]
+    assert list(traced_points(on_device, KINDS, SHAPE)) == [*points(2, 3), (32, SMALL)]
 
 
 def test_plans_that_compute_their_layers_differently_hold_the_same_between_them() -> None:

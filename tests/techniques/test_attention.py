@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.candidate import Choice
+from autotune.core.machine import Machine
 from autotune.core.workload import KeyValueCache
 from autotune.techniques import find
+from autotune.techniques.base import CrashReason
 from autotune.techniques.versions import taken
+from autotune.units import GIB
 from tests.settings import GPU, separates, setting, workload
 from tests.techniques.test_rules import SFT, candidate, evaluated
 
@@ -112,6 +115,28 @@ def test_the_kernel_that_transformers_takes_in_place_of_a_package_is_named() -> 
         )
         without = attention.unavailable(choice, replace(GPU, hardware=hopper, packages=packages | {"kernels": "0.1"}))
         assert str(without).endswith("is not installed")
+
+
+def test_a_missing_package_is_a_conflict_where_the_training_is_for_this_machine() -> None:
+    without = {name: version for name, version in GPU.packages.items() if not name.startswith("flash-attn")}
+    elsewhere = replace(GPU, packages=without, planned=True)
+    here = replace(elsewhere, host_bytes=64 * GIB)
+    with_kernels = replace(here, packages={**without, "kernels": taken("kernels").split("=")[-1]})
+    attention = find("attention", SFT.techniques)
+
+    def conflict(machine: Machine, choice: str) -> str | None:
+        at = setting(machine=machine)
+        return attention.conflict(choice, candidate(at, attention=choice, precision="bfloat16"), at)
+
+    for choice in ("flash_attention_2", "kernels-community/flash-attn2"):
+        assert conflict(elsewhere, choice) is None
+        assert isinstance(conflict(here, choice), CrashReason)
+        assert "is not installed" in str(conflict(here, choice))
+    # Training runs, with another kernel than the one that is named.
+    reason = conflict(with_kernels, "flash_attention_2")
+    assert "in its place" in str(reason)
+    assert not isinstance(reason, CrashReason)
+    assert conflict(with_kernels, "kernels-community/flash-attn2") is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from autotune.core.setting import Setting
 from autotune.core.workload import KeyValueCache
 from autotune.errors import InputError
 from autotune.techniques import catalogue, find
-from autotune.techniques.base import CrashReason, impossible
+from autotune.techniques.base import CrashReason, UnsearchedReason, impossible
 from autotune.techniques.vllm_tensor_parallel_size import undivided
 from autotune.trainers import find_trainer
 from autotune.trainers.groups import OLD_PASS
@@ -147,6 +147,16 @@ def test_tensor_parallelism_divides_the_processes() -> None:
     assert "divides the 1 process" in str(impossible(size, 2, here()))
     assert impossible(size, 2, here(two)) is None
     assert "divides the 2 processes" in str(impossible(size, 3, here(two)))
+
+
+def test_tensor_parallelism_stays_within_a_machine() -> None:
+    sixteen = replace(PLANNED, hardware=replace(PLANNED.hardware, processes=16, machines=4))
+    size = find("vllm_tensor_parallel_size", GRPO.techniques)
+    assert impossible(size, 4, here(sixteen)) is None
+    reason = impossible(size, 8, here(sixteen))
+    assert reason == "an engine over several machines is not planned: each has 4 GPUs"
+    # It may run.
+    assert isinstance(reason, UnsearchedReason)
 
 
 def test_tensor_parallelism_divides_the_heads_as_vllm_demands() -> None:

@@ -26,12 +26,17 @@ _LONGEST_SECONDS = 280
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, the configuration of its model, and the rows of its micro-batches."""
+    """A plan, the configuration of its model, and the rows of its micro-batches.
+
+    Attributes:
+        once: whether a trace runs a single step, to which the second is added, as the job does where steps are alike.
+    """
 
     plan: TrainingPlan
     architecture: str
     config: Mapping[str, Any]
     worst: tuple[tuple[int, ...], ...]
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,19 +102,25 @@ def _main(folder: Path, kind: str) -> None:
     case = decode(Case, json.loads((folder / _CASE).read_text(encoding="utf-8")))
     rank, size = int(os.environ["RANK"]), case.plan.launch.processes
     model_config = config_of(case.architecture, **case.config)
-    trained = TraceFacts()
-    steps = traced_training(case.plan, model_config, small_tokenizer(), TracedRows(case.worst), trained)
-    measured = _traced(steps, size, rank) if kind == "virtual" else _real(steps, case.plan, folder, size, rank)
+    trained, once = TraceFacts(), case.once and kind == "virtual"
+    rows = TracedRows(case.worst, once=once, alike=False)
+    steps = traced_training(case.plan, model_config, small_tokenizer(), rows, trained)
+    measured = (
+        _traced(steps, size, rank, once=once) if kind == "virtual" else _real(steps, case.plan, folder, size, rank)
+    )
     found = {name: encode(figures) for name, figures in measured.items()}
     (folder / f"rank-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     (folder / WORST).write_text(str(worst_rank(case.plan, trained.gradients)), encoding="utf-8")
 
 
-def _traced(steps: Callable[[Any], object], size: int, rank: int) -> dict[str, Measured]:
+def _traced(steps: Callable[[Any], object], size: int, rank: int, *, once: bool) -> dict[str, Measured]:
     from autotune.virtual import trace
     from autotune.virtual.ranks import World
+    from autotune.virtual.steady import steady
 
     traced = trace(steps, target="cpu", world=World(size, rank))
+    if once:
+        traced = steady(traced, *STEPS, further=False)
     phases = {phase.name: phase for phase in traced.phases if phase.name in STEPS}
     return {
         name: Measured(phase.start_bytes, phase.device_peak.bytes, phase.end_bytes) for name, phase in phases.items()

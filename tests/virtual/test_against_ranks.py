@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.core.plan import Launch, TrainingPlan
-from autotune.step.distributed.engines import worst_rank
+from autotune.step.distributed.engines import Engine, engine_of, worst_rank
 from tests.step.plans import fsdp2, needs_deepspeed, zero
 from tests.virtual.real_ranks import STEPS, WORST, Case, Measured, on_ranks
 
@@ -25,13 +26,18 @@ ACCUMULATED = {"gradient_accumulation_steps": 2}
 nightly = pytest.mark.nightly
 
 
+def case_of(args: Mapping[str, object]) -> Case:
+    """Return a case, of which one step is traced where steps are alike."""
+    shape = {"per_device_train_batch_size": 2, "max_length": LENGTH, "gradient_checkpointing": False, "bf16": False}
+    plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
+    return Case(plan, "llama", MODEL, ((LENGTH,), (LENGTH,)), once=engine_of(plan) is not Engine.DEEPSPEED)
+
+
 def compared(
     args: Mapping[str, object], tmp_path: Path, ranks: Sequence[int] = range(RANKS)
 ) -> list[dict[str, tuple[Measured, Measured]]]:
     """Return, for each of the ranks and each step, what was traced and what was measured."""
-    shape = {"per_device_train_batch_size": 2, "max_length": LENGTH, "gradient_checkpointing": False, "bf16": False}
-    plan = TrainingPlan("sft", {**shape, **args}, launch=Launch(RANKS))
-    case = Case(plan, "llama", MODEL, ((LENGTH,), (LENGTH,)))
+    case = case_of(args)
     folders = tmp_path / "real", tmp_path / "virtual"
     for folder in folders:
         folder.mkdir()
@@ -103,6 +109,27 @@ def test_each_rank_of_zero_needs_what_its_trace_says_and_none_more_than_the_one_
             assert traced.peak_bytes == pytest.approx(real.peak_bytes, rel=0.001)
             assert traced.end_bytes == pytest.approx(real.end_bytes, rel=0.001)
         assert ranks[worst][name][1].peak_bytes >= 0.98 * max(rank[name][1].peak_bytes for rank in ranks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "args",
+    [
+        {**fsdp2(), **ACCUMULATED},
+        pytest.param(fsdp2(reshard_after_forward=False), marks=nightly),
+        pytest.param({**ACCUMULATED, **CHECKPOINTED}, marks=nightly),
+    ],
+    ids=["fsdp2", "fsdp2-not-resharded", "ddp-checkpointed"],
+)
+def test_a_step_that_is_added_holds_what_it_holds_where_it_is_traced(args: dict[str, Any], tmp_path: Path) -> None:
+    case, found = case_of(args), []
+    for once in (True, False):
+        (tmp_path / str(once)).mkdir()
+        found += on_ranks(replace(case, once=once), tmp_path / str(once), virtual=True, ranks=(RANKS - 1,))
+    for added, traced in ((found[0][name], found[1][name]) for name in STEPS):
+        # Single numbers, such as the loss, are there until the next one replaces them.
+        assert added.peak_bytes == pytest.approx(traced.peak_bytes, abs=64)
+        assert added.end_bytes == pytest.approx(traced.end_bytes, abs=64)
 
 
 @nightly

@@ -136,7 +136,7 @@ class Forecast:
 
 
 def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
-    """Return the first of some forecasts with the weighted mean of the times of all.
+    """Return the first of some forecasts with the weighted mean of the times of all in a step.
 
     Args:
         forecasts: each with its weight. The weights add up to 1, or less where sizes are timed by larger ones: then
@@ -145,6 +145,8 @@ def mean_times(forecasts: Sequence[tuple[Forecast, float]]) -> Forecast:
     first, whole = forecasts[0][0], sum(weight for _, weight in forecasts)
     times = {}
     for part in first.times:
+        if part.occurrence is Occurrence.AFTER:
+            continue
         scale = whole if part.phase == OPTIMIZER_STEP else 1.0
         times[part] = mixed_times([(found.times[part], weight / scale) for found, weight in forecasts])
     return replace(first, times=times)

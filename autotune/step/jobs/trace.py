@@ -24,6 +24,7 @@ from autotune.core.program import SAVE, SAVE_ELSEWHERE, StepProgram
 from autotune.core.step_time import Pace
 from autotune.core.timeline import Occurrence, Section
 from autotune.core.traced import GpuFigures, Replayed, TracedOperator, TraceReply, TraceRequest
+from autotune.step.distributed.engines import Engine, engine_of
 from autotune.step.job import JobContext
 from autotune.step.models.loading import load_config, processor_for, vocabularies_read_once
 from autotune.step.models.shrink import first_layers
@@ -123,14 +124,20 @@ def _traced(request: TraceRequest, facts: TraceFacts, folder: Path, *, of_step: 
     whole = model_config.get_text_config().num_hidden_layers
     if request.layers is not None:
         model_config = first_layers(model_config, request.layers)
-    # What an engine holds between micro-batches and steps is up to it, so that one does not stand for the others.
-    once = not request.plan.in_group
-    rows = TracedRows(request.worst, request.trainable, once=once, chosen=request.chosen, again=request.compiled_again)
+    # An engine exchanges gradients in the last micro-batch of a step alone. What DeepSpeed holds in the first step is
+    # not what it holds in others: it makes buffers of the update, and ZeRO-3 learns what to gather ahead.
+    alike, once = not request.plan.in_group, engine_of(request.plan) is not Engine.DEEPSPEED
+    rows = TracedRows(
+        request.worst, request.trainable, once, alike, chosen=request.chosen, again=request.compiled_again
+    )
     processor = processor_for(request.model, known.processor)
-    steps = traced_training(request.plan, model_config, processor, rows, facts, parent=folder)
+    steps = traced_training(
+        request.plan, model_config, processor, rows, facts, parent=folder, steps_alone=request.steps_alone
+    )
     traced = _of_worst_rank(steps, request, facts, is_whole=(request.layers or whole) >= whole)
     if once:
-        traced = steady(traced, step_name(0), step_name(1), further=facts.micro_batches > 1, of_step=of_step)
+        further = alike and facts.micro_batches > 1
+        traced = steady(traced, step_name(0), step_name(1), further=further, of_step=of_step)
     return traced
 
 

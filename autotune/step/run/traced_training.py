@@ -64,6 +64,8 @@ def traced_training(
     rows: TracedRows,
     facts: TraceFacts | None = None,
     parent: Path | None = None,
+    *,
+    steps_alone: bool = False,
 ) -> Callable[[torch.device], None]:
     """Return a function of a device that trains as TRL does, on random weights, to be run under ``virtual.trace``.
 
@@ -72,6 +74,7 @@ def traced_training(
         processor: its tokenizer or processor.
         facts: filled in during the training.
         parent: folder that the training's temporary folder is made in; None: the system's.
+        steps_alone: whether it neither evaluates nor saves.
     """
 
     def run(device: torch.device) -> None:
@@ -98,6 +101,8 @@ def traced_training(
             _choose_batches(trainer, rows, known, plan.data_ranks)
             trainer.train()
             trainer.facts.gradients = gradients_of_ranks(plan, trainer.accelerator)
+            if steps_alone:
+                return
             if plan.evaluates:
                 _evaluate(trainer, known)
             save_tensors(trainer, Path(folder))

@@ -48,9 +48,11 @@ class TracedRows:
     """The rows that a trace trains on, by their parts; see :class:`autotune.core.traced.TraceRequest`.
 
     Attributes:
-        once: if true, there is a single optimizer step on the largest micro-batch, in which the optimizer is called
-            twice, and a single micro-batch in each step; :func:`autotune.virtual.steady.steady` adds the others. If
-            false, there are two steps of two micro-batches, or of one where the plan has only one.
+        once: whether there is a single optimizer step, in which the optimizer is called twice;
+            :func:`autotune.virtual.steady.steady` adds another one. If not, there are two.
+        alike: whether the first micro-batch of a step stands for the further ones, so that a step which is run once has
+            it alone, and the others are added in the same way. If not, steps have two micro-batches, or one where the
+            plan has only one.
         chosen: rows of a dataset, with their images, in place of ``worst``; None: rows of text.
         again: see :func:`autotune.virtual.tracing.compiled_again_for`.
     """
@@ -58,6 +60,7 @@ class TracedRows:
     worst: Sequence[tuple[int, ...]]
     trainable: float = 1.0
     once: bool = False
+    alike: bool = True
     chosen: ChosenRows | None = None
     again: Recompiled = field(default_factory=Recompiled)
 
@@ -91,7 +94,7 @@ class TracedRows:
     @property
     def most_micro_batches(self) -> int:
         """Maximum number of micro-batches of a step that are run."""
-        return 1 if self.once else MOST_TRACED
+        return 1 if self.once and self.alike else MOST_TRACED
 
 
 def build_virtual(
@@ -142,7 +145,7 @@ def build_virtual(
             train_dataset=rows.dataset(known, plan),
             processing_class=_processing_for_real(processor) if known.generating and rows.chosen else processor,
             peft_config=peft_config(plan),
-            callbacks=[_Phases(once=rows.once, fetched=fetched)],
+            callbacks=[_Phases(rows, fetched)],
             **known.arguments(plan),
         )
 
@@ -240,13 +243,14 @@ class _Phases(TrainerCallback):
         fetched: the micro-batches of a step that are on the device together.
     """
 
-    def __init__(self, *, once: bool, fetched: list[Any]) -> None:
-        self._once = once
+    def __init__(self, rows: TracedRows, fetched: list[Any]) -> None:
+        self._once = rows.once
+        self._is_repeated = rows.once and rows.alike
         self._fetched = fetched
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # Only a step that is traced once has to know when its gradients are final.
-        for parameter in kwargs["model"].parameters() if self._once else ():
+        # Only of a micro-batch that stands for others has to be known when its gradients are final.
+        for parameter in kwargs["model"].parameters() if self._is_repeated else ():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(settled)
 
