@@ -25,6 +25,7 @@ class AchievedRates:
         attention_tokens: length of row at which attention reaches half of its share.
         pointwise, strided, reduction, norm, softmax, gather, dequantize, optimizer: of the bandwidth, operators that
             memory bounds, by how they pass over their tensors.
+        batched: of the bandwidth, batched matrix products that memory bounds.
         copies: of PCIe, copies between the device and pinned memory of the host.
         links: of NVLink or PCIe, by the number of GPUs that a collective joins in a machine, ascending.
         sustained: time of an operator within a training over its time alone on the device.
@@ -47,6 +48,7 @@ class AchievedRates:
     gather: float = 1.0
     dequantize: float = 1.0
     optimizer: float = 1.0
+    batched: float = 1.0
     copies: float = 1.0
     links: tuple[tuple[int, float], ...] = ()
     sustained: float = 1.0

@@ -38,6 +38,7 @@ class Access(StrEnum):
     GATHER = "gather"
     DEQUANTIZE = "dequantize"
     OPTIMIZER = "optimizer"
+    BATCHED = "batched"
 
 
 _COPIES = (Kind.TO_DEVICE, Kind.TO_HOST)
@@ -62,7 +63,7 @@ class Work:
             it is on the device's default stream.
         times: number of executions; an operator of a loop that was traced once stands for all its repetitions.
         collective: for communication, which ranks take part; None: some of one machine.
-        access: for what memory bounds, how it passes over its tensors.
+        access: for what memory bounds, how it passes over its tensors; for matrix products, whether they are batched.
         kernel: for attention, the kernel, where its rate may differ from FlashAttention 2's.
         length: for attention, tokens of a row; 0: not known.
         backward: for attention, whether it is the backward pass.
@@ -119,7 +120,7 @@ def operator_seconds(work: Work, speeds: GpuSpeeds, pace: Pace, launch: Launch =
         computing = computing / achieved.product(work.dtype)
     else:
         computing = computing / achieved.attended(work.kernel, work.length, backward=work.backward)
-    passing = moving / achieved.pointwise
+    passing = moving / (achieved.batched if work.access is Access.BATCHED else achieved.pointwise)
     return (max(computing, passing) + achieved.kernel_seconds) * achieved.sustained
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from autotune.virtual import softmax
 from autotune.virtual.costs import Access, Kind, Work
 from autotune.virtual.tensors import argument, changes, operator_name, tensors_of, type_of_device
 
@@ -56,6 +57,7 @@ _BY_NAME = (
     (("embedding", "index", "gather", "scatter"), Access.GATHER),
     (("layer_norm", "rms_norm", "group_norm", "batch_norm"), Access.NORM),
     (("softmax", "nll_loss", "cross_entropy", "logsumexp"), Access.SOFTMAX),
+    (("bmm",), Access.BATCHED),
     (("mean", "sum", "amax", "amin", "vector_norm", "var", "cumsum", "topk", "sort"), Access.REDUCTION),
 )
 # A tensor that is smaller than this share of the largest one stays in the cache.
@@ -96,6 +98,8 @@ def operator_work(func: Any, args: Any, kwargs: Any, result: Any, *, device_type
     elif func.namespace == "fsdp" and packet.__name__ == "all_gather_copy_in":
         # Of the buffer that it is given for the shards of all ranks, it writes its own.
         bytes_read = bytes_written = sum(map(_touched, args[0]))
+    if packet in softmax.KERNELS:
+        bytes_read += softmax.further_bytes(func, args, kwargs)
     flops = _flops(func, args, kwargs, result)
     kind = _kind(packet) if flops is not None else Kind.ELEMENTWISE
     if flops is None:

@@ -27,6 +27,17 @@ _SINGLE = {
 _TENSORS = {"add": 3, "mul": 3, "div": 3, "gelu": 2, "relu": 2, "tanh": 2, "ln": 2, "softmax": 2}
 _LEAST = 512
 _LARGE_BYTES = 2e8
+_WIDTHS = (1024, 2048, 4096, 8192, 12288, 16384)
+# TFLOPS of PyTorch's attention without a mask, both passes, by width of heads and tokens of a row, in the figures of
+# https://github.com/Dao-AILab/flash-attention (assets/flash2_*_fwd_bwd_benchmark.png); bytes per second, and the shares
+# of softmax and of copies that the catalogue has.
+_TOKENS = (512, 1024, 2048, 4096, 8192)
+_ATTENTION = {
+    ("A100", 64): (36, 40, 43, 45, 46), ("A100", 128): (53, 67, 76, 79, 86),
+    ("H100", 64): (62, 72, 81, 86, 87), ("H100", 128): (93, 120, 145, 160, 167),
+}  # fmt: skip
+_BANDWIDTH = {"A100": 2.039e12, "H100": 3.35e12}
+_SOFTMAX, _STRIDED = 0.71, 0.45
 
 
 def line(flops: Any, seconds: Any, peak: float) -> tuple[float, float, float]:
@@ -82,6 +93,35 @@ def passes(clone: Path) -> Iterator[str]:
                 yield f"| {card} | {operator} | {large.sum()} | {middle:.2f} | {low:.2f} to {high:.2f} |"
 
 
+def widths(clone: Path) -> Iterator[str]:
+    """Yield a row for each GPU of NeuSight: the share of the bandwidth that softmax reaches, by width of its rows."""
+    data = pd.read_csv(clone / _DATASET / "softmax.csv")
+    data["share"] = 8.0 * data.B * data.H / (data.Latency * 1e-3)
+    for card, (_, bandwidth) in _SINGLE.items():
+        own = data[data.Device.str.replace(" ", "_").str.contains(card) & (8.0 * data.B * data.H > _LARGE_BYTES)]
+        if len(own):
+            shares = (own.share[own["H"] == width].median() / bandwidth for width in _WIDTHS)
+            yield f"| {card} | " + " | ".join(f"{share:.2f}" for share in shares) + " |"
+
+
+def batched() -> Iterator[str]:
+    """Yield a row for each GPU: the share of the bandwidth that is left for the products of PyTorch's attention.
+
+    16,384 tokens and 2,048 features, of 2 bytes. Products pass six times over the squares of scores and twelve times
+    over the features, softmax five times over the scores, and eight copies read and write the features.
+    """
+    for (card, heads), speeds in _ATTENTION.items():
+        shares = []
+        for tokens, tflops in zip(_TOKENS, speeds, strict=True):
+            scores = 16384 * tokens * 2048 // heads
+            features = 16384 * 2048
+            softmax = 5 * 2 * scores / (_BANDWIDTH[card] * _SOFTMAX)
+            copies = 8 * 2 * 2 * features / (_BANDWIDTH[card] * _STRIDED)
+            seconds = 3.5 * 4 * heads * scores / (tflops * 1e12) - softmax - copies
+            shares.append((6 * 2 * scores + 12 * 2 * features) / seconds / _BANDWIDTH[card])
+        yield f"| {card} | {heads} | " + " | ".join(f"{share:.2f}" for share in shares) + " |"
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -92,6 +132,10 @@ def main() -> None:
     print(*halves(clones.aiconfigurator), *singles(clones.neusight), sep="\n")
     print("\n| GPU | operator | tensors | share of bandwidth | 10 % to 90 % |\n|---|---|--:|--:|--:|")
     print(*passes(clones.neusight), sep="\n")
+    print("\n| GPU | " + " | ".join(f"{width:,}" for width in _WIDTHS) + " |\n|---|" + "--:|" * len(_WIDTHS))
+    print(*widths(clones.neusight), sep="\n")
+    print("\n| GPU | heads | " + " | ".join(f"{tokens:,}" for tokens in _TOKENS) + " |\n|---|" + "--:|" * 6)
+    print(*batched(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from benchmarks.published.metamathqa import training
 from benchmarks.published.tables import load
-from benchmarks.published.trainings import SHAPES, VOCABULARY, Step, hugging_face, plain_gpt
+from benchmarks.published.trainings import SHAPES, VOCABULARY, Step, hugging_face, mpt, plain_gpt
 
 _ADAMW_PASSES = 20
 """Times that AdamW reads or writes a float32 parameter, gradient or state, one tensor after another."""
+_COPIED_BYTES = 8
+"""What FSDP moves on the device for each parameter of a micro-batch.
+
+All bfloat16: the gradients of a layer's parameters are concatenated, as the backward pass of the split of its flat
+parameter, and divided before they are reduced (``_reduce_grad`` of torch/distributed/fsdp/_runtime_utils.py).
+"""
+_TRITON = {"attention": 0.37, "backward_attention": 0.68, "attention_tokens": 220.0}
+"""Rates of FlashAttention 1 in Triton on an A100, which llm-foundry's rows ran (``attn_impl`` of
+scripts/train/benchmarking/submit_benchmarks.py), by `operators.md`."""
 _GPT3 = {"1.3": (2048, 16, 24), "2.7": (2560, 32, 32)}
 _BERT: Mapping[str, Mapping[str, Any]] = {
     "base": {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
@@ -52,7 +61,9 @@ class Published:
         phase: the part of the trace that counts; "": all of it.
         micro_batches: of an optimizer step.
         gpus: processes.
+        rates: achieved rates of what ran in place of the kernels that the catalogue's are of.
         gathered_bytes: weights that are gathered for each micro-batch twice, and gradients that are scattered once.
+        copied_bytes: what FSDP reads and writes on the device for each micro-batch.
         updated_bytes: float32 parameters of each process that AdamW updates.
     """
 
@@ -66,7 +77,9 @@ class Published:
     phase: str = ""
     micro_batches: int = 1
     gpus: int = 1
+    rates: Mapping[str, Any] = field(default_factory=dict, hash=False)
     gathered_bytes: int = 0
+    copied_bytes: int = 0
     updated_bytes: int = 0
 
     @property
@@ -93,9 +106,11 @@ def _mpt(row: Published) -> Published:
     return replace(
         row,
         layers=layers,
-        step=lambda count: plain_gpt(width, heads, count, rows, tokens, checkpoints=words[5] == "on"),
+        step=lambda count: mpt(width, heads, count, rows, tokens, checkpoints=words[5] == "on"),
         micro_batches=int(words[4]),
+        rates=_TRITON,
         gathered_bytes=2 * parameters,
+        copied_bytes=_COPIED_BYTES * parameters,
         updated_bytes=4 * parameters // row.gpus,
     )
 

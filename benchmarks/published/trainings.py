@@ -25,6 +25,7 @@ SHAPES: Mapping[str, tuple[int, int, int]] = {
 }
 """Width, heads and layers of MPT (llm-foundry, ``scripts/train/yamls/pretrain``)."""
 VOCABULARY = 50368
+_METRICS = 2
 
 
 class _Block(nn.Module):
@@ -60,12 +61,31 @@ class PlainGpt(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the loss of token ids, [rows, tokens], as predictions of themselves."""
+        """Return the logits of token ids, [rows, tokens], end to end."""
         hidden = self.embedding(ids) + self.positions.weight[: ids.shape[1]]
         for block in self.blocks:
             hidden = checkpoint(block, hidden, use_reentrant=False) if self.checkpoints else block(hidden)
-        logits = functional.linear(self.norm(hidden), self.embedding.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+        return functional.linear(self.norm(hidden), self.embedding.weight).flatten(0, 1)
+
+
+class _FusedLoss(torch.autograd.Function):
+    """Passes over logits as the fused cross-entropy of flash-attention does (csrc/xentropy of version 1.0.9).
+
+    They are read for their maximum and for their sum, and once more in the backward pass, which writes the gradient.
+    """
+
+    @staticmethod
+    def forward(context: Any, logits: torch.Tensor) -> torch.Tensor:
+        """Return a number that depends on all logits."""
+        context.save_for_backward(logits)
+        return (logits.amax(-1) + logits.sum(-1)).mean()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Return a tensor in the logits' place."""
+        (logits,) = context.saved_tensors
+        product: torch.Tensor = logits * gradient
+        return product
 
 
 def plain_gpt(
@@ -77,7 +97,28 @@ def plain_gpt(
         with device:
             model = PlainGpt(width, heads, layers, tokens, fused=fused, checkpoints=checkpoints).to(torch.bfloat16)
             ids = torch.zeros(rows, tokens, dtype=torch.long)
-        model(ids).backward()
+        functional.cross_entropy(model(ids), ids.flatten()).backward()
+
+    return run
+
+
+def mpt(width: int, heads: int, layers: int, rows: int, tokens: int, *, checkpoints: bool) -> Step:
+    """Return the passes of a micro-batch of MPT as Composer trains it: with a fused loss, then two metrics.
+
+    ``ComposerMPTCausalLM`` of llm-foundry 0.3 has ``LanguageCrossEntropy`` and ``LanguagePerplexity`` as metrics of a
+    training, and Composer 0.16 (``_eval_train_metrics``) computes both for each micro-batch: a cross-entropy of all
+    logits, which autocast turns into float32.
+    """
+
+    def run(device: torch.device) -> None:
+        with device:
+            model = PlainGpt(width, heads, layers, tokens, fused=True, checkpoints=checkpoints).to(torch.bfloat16)
+            ids = torch.zeros(rows, tokens, dtype=torch.long)
+        logits = model(ids)
+        _FusedLoss.apply(logits).backward()
+        with torch.no_grad():
+            for _ in range(_METRICS):
+                functional.cross_entropy(logits.float(), ids.flatten(), reduction="sum")
 
     return run
 

@@ -44,6 +44,27 @@ def test_an_operator_is_classified_by_its_name_or_else_by_its_strides(
     assert found[-1] is access
 
 
+def test_products_of_batches_are_told_from_others() -> None:
+    def multiply(device: torch.device) -> None:
+        matrices = torch.empty(4, WIDTH, WIDTH, device=device)
+        matrices @ matrices
+        matrices[0] @ matrices[1]
+
+    batched = [each.work.access is Access.BATCHED for each in trace(multiply).operators if each.work.flops > WIDTH**2]
+    assert batched == [True, False]
+
+
+@pytest.mark.parametrize(("width", "passes"), [(8192, [(1, 1), (2, 1)]), (32768, [(3, 1), (3, 1)])])
+def test_softmax_reads_a_row_again_that_shared_memory_does_not_hold(width: int, passes: list[tuple[int, int]]) -> None:
+    def both_ways(device: torch.device) -> None:
+        scores = torch.empty(ROWS, width, device=device, requires_grad=True)
+        scores.log_softmax(-1).backward(torch.empty(ROWS, width, device=device))
+
+    size = 4 * ROWS * width
+    works = [each.work for each in trace(both_ways).operators if each.work.access is Access.SOFTMAX]
+    assert [(work.bytes_read // size, work.bytes_written // size) for work in works] == passes
+
+
 def test_attention_knows_its_length_and_its_direction() -> None:
     def attend(device: torch.device) -> None:
         query, key, value = (

@@ -53,6 +53,7 @@ ACHIEVED = replace(
         backward_attention=0.5,
         attention_tokens=1000,
         gather=0.1,
+        batched=0.5,
     ),
 )
 
@@ -62,6 +63,8 @@ ACHIEVED = replace(
     [
         (Work(Kind.MATMUL, "bfloat16", 10**14), 2.25),
         (Work(Kind.MATMUL, "float32", 10**13), 1.25),
+        (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12), 1.25),
+        (Work(Kind.MATMUL, "bfloat16", 10**12, 10**12, access=Access.BATCHED), 2.25),
         (Work(Kind.ATTENTION, "bfloat16", 10**14), 2.25),
         (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="efficient"), 2.25),
         (Work(Kind.ATTENTION, "bfloat16", 10**14, kernel="cudnn"), 1.5),
@@ -74,6 +77,8 @@ ACHIEVED = replace(
     ids=[
         "product",
         "other type",
+        "memory-bound",
+        "batched",
         "attention",
         "like it",
         "faster",
