@@ -6,7 +6,8 @@ import gc
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
 
@@ -33,17 +34,17 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 from autotune.core.protocol import PrepareRequest
 from autotune.core.workload import DatasetSource, ModelSource, Workload
 from autotune.probing import JobServer, prepare
+from autotune.probing.server import Worker
 from autotune.probing.tracing import ServerTracer
 from tests.small import long_tailed_texts, text_rows, write_rows, write_small_model
 from tests.virtual import alone
 
 TESTS = Path(__file__).parent
 LONGEST = (
-    "end_to_end/test_probe.py", "trainers/test_conformance_steps.py", "virtual/test_against_cpu.py",
-    "step/test_trace_ranks.py", "step/test_trace.py", "planning/test_extrapolation.py", "step/test_evaluation.py",
-    "trainers/test_conformance_geometry.py", "step/test_ranks.py", "step/test_probe.py", "step/test_training.py",
-    "virtual/test_vllm_against_cpu.py", "cli/test_plan.py", "trainers/test_conformance_worst.py",
-    "study/test_sharing.py",
+    "end_to_end/test_probe.py", "app/check/test_configurations.py", "virtual/test_images_against_cpu.py",
+    "step/test_trace.py", "trainers/test_adversarial.py", "step/test_trace_ranks.py",
+    "virtual/test_vllm_against_cpu.py", "app/check/test_images.py", "virtual/test_against_cpu.py", "step/test_grpo.py",
+    "step/test_prompts.py", "step/test_ranks.py", "app/test_workers.py", "step/test_probe.py", "cli/test_process.py",
 )  # fmt: skip
 """Files that take the longest, of which most tests are short, by their seconds (``make test`` shows the longest)."""
 
@@ -55,6 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (first.get(item.path, len(first)), item.path not in slow))
 
 
+def pytest_collectstart() -> None:
+    """Collect no garbage until the tests are collected: it would take an eighth of the time of their imports."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from looking at what the tests import: accelerate calls it at the end of a training.
 
@@ -62,6 +68,16 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Do so again after each file, whose tests import what they need of models, engines and kernels themselves."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        pytest_collection_finish()
+    return result
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +111,13 @@ def job_server() -> Iterator[JobServer]:
     """A server of real jobs on the CPU, one for all tests; it starts on first use."""
     with JobServer("cpu", threads=1, jobs_module=alone.MODULE) as server:
         yield server
+
+
+@pytest.fixture
+def worker(job_server: JobServer) -> Iterator[Worker]:
+    """A process of the server above that runs jobs one after another, as a plan's traces of one engine are."""
+    with closing(Worker(job_server)) as started:
+        yield started
 
 
 @pytest.fixture(scope="session", autouse=True)

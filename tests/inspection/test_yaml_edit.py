@@ -248,7 +248,7 @@ def untouched(document: Generated) -> Iterator[str]:
 def test_no_key_and_no_comment_is_lost_in_generated_documents() -> None:
     made = 0
     refused: list[str] = []
-    for seed in range(400):
+    for seed in range(200):
         document = Generated(seed)
         try:
             text = after(document.text, *document.edits)
@@ -261,5 +261,5 @@ def test_no_key_and_no_comment_is_lost_in_generated_documents() -> None:
         assert comments == [str(number) for number in range(1, document.comments + 1)], said
         assert listed(yaml.safe_load(text)) == listed(expected(yaml.safe_load(document.text), document.edits)), said
         assert all(piece in text for piece in untouched(document)), said
-    assert made > 300
+    assert made > 150
     assert all("edited automatically" in message for message in refused)

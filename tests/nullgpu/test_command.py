@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from autotune.core.codec import encode
@@ -17,6 +15,7 @@ from autotune.nullgpu import command as module
 from autotune.nullgpu.build import SONAMES
 from autotune.nullgpu.command import Ran, run
 from autotune.nullgpu.devices import null_device
+from tests.probing.processes import running, wait_until
 
 Run = Callable[..., Ran]
 
@@ -75,25 +74,20 @@ def test_what_its_processes_wrote_down_is_read(ran: Run, tmp_path: Path) -> None
     assert found.refused == (Refused("cudaGraphLaunch", "CUDA graphs"),)
 
 
-def ended(file: Path) -> bool:
-    """Return whether the process whose number a file has is gone."""
-    number = int(file.read_text())
-    for _ in range(100):
-        if not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
+def ended(*files: str) -> bool:
+    """Return whether the processes whose numbers files have come to their end."""
+    numbers = [int(Path(file).read_text()) for file in files]
+    return wait_until(lambda: not running(numbers), seconds=5)
 
 
 def test_when_its_time_is_up_all_is_ended_that_it_started_in_other_sessions_too(ran: Run) -> None:
     found = ran("setsid sleep 60 & echo $! > other; echo $$ > own; wait", timeout_seconds=3.0)
     assert found.ending == CommandExit(None, timed_out=True)
-    assert ended(Path("other"))
-    assert ended(Path("own"))
+    assert ended("other", "own")
 
 
 def test_what_goes_on_after_all_ranks_are_done_is_ended(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GRACE_SECONDS", 0.1)
     found = ran('touch "$AUTOTUNE_DRY_RUN/all-stopped"; echo $$ > own; sleep 60')
     assert found.ending == CommandExit(0)
-    assert ended(Path("own"))
+    assert ended("own")

@@ -21,7 +21,8 @@ from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import trace_request
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
-from autotune.probing import JobServer, trace
+from autotune.probing import trace
+from autotune.probing.server import Worker
 from autotune.study import search_by_traces
 from autotune.units import GIB, MIB
 from tests.planning.stand_in import EVALUATED_BYTES, WEIGHT_BYTES, AnalyticTracer
@@ -94,9 +95,7 @@ def test_another_layout_is_traced_beside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["cuda", pytest.param("cpu", marks=pytest.mark.nightly)])
-def test_evaluation_at_another_shape_follows_from_few_layers(
-    target: str, job_server: JobServer, tmp_path: Path
-) -> None:
+def test_evaluation_at_another_shape_follows_from_few_layers(target: str, worker: Worker, tmp_path: Path) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model", weights=False, num_hidden_layers=6)))
     here = setting(machine=GPU, of=replace(workload(), model_source=source))
     plan = TrainingPlan("sft", {"gradient_checkpointing": True, "bf16": True, "eval_strategy": "epoch"})
@@ -104,7 +103,7 @@ def test_evaluation_at_another_shape_follows_from_few_layers(
     def run(depth: int, shape: Shape) -> TraceReply:
         request = trace_request(plan, Layout.PADDED, shape, depth, here, H100)
         request = replace(request, target=target)  # type: ignore[arg-type]
-        return trace(job_server, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}")
+        return trace(worker, request, tmp_path / f"{depth}-{shape.rows}-{shape.tokens}")
 
     trained, evaluated = Shape(8, 64), Shape(4, 200)
     fits = {shape: Fit({depth: run(depth, shape) for depth in (2, 3)}, 6) for shape in (trained, evaluated)}
@@ -126,7 +125,7 @@ def test_evaluation_at_another_shape_follows_from_few_layers(
 @pytest.mark.slow
 @pytest.mark.parametrize("args", [{}, {"eval_strategy": "epoch"}], ids=["trained", "evaluated"])
 def test_steps_alone_are_those_of_a_trace_with_evaluation_and_save(
-    args: dict[str, str], job_server: JobServer, tmp_path: Path
+    args: dict[str, str], worker: Worker, tmp_path: Path
 ) -> None:
     source = ModelSource(str(write_small_model(tmp_path / "model", weights=False)))
     here = setting(machine=GPU, of=replace(workload(), model_source=source))
@@ -134,7 +133,7 @@ def test_steps_alone_are_those_of_a_trace_with_evaluation_and_save(
 
     def run(*, steps_alone: bool) -> TraceReply:
         request = trace_request(plan, Layout.PADDED, Shape(2, 64), 2, here, H100, steps_alone=steps_alone)
-        return trace(job_server, request, tmp_path / str(steps_alone))
+        return trace(worker, request, tmp_path / str(steps_alone))
 
     whole, alone = run(steps_alone=False), run(steps_alone=True)
     in_steps = [section for section in whole.sections if section.part.occurrence is not Occurrence.AFTER]

@@ -16,7 +16,8 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.points import traced_depths
-from autotune.probing import JobServer, trace
+from autotune.probing import trace
+from autotune.probing.server import Worker
 from autotune.step.data.profile import layer_kinds
 from autotune.step.models.loading import meta_model, model_class
 from autotune.trainers import find_trainer
@@ -51,7 +52,7 @@ Run = Callable[[int], TraceReply]
 
 
 def runs(
-    server: JobServer,
+    worker: Worker,
     folder: Path,
     model: Path,
     plan: TrainingPlan,
@@ -63,7 +64,7 @@ def runs(
     def run(depth: int) -> TraceReply:
         source, gpu = ModelSource(str(model)), find_gpu("H100-80GB")
         request = TraceRequest(plan, source, "cuda", worst, trainable=trainable, layers=depth, gpu=gpu)
-        return trace(server, request, folder / str(depth))
+        return trace(worker, request, folder / str(depth))
 
     return run
 
@@ -74,11 +75,11 @@ def seconds_of(full: TraceReply) -> float | None:
 
 
 @pytest.mark.parametrize(("model", "plan"), CASES)
-def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, job_server: JobServer, tmp_path: Path) -> None:
+def test_a_full_trace_is_what_small_ones_foretell(model: str, plan: str, worker: Worker, tmp_path: Path) -> None:
     args, words, every = PLANS[plan]
     directory = write_small_model(tmp_path / "model", model, weights=False, num_hidden_layers=LAYERS)
     sizes = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 2, "max_length": TOKENS, "bf16": True}
-    run = runs(job_server, tmp_path, directory, TrainingPlan("sft", {**args, **sizes}, words), ((TOKENS,),) * ROWS)
+    run = runs(worker, tmp_path, directory, TrainingPlan("sft", {**args, **sizes}, words), ((TOKENS,),) * ROWS)
     config = small_config(model, num_hidden_layers=LAYERS)
     kinds = layer_kinds(config, meta_model(model_class(config), config))
     small = Fit({depth: run(depth) for depth in traced_depths(kinds, every)}, LAYERS)
@@ -120,7 +121,7 @@ def documents(rows: int, longest: int) -> Documents:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("longest", "checkpointing"), [(80, False), (700, True)], ids=["whole", "in chunks"])
 def test_a_full_trace_of_kto_whose_second_tensor_has_its_own_width_is_what_small_ones_foretell(
-    longest: int, checkpointing: bool, job_server: JobServer, tmp_path: Path
+    longest: int, checkpointing: bool, worker: Worker, tmp_path: Path
 ) -> None:
     model = write_small_model(tmp_path / "model", weights=False, num_hidden_layers=KTO_LAYERS)
     sizes = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2, "max_length": 2 * longest}
@@ -134,7 +135,7 @@ def test_a_full_trace_of_kto_whose_second_tensor_has_its_own_width_is_what_small
             KTO.traced_plan(plan, geometry.layout, shape),
             KTO.traced_rows(geometry.layout, shape, TRAINABLE),
         )
-        run = runs(job_server, tmp_path / f"{shape.tokens}-{shape.beside}", model, planned, rows, TRAINABLE)
+        run = runs(worker, tmp_path / f"{shape.tokens}-{shape.beside}", model, planned, rows, TRAINABLE)
         small = Fit({depth: run(depth) for depth in traced_depths(["same"] * KTO_LAYERS)}, KTO_LAYERS)
         assert small.aligned
         foretold, full = small.forecast(2), run(KTO_LAYERS)
@@ -159,7 +160,7 @@ TAUGHT = Shape(4, 96, 24)
     ],
 )
 def test_a_full_trace_is_what_those_of_few_layers_of_the_student_foretell(
-    args: dict[str, object], words: dict[str, object], job_server: JobServer, tmp_path: Path
+    args: dict[str, object], words: dict[str, object], worker: Worker, tmp_path: Path
 ) -> None:
     model = write_small_model(tmp_path / "model", weights=False, num_hidden_layers=LAYERS)
     # Layers like the student's, but wider.
@@ -175,7 +176,7 @@ def test_a_full_trace_is_what_those_of_few_layers_of_the_student_foretell(
     )  # fmt: skip
 
     planned, rows = TRAINER.traced_plan(plan, Layout.PADDED, TAUGHT), TRAINER.traced_rows(Layout.PADDED, TAUGHT, 1.0)
-    run = runs(job_server, tmp_path, model, planned, rows)
+    run = runs(worker, tmp_path, model, planned, rows)
     small = Fit({depth: run(depth) for depth in FEW}, LAYERS)
     foretold, full = small.forecast(2), run(LAYERS)
 
@@ -189,7 +190,7 @@ def test_a_full_trace_is_what_those_of_few_layers_of_the_student_foretell(
 TIED_LAYERS, TIED = 16, Shape(1, 24, 8)
 
 
-def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(job_server: JobServer, tmp_path: Path) -> None:
+def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(worker: Worker, tmp_path: Path) -> None:
     # An H100 held 14.5 GiB where 20.8 were foretold: the cast of this gradient was aligned with one in a layer.
     model = write_small_model(
         tmp_path / "model",
@@ -208,7 +209,7 @@ def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(job_server: JobSe
     plan = TrainingPlan(trainer.name, args, {}, completions=Completions(8, 8))
 
     planned, rows = trainer.traced_plan(plan, Layout.PADDED, TIED), trainer.traced_rows(Layout.PADDED, TIED, 1.0)
-    run = runs(job_server, tmp_path, model, planned, rows)
+    run = runs(worker, tmp_path, model, planned, rows)
     foretold, full = Fit({depth: run(depth) for depth in FEW}, TIED_LAYERS).forecast(2), run(TIED_LAYERS)
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
 
@@ -216,9 +217,7 @@ def test_the_gradient_of_a_tied_head_is_not_taken_for_a_layers(job_server: JobSe
 REFERRED_LAYERS, PAIR = 16, (500, 500, 500)
 
 
-def test_what_the_second_layer_of_a_reference_holds_for_the_first_counts_once(
-    job_server: JobServer, tmp_path: Path
-) -> None:
+def test_what_the_second_layer_of_a_reference_holds_for_the_first_counts_once(worker: Worker, tmp_path: Path) -> None:
     # A null GPU held 34.3 GiB where 35.9 were foretold: the first layer's output counted once per further layer.
     model = write_small_model(
         tmp_path / "model", "qwen2", weights=False, num_hidden_layers=REFERRED_LAYERS, hidden_size=512,
@@ -228,6 +227,6 @@ def test_what_the_second_layer_of_a_reference_holds_for_the_first_counts_once(
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "bf16": True, "max_length": 1000,
         "gradient_checkpointing": True,
     }  # fmt: skip
-    run = runs(job_server, tmp_path, model, TrainingPlan("dpo", args, {}), (PAIR, PAIR))
+    run = runs(worker, tmp_path, model, TrainingPlan("dpo", args, {}), (PAIR, PAIR))
     foretold, full = Fit({depth: run(depth) for depth in FEW}, REFERRED_LAYERS).forecast(2), run(REFERRED_LAYERS)
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)

@@ -14,7 +14,8 @@ from autotune.core.workload import ModelSource
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.forecast import Forecast
 from autotune.planning.points import fit_of, traced_points
-from autotune.probing import JobServer, trace
+from autotune.probing import trace
+from autotune.probing.server import Worker
 from autotune.techniques.sharding import zero_stage
 from tests.small import write_small_model
 from tests.step.plans import fsdp2, needs_deepspeed, zero
@@ -60,9 +61,9 @@ SHARDED: dict[str, dict[str, Any]] = {
     ],
 )
 def test_a_full_trace_is_what_small_ones_foretell(
-    args: dict[str, Any], job_server: JobServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    args: dict[str, Any], worker: Worker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    foretold, full = _foretold(args, WIDE, LAYERS, job_server, tmp_path)
+    foretold, full = _foretold(args, WIDE, LAYERS, worker, tmp_path)
 
     reserved = foretold.peak_bytes + foretold.overhead_bytes + foretold.unused_bytes
     deviations = (f"tensors {foretold.peak_bytes / full.device.bytes - 1:+.2%}",
@@ -91,10 +92,10 @@ def test_a_full_trace_is_what_small_ones_foretell(
     ],
 )
 def test_the_need_of_a_large_model_is_what_the_layers_that_are_traced_foretell(
-    args: dict[str, Any], job_server: JobServer, tmp_path: Path
+    args: dict[str, Any], worker: Worker, tmp_path: Path
 ) -> None:
     """A rank's share of 8 billion weights has tensors of many layers; that of few layers has a part of one."""
-    foretold, full = _foretold(args, LARGE, LARGE["num_hidden_layers"], job_server, tmp_path)
+    foretold, full = _foretold(args, LARGE, LARGE["num_hidden_layers"], worker, tmp_path)
 
     assert foretold.peak_bytes == pytest.approx(full.device.bytes, rel=0.005)
     assert foretold.host_bytes == pytest.approx(full.host.bytes, rel=0.01)
@@ -107,7 +108,7 @@ def plan_of(args: dict[str, Any]) -> TrainingPlan:
 
 
 def _foretold(
-    args: dict[str, Any], shape: dict[str, Any], layers: int, server: JobServer, folder: Path
+    args: dict[str, Any], shape: dict[str, Any], layers: int, worker: Worker, folder: Path
 ) -> tuple[Forecast, TraceReply]:
     """Return what traces of few layers foretell of a model, and a trace of all of its layers."""
     plan, kinds = plan_of(args), ["layer"] * layers
@@ -115,17 +116,17 @@ def _foretold(
     source = ModelSource(
         str(write_small_model(folder / "model", weights=False, **{"num_hidden_layers": layers, **shape}))
     )
-    *small, full = _traced(server, folder, source, [*((traced, depth) for (depth, _), traced in wanted.items()),
+    *small, full = _traced(worker, folder, source, [*((traced, depth) for (depth, _), traced in wanted.items()),
                                                     (plan, layers)])  # fmt: skip
     fit = fit_of(plan, kinds, SHAPE, dict(zip(wanted, small, strict=True)))
     return fit.forecast(2), full
 
 
 def _traced(
-    server: JobServer, folder: Path, source: ModelSource, wanted: list[tuple[TrainingPlan, int]]
+    worker: Worker, folder: Path, source: ModelSource, wanted: list[tuple[TrainingPlan, int]]
 ) -> list[TraceReply]:
     requests = [
         TraceRequest(plan, source, "cuda", ((TOKENS,),), layers=depth, gpu=find_gpu("H100-80GB"))
         for plan, depth in wanted
     ]
-    return [trace(server, request, folder / str(number), 250.0) for number, request in enumerate(requests)]
+    return [trace(worker, request, folder / str(number), 250.0) for number, request in enumerate(requests)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -224,15 +226,24 @@ TRAINED, EVALUATED = [4, 9, 6, 12, 7, 5, 10, 8], [5, 40, 7]
 """Words of prompts."""
 SIZES = {"max_completion_length": 8, "num_generations": 2, "per_device_train_batch_size": 2}
 GENERATING = pytest.mark.parametrize("trainer", ["grpo", "rloo"])
+BY_DAY = pytest.mark.parametrize("trainer", ["grpo", pytest.param("rloo", marks=pytest.mark.nightly)])
+ToEvaluate = Callable[[str], Prepared]
 
 
 def prompts(words: list[int]) -> Rows:
     return [{"prompt": " ".join(["memory"] * count)} for count in words]
 
 
-def to_evaluate(trainer: str, model: Path, folder: Path) -> Prepared:
-    """Prepare prompts to train on and longer ones to evaluate on."""
-    return prepared_rows(find_trainer(trainer), prompts(TRAINED), model, folder, evaluated=prompts(EVALUATED))
+@pytest.fixture(scope="module")
+def to_evaluate(small_model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> ToEvaluate:
+    """A function that returns prompts for a trainer to train on, and longer ones to evaluate on, prepared once."""
+
+    @cache
+    def of(trainer: str) -> Prepared:
+        known, folder = find_trainer(trainer), tmp_path_factory.mktemp(trainer)
+        return prepared_rows(known, prompts(TRAINED), small_model_directory, folder, evaluated=prompts(EVALUATED))
+
+    return of
 
 
 def request_of(found: Prepared, **choices: int) -> ProbeRequest:
@@ -245,9 +256,9 @@ def request_of(found: Prepared, **choices: int) -> ProbeRequest:
 
 @GENERATING
 def test_the_widest_prompts_are_completed_in_an_evaluation_of_the_size_that_is_planned(
-    trainer: str, small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: str, to_evaluate: ToEvaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    found = to_evaluate(trainer)
     request = request_of(found, per_device_eval_batch_size=4)
     trained: list[int] = []
     evaluated: list[tuple[int, int]] = []
@@ -274,8 +285,8 @@ def test_the_widest_prompts_are_completed_in_an_evaluation_of_the_size_that_is_p
 
 
 @GENERATING
-def test_no_evaluation_of_trl_s_loader_is_larger(trainer: str, small_model_directory: Path, tmp_path: Path) -> None:
-    found = to_evaluate(trainer, small_model_directory, tmp_path)
+def test_no_evaluation_of_trl_s_loader_is_larger(trainer: str, to_evaluate: ToEvaluate, tmp_path: Path) -> None:
+    found = to_evaluate(trainer)
     for rows, at_most in ((2, 2), (4, 4), (16, 6)):
         request = request_of(found, per_device_eval_batch_size=rows)
         # As TRL draws them: in random order, each prompt as often as it is completed.
@@ -288,12 +299,12 @@ def test_no_evaluation_of_trl_s_loader_is_larger(trainer: str, small_model_direc
         assert geometry.worst.tokens == drawn + SIZES["max_completion_length"]
 
 
-@GENERATING
+@BY_DAY
 @pytest.mark.parametrize(("copies", "rows", "at_most"), [(1, 1, 1), (1, 3, 3), (4, 4, 4), (4, 16, 12)])
 def test_prompts_to_evaluate_on_are_completed_as_often_as_their_own_number_says(
-    trainer: str, copies: int, rows: int, at_most: int, small_model_directory: Path, tmp_path: Path
+    trainer: str, copies: int, rows: int, at_most: int, to_evaluate: ToEvaluate, tmp_path: Path
 ) -> None:
-    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    found = to_evaluate(trainer)
     request = request_of(found, per_device_eval_batch_size=4)
     own = {"num_generations_eval": copies, "per_device_eval_batch_size": rows}
     request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
@@ -305,9 +316,9 @@ def test_prompts_to_evaluate_on_are_completed_as_often_as_their_own_number_says(
 
 
 def test_a_probe_evaluates_with_as_many_completions_as_the_plan_says(
-    small_model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    to_evaluate: ToEvaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = to_evaluate("grpo", small_model_directory, tmp_path)
+    found = to_evaluate("grpo")
     request = request_of(found, per_device_eval_batch_size=4)
     own = {"num_generations_eval": 1, "per_device_eval_batch_size": 3}
     request = replace(request, plan=replace(request.plan, args={**request.plan.args, **own}))
@@ -325,12 +336,12 @@ def test_a_probe_evaluates_with_as_many_completions_as_the_plan_says(
     assert set(evaluated) == {len(EVALUATED)}
 
 
-@GENERATING
+@BY_DAY
 @pytest.mark.parametrize("rows", [3, 4])
 def test_evaluated_completions_form_whole_groups_as_trl_demands(
-    trainer: str, rows: int, small_model_directory: Path, tmp_path: Path
+    trainer: str, rows: int, to_evaluate: ToEvaluate, tmp_path: Path
 ) -> None:
-    found = to_evaluate(trainer, small_model_directory, tmp_path)
+    found = to_evaluate(trainer)
     allowed = frozenset(SIZES)
     of = problem(Setting(found.workload, CPU, 4, 1.0, allowed), trainer=trainer)
     candidate = of.trainer.normal(of.baseline.but(**SIZES, per_device_eval_batch_size=rows), of.setting)
@@ -351,10 +362,8 @@ def test_evaluated_completions_form_whole_groups_as_trl_demands(
         configure()
 
 
-def test_the_size_is_searched_where_there_are_prompts_to_evaluate_on(
-    small_model_directory: Path, tmp_path: Path
-) -> None:
-    found = to_evaluate("grpo", small_model_directory, tmp_path)
+def test_the_size_is_searched_where_there_are_prompts_to_evaluate_on(to_evaluate: ToEvaluate) -> None:
+    found = to_evaluate("grpo")
     for of, sizes in ((found.workload, {4, 8, 16, 32, 64}), (replace(found.workload, evaluation=None), {8})):
         here = problem(Setting(of, CPU, 8, 1.0), trainer="grpo")
         assert set(here.choices.get("per_device_eval_batch_size", (8,))) == sizes

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.events import ignore
 from autotune.core.gpu import AchievedRates
 from autotune.core.plan import AllocatorUse, TrainingPlan
 from autotune.core.program import OPTIMIZER_STEP, SAVE
@@ -24,6 +25,7 @@ from autotune.inspection.gpus import find_gpu
 from autotune.planning.extrapolation.fit import Fit
 from autotune.probing import JobServer, trace
 from autotune.probing.server import Worker
+from autotune.probing.tracing import ServerTracer
 from autotune.step.job import JobContext
 from autotune.step.jobs.trace import trace as trace_in_this_process
 from autotune.techniques.traits import libraries_of
@@ -255,11 +257,15 @@ def test_a_trace_writes_to_the_folder_of_its_job_alone_so_that_nothing_is_left_o
     assert trace_in_this_process(a_request(model), JobContext(tmp_path, time.monotonic())).device.bytes
 
 
-def test_what_one_trace_does_to_its_process_does_not_reach_the_next(run: Any) -> None:
-    before = run({"learning_rate": 1e-5})
-    run({"use_liger_kernel": True})
+def test_what_one_trace_does_to_its_process_does_not_reach_the_next(job_server: JobServer, model: Path) -> None:
+    given = ({"learning_rate": 1e-5}, {"use_liger_kernel": True}, {"learning_rate": 2e-5})
+    with ServerTracer(1, ignore, job_server) as tracer:
+        before, fused, after = tracer([replace(a_request(model, args), layers=2) for args in given])
 
-    assert run({"learning_rate": 2e-5}).device == before.device
+    assert isinstance(before, TraceReply)
+    assert isinstance(fused, TraceReply)
+    assert isinstance(after, TraceReply)
+    assert before.device == after.device != fused.device
 
 
 def traced_in_one_process(server: JobServer, requests: list[TraceRequest], folder: Path) -> list[TraceReply]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 
 import pytest
 import torch
@@ -68,6 +69,12 @@ def _training(steps: Sequence[Sequence[int]], *, kept: bool) -> Callable[[torch.
     return run
 
 
+@cache
+def _longest(*, micro_batches: int = 1, kept: bool = False) -> Trace:
+    """Return the trace of four steps of the longest rows."""
+    return trace(_training([[TOKENS] * micro_batches] * 4, kept=kept))
+
+
 def _device_sizes(traced: Trace, first: int) -> list[int]:
     events = traced.events[first:]
     return [event.change_bytes for event in events if event.place is Place.DEVICE]
@@ -76,7 +83,7 @@ def _device_sizes(traced: Trace, first: int) -> list[int]:
 @pytest.mark.parametrize("kept", [False, True], ids=["freed", "kept"])
 @pytest.mark.parametrize("tokens", [96, 240, 255])
 def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, kept: bool) -> None:
-    longest = trace(_training([[TOKENS]] * 4, kept=kept))
+    longest = _longest(kept=kept)
     really = trace(_training([[TOKENS], [TOKENS], [TOKENS], [tokens], [TOKENS]], kept=kept))
 
     scaled = varied(longest, longest.phase("3"), MicroBatch(ROWS, TOKENS), [(tokens,)])
@@ -91,7 +98,7 @@ def test_a_step_of_another_length_has_the_sizes_that_it_really_has(tokens: int, 
 @pytest.mark.parametrize("lengths", [(96, TOKENS), (TOKENS, 96)], ids=["longest last", "longest first"])
 def test_micro_batches_of_a_step_have_the_sizes_that_they_really_have(lengths: tuple[int, int]) -> None:
     longest = [TOKENS, TOKENS]
-    traced = trace(_training([longest] * 4, kept=False))
+    traced = _longest(micro_batches=2)
     really = trace(_training([longest, longest, longest, lengths, longest], kept=False))
 
     scaled = varied(traced, traced.phase("3"), MicroBatch(ROWS, TOKENS), [lengths])

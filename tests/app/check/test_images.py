@@ -33,11 +33,9 @@ def verdict_of(
     return checked(config=str(file), trainer=trainer, gpu="H100-80GB", **asked)
 
 
-@pytest.mark.parametrize("trainer", ["sft", "dpo", pytest.param("kto", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("trainer", ["dpo", pytest.param("kto", marks=pytest.mark.nightly)])
 def test_rows_with_images_fit(checked: Checked, vision_model: Path, tmp_path: Path, trainer: str) -> None:
-    # With images, it is TRL's own default.
-    skips = "dataset_kwargs: {skip_prepare_dataset: true}\n" if trainer == "sft" else ""
-    verdict = verdict_of(checked, tmp_path, vision_model, trainer, f"max_length: null\n{skips}")
+    verdict = verdict_of(checked, tmp_path, vision_model, trainer, "max_length: null\n")
     assert (verdict.outcome, verdict.need is not None) == (Outcome.FITS, True), verdict.headline
 
 
@@ -45,8 +43,10 @@ def test_eager_attention_is_noted_where_images_of_several_sizes_share_a_row(
     checked: Checked, vision_model: Path, tmp_path: Path
 ) -> None:
     rows = rows_of([[picture(90, 60), picture(30, 20)], [picture(90, 60)]] * 2)
+    # With images, it is TRL's own default.
+    skips = "dataset_kwargs: {skip_prepare_dataset: true}\n"
     for attention, notes in (("eager", 1), ("sdpa", 0)):
-        body = f"max_length: null\nattn_implementation: {attention}\n"
+        body = f"max_length: null\n{skips}attn_implementation: {attention}\n"
         verdict = verdict_of(checked, tmp_path, vision_model, "sft", body, rows)
         assert verdict.outcome is Outcome.FITS, verdict.headline
         found = [item.severity for item in verdict.findings if "scores of each image" in item.message]

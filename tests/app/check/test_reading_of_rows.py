@@ -63,7 +63,8 @@ def test_a_chat_template_that_comes_to_no_end_is_ended(
 
 def test_rows_are_as_long_as_the_template_of_the_file_makes_them(of: Check, template: Path) -> None:
     rows = messages_rows(["a b", "a b c d"])
-    assert "has no chat template" in of(rows, "").reason + str(of(rows, "").findings)
+    without = of(rows, "")
+    assert "has no chat template" in without.reason + str(without.findings)
     short = tokens_of(of(rows, f"chat_template_path: {template}\n"))
     # Neither the rows that were read nor the verdict are kept longer than the template stays as it is.
     template.write_text(template.read_text().replace("{{ message.content }}", "{{ message.content }} and so on"))
