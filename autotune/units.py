@@ -40,7 +40,7 @@ def parse_size(text: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     size = float(match.group(1)) * _SIZE_UNITS.get(match.group(2).lower(), 0) if match else 0.0
     if not 0 < size < inf:
-        raise InputError(f"{text!r} is not a size.", hint="Write a number and a unit, such as 24GiB or 800MiB.")
+        raise InputError(f"{text!r} is not a size.", hint="Write a number above 0 and a unit, such as 24GiB.")
     return int(size)
 
 
@@ -57,7 +57,7 @@ def parse_duration(text: str) -> float:
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != compact or not 0 < seconds < inf:
-        raise InputError(f"{text!r} is not a duration.", hint="Write for instance 90s, 10m or 1h30m.")
+        raise InputError(f"{text!r} is not a duration.", hint="Write a time above 0, such as 90s, 10m or 1h30m.")
     return seconds
 
 

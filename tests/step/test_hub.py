@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -70,3 +71,4 @@ def test_a_dataset_is_not_known_where_the_hub_cannot_be_reached(
     with pytest.raises(InputError, match="dataset no/such was not found") as found:
         dataset.load_rows(find_trainer("sft"), DatasetSource("no/such", "no/such"), None, ModelSource("m"), tmp_path)
     assert isinstance(found.value, UnreadError) is unreached
+    assert re.search(r"[^.]\. Check the name;", str(found.value))

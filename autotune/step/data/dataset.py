@@ -101,7 +101,7 @@ def _loaded(source: DatasetSource, folder: Path | None) -> Dataset:
                 rows.train_test_split(test_size=source.test_size)
             return rows
     except (DatasetNotFoundError, FileNotFoundError, ConnectionError, HfHubHTTPError) as error:
-        message = f"The dataset {source.name} was not found: {_first_line(error)}"
+        message = f"The dataset {source.name} was not found: {_first_line(error).removesuffix('.')}."
         raise not_loaded(error, message, "Check the name; where there is no network, give a local file.") from error
     except DatasetGenerationError as error:
         _check_all_lines(source)
