@@ -34,7 +34,7 @@ def test_sizes_are_read_in_both_systems(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "2.5.1GiB", "GiB", "0", "-24", "-1GiB", "0GiB", "24 GiBs", "1e3GiB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is not a size.*above 0"):
+    with pytest.raises(InputError, match=r"is not a size.*above 0"):
         parse_size(text)
 
 
@@ -47,7 +47,7 @@ def test_durations_are_read(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "10x", "0", "1h30", "m", "10 minutes", "-5m", "0s", "5mm"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="is not a duration.*above 0"):
+    with pytest.raises(InputError, match=r"is not a duration.*above 0"):
         parse_duration(text)
 
 
