@@ -38,9 +38,6 @@ Examples: LoRA of attention alone is a quarter faster than LoRA of all layers wi
 rows and 4-bit weights; how much slower fewer rows are depends on such weights, dequantised for each micro-batch."""
 _RANDOM = 100
 """Random candidates that are considered as well."""
-_SINGLE_CHANGE = 1 / 4
-"""Changes of the best by one choice are ordered as if they lacked a quarter of the expected memory: one choice may free
-memory with one other choice alone."""
 _STEPS = 3
 """Further changes of the most promising candidates that are considered. With one, and four candidates at once, a plan
 of an 8B shape on an H100 ended 18 % below; the recorded parts of its space do not show that."""
@@ -221,9 +218,7 @@ class Improvements:
             return -least
         expected = rate(pool)
         gain = expected.mean + doubt * expected.untraced - _least_worth(best)
-        near = frozenset(self._changes(best.candidate))
-        lacking = least * np.where([each in near for each in pool], _SINGLE_CHANGE, 1.0)
-        return np.where(gain <= 0, -np.inf, np.where(least > 0, -lacking if doubt == 1 else -np.inf, gain))
+        return np.where(gain <= 0, -np.inf, np.where(least > 0, -least if doubt == 1 else -np.inf, gain))
 
     def _pool(self, best: Estimate, need: Figure, rate: Figure, doubt: float) -> list[Candidate]:
         """Return open candidates: changes of the best and of what would be faster, and random ones."""
