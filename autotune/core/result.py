@@ -40,7 +40,7 @@ class Smallest:
     """The candidate with the smallest predicted need of the space.
 
     Attributes:
-        predicted_bytes: the prediction, as corrected by the probes.
+        predicted_bytes: the prediction, as raised by probes that ran out of memory.
         number: number of its trial, or of that of another with the same plan; None if it was not tried.
     """
 
