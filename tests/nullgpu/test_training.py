@@ -127,6 +127,7 @@ GROUPED = """
     import json, torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from autotune.virtual.cuda import scratch
+    from autotune.virtual.records import Capabilities
     q, k, v = (torch.randn(2, heads, 512, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
                for heads in (8, 2, 2))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -137,7 +138,8 @@ GROUPED = """
     made = torch.autograd.grad(out, (q, k, v), given)
     peak = torch.cuda.max_memory_allocated() - before
     backward = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default
-    print(json.dumps([peak, sum(each.nbytes for each in made), *scratch(backward, (given, q, k, v), {}, None)]))
+    workspace = scratch(backward, (given, q, k, v), {}, None, gpus=Capabilities(torch.cuda.get_device_capability()))
+    print(json.dumps([peak, sum(each.nbytes for each in made), *workspace]))
 """
 
 OPERATORS = """
