@@ -363,9 +363,9 @@ def test_two_legacy_keys_become_one_mapping(tmp_path: Path) -> None:
 
 
 def test_of_continuous_batching_the_reason_is_given_why_no_step_is_traced(write: Write, checked: Checked) -> None:
-    verdict = checked(
-        config=str(write("grpo", "use_transformers_continuous_batching: true\n")), trainer="grpo", gpu=GPU
-    )
+    # With bf16, transformers 5.24 fails.
+    file = write("grpo", "use_transformers_continuous_batching: true\nbf16: false\n")
+    verdict = checked(config=str(file), trainer="grpo", gpu=GPU)
     assert verdict.outcome is Outcome.UNKNOWN
     assert (
         "continuous batching (use_transformers_continuous_batching) is not planned, since its cache takes most of the "
