@@ -24,7 +24,8 @@ MOST_TOKENS = 1 << 24
 # The largest share of a budget that it makes sense to leave unused.
 _LARGEST_MARGIN = 0.5
 _LARGEST_SEED = (1 << 31) - 1
-"""NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers), and those of resumed searches are counted on."""
+"""NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers). A resumed search adds its number of trials
+to the seed, for which half of them are left."""
 
 
 @dataclass(frozen=True)

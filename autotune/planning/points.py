@@ -78,9 +78,9 @@ def fit_of(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape, replies
 def _whole_point(plan: TrainingPlan, layer_kinds: Sequence[str], shape: Shape) -> Point | None:
     """Return the point at which a plan is traced for what it holds between micro-batches; None if layers show it.
 
-    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch, on
-    which nothing depends that is taken from it: the same one for many plans and for all of their sizes. Rows with
-    images are those of the dataset.
+    It is that of :func:`~autotune.techniques.traits.between_layers`, for the whole model and a small micro-batch. What
+    is held between micro-batches does not depend on their size, so that one trace serves all sizes of a plan, and many
+    plans. Rows with images are those of the dataset.
     """
     layers = len(layer_kinds)
     if not impact_in(plan).uneven or depths_of(plan, layer_kinds) == (layers,):

@@ -27,7 +27,7 @@ _FIRST = 4
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
-"""Candidates in a row that bring nothing faster, after which only uncertain ones are run; after as many, none."""
+"""Candidates in a row that bring nothing faster, after which only uncertain ones are run; after twice as many, none."""
 _WORTH = 0.002
 """Share of speed or memory that a candidate has to gain to count."""
 _BEST = 3

@@ -118,8 +118,9 @@ class Attention(Technique):
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason for a device without the kernel, and for FlashAttention in float32 or with another mask.
 
-        A package may be missing on this machine; another one that is planned for may have it. FlexAttention fails on
-        micro-batches of certain widths; see :func:`_failing_width`.
+        A missing package is a reason only for a training on this machine, whose ``host_bytes`` are known: another one
+        that is planned for may have it. FlexAttention fails on micro-batches of certain widths; see
+        :func:`_failing_width`.
         """
         hardware = setting.machine.hardware
         if hardware.kind == "cpu" or hardware.compute_capability is not None:
