@@ -65,9 +65,13 @@ _REDUCED_SECONDS = 0.3
 
 
 def _behave(request: ProbeRequest, context: JobContext) -> Measurement:
+    folder = context.folder.parent
+    (folder / f"{PIDS}-{os.environ['RANK']}").write_text(str(os.getpid()))
+    # A rank that fails ends the others, which may not have come as far as this.
+    assert wait_until(
+        lambda: sum(bool(file.stat().st_size) for file in folder.glob(f"{PIDS}-*")) == int(os.environ["WORLD_SIZE"])
+    )
     training: Any = importlib.import_module("autotune.step.run.training")
-
-    (context.folder.parent / f"{PIDS}-{os.environ['RANK']}").write_text(str(os.getpid()))
     if request.seed == _SILENT:
         # What accelerate does on a CPU if nothing keeps it from it.
         training.on_device = lambda *given: given[-1]()
