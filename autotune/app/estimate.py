@@ -101,7 +101,7 @@ def estimate(
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
         try:
-            memory = steps.memory(sized, whole=True, varied=True)
+            memory = steps.memory(sized, whole=True)
         except UntraceableError as error:
             raise AutotuneError(
                 f"{model} cannot be traced: {error}", hint="`autotune probe` can measure it."

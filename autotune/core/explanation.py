@@ -27,7 +27,6 @@ class TracedPoint:
         layers: number of traced layers.
         shape: of the traced micro-batch.
         weight: of its figures in those of the whole model. Negative ones are subtracted.
-        new: whether it was run now; else it was in the cache.
         tensor_bytes: the most bytes that tensors held at once.
         allocated_bytes, reserved_bytes: of the simulated caching allocator; on a CPU of tensors, and None.
         assumptions: assumptions of the trace, with counts.
@@ -36,7 +35,6 @@ class TracedPoint:
     layers: int
     shape: Shape
     weight: float
-    new: bool
     tensor_bytes: int
     allocated_bytes: int
     reserved_bytes: int | None

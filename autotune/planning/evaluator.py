@@ -298,7 +298,7 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
         return known
     return replace(
         known,
-        traces=_points(traced, plan.allocator, evaluator.traces),
+        traces=_points(traced, plan.allocator),
         aligned=traced.fit.aligned,
         peaks=tuple(
             PartPeak(*stretch, levels, traced.highest_moment(stretch))
@@ -314,14 +314,12 @@ def explained(evaluator: Evaluator, candidate: Candidate, subject: Subject) -> E
     )
 
 
-def _points(traced: TracedPlan, allocator: AllocatorUse, traces: Traces) -> tuple[TracedPoint, ...]:
-    shape = traced.geometry.worst
+def _points(traced: TracedPlan, allocator: AllocatorUse) -> tuple[TracedPoint, ...]:
     return tuple(
         TracedPoint(
             layers=layers,
-            shape=shape,
+            shape=traced.geometry.worst,
             weight=weight,
-            new=traces.is_new(traced.requests[layers, shape]),
             tensor_bytes=reply.device.bytes,
             allocated_bytes=reply.replayed(allocator).allocated_bytes,
             reserved_bytes=reply.replayed(allocator).reserved_bytes,

@@ -15,7 +15,7 @@ from autotune.core.traced import TraceReply, TraceRequest
 from autotune.planning.extrapolation.fit import Fit
 from autotune.planning.extrapolation.forecast import Forecast, Stretch, mean_times, memory_estimate
 from autotune.planning.extrapolation.series import Levels
-from autotune.planning.points import Point, fit_of, trace_request, traced_points
+from autotune.planning.points import depths_of, fit_of, trace_request
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import with_vllm
 from autotune.probing.tracing import Traced, Untraceable
@@ -63,11 +63,11 @@ class Sized:
             every += [self._timed(each)[0] for each in typical]
         return dict.fromkeys([*every, *(phase.size for phase in phases_at_own_size(geometry, geometry.worst))])
 
-    def at_worst(self, shape: Shape, fits: Mapping[Size, Fit]) -> Forecast:
-        """Return the forecast where the largest micro-batches are of a shape, given the traces at each size."""
+    def at_worst(self, size: Size, fits: Mapping[Size, Fit]) -> Forecast:
+        """Return the forecast where the largest micro-batches are of a size, given the traces at each size."""
         geometry, plan = self.geometry, self.plan
-        found = fits[_full(geometry, shape)].forecast(geometry.micro_batches, plan.allocator)
-        for phase in phases_at_own_size(geometry, shape):
+        found = fits[size].forecast(geometry.micro_batches, plan.allocator)
+        for phase in phases_at_own_size(geometry, size[1]):
             at_its_own = fits[phase.size].forecast(phase.micro_batches, plan.allocator)
             found = found.taking(phase.phase, at_its_own, phase.per_step)
         return found.spread(plan.pass_share)
@@ -113,13 +113,12 @@ class TracedPlan(Sized):
     """A training plan that was traced at its own sizes.
 
     Attributes:
-        geometry: of the shapes that may need the most memory, the one that does is its worst.
+        geometry: of the sizes that may need the most memory, the one that does is its worst.
         worst: forecast of that micro-batch, for the whole model.
-        mean: the same with the mean times over all micro-batches if it was timed; else ``worst``.
+        mean: the same with the mean times over all micro-batches if it was timed; else with those of the widest one.
         memory: of the training alone, without what vLLM holds. Its time is that of ``mean``.
         timed: whether all sizes were traced that stand for its micro-batches.
         fits: of the traces, by size.
-        requests: of the traces of the worst micro-batch.
     """
 
     worst: Forecast
@@ -127,7 +126,6 @@ class TracedPlan(Sized):
     memory: MemoryEstimate
     timed: bool
     fits: Mapping[Size, Fit]
-    requests: Mapping[Point, TraceRequest]
 
     @property
     def fit(self) -> Fit:
@@ -180,13 +178,12 @@ class PlanTracer:
         self._uses = tuple(uses)
         self._layer_kinds = setting.workload.model.layer_kinds
 
-    def memory(self, sized: Sized, *, whole: bool = False, varied: bool = False) -> MemoryEstimate:
+    def memory(self, sized: Sized, *, whole: bool = False) -> MemoryEstimate:
         """Return memory of a plan, what vLLM holds beside it included, and the time of a step on its largest
         micro-batches.
 
         Args:
-            whole: whether :meth:`whole` is called.
-            varied: its argument.
+            whole: whether it is traced at full depth and after varied lengths.
 
         Raises:
             UntraceableError: a step of it cannot be traced.
@@ -196,7 +193,7 @@ class PlanTracer:
         if isinstance(found, Untraceable):
             raise UntraceableError(found.reason)
         if whole:
-            (found,) = self.whole([found], varied=varied)
+            (found,) = self.whole([found], varied=True)
         shared = with_vllm(found.memory, sized.plan, self._setting)
         if isinstance(shared, str):
             raise VllmError(shared)
@@ -209,47 +206,33 @@ class PlanTracer:
             timed: whether the sizes that stand for all micro-batches are traced for the time of a step; else it is that
                 of the largest.
         """
-        unpadded = [self._unpadded(sized) for sized in every]
-        asked = [(sized, timed) for sized in every] + [(sized, False) for sized in unpadded if sized is not None]
-        wanted = [self._requests(sized, timed=timed) for sized, timed in asked]
-        requests = [request for sizes in wanted for points in sizes.values() for request in points.values()]
+        wanted = [self._requests(sized, timed=timed) for sized in every]
+        requests = [request for sizes in wanted for depths in sizes.values() for request in depths.values()]
         replies = iter(self._traces.get(requests))
-        found = [
-            self._traced(sized, sizes, {size: {at: next(replies) for at in sizes[size]} for size in sizes})
-            for (sized, _), sizes in zip(asked, wanted, strict=True)
+        return [
+            self._traced(sized, {size: {depth: next(replies) for depth in depths} for size, depths in sizes.items()})
+            for sized, sizes in zip(every, wanted, strict=True)
         ]
-        others = iter(found[len(every) :])
-        pairs = zip(found[: len(every)], unpadded, strict=True)
-        return [padded if sized is None else self._larger(padded, next(others)) for padded, sized in pairs]
 
-    def _unpadded(self, sized: Sized) -> Sized | None:
-        """Return a plan with its widest micro-batch without padding as the worst one; None: it needs no more memory."""
+    def _largest(self, sized: Sized) -> list[Size]:
+        """Return the sizes of the micro-batches of which each may need the most memory.
+
+        One of equally long rows has no mask, and without it attention may need more.
+        """
         plan, geometry, workload = sized.plan, sized.geometry, self._setting.workload
+        found = [_full(geometry, shape) for shape in geometry.shapes]
         capability = self._device.compute_capability if self._device is not None else None
         if (
-            self._setting.machine.hardware.kind != "cuda"
-            or geometry.layout is not Layout.PADDED
-            or geometry.worst.chosen
+            self._setting.machine.hardware.kind == "cuda"
+            and geometry.layout is Layout.PADDED
+            and not geometry.worst.chosen
             # Completions of different lengths have masks.
-            or geometry.worst.generated
-            or not unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
+            and not geometry.worst.generated
+            and unmasked_may_need_more(plan, capability, grouped=workload.model.grouped_heads)
         ):
-            return None
-        _, widths = find_trainer(plan.trainer).widths(plan, workload.dataset.documents)
-        if not widths:
-            return None
-        worst = replace(geometry.worst, tokens=widths[-1], filled=1.0)
-        return replace(sized, geometry=replace(geometry, layout=Layout.EQUAL, worst=worst, rivals=()))
-
-    def _larger(self, padded: TracedPlan | Untraceable, unpadded: TracedPlan | Untraceable) -> TracedPlan | Untraceable:
-        """Return the one of two traces of a plan whose micro-batch needs more memory, with the times of the first."""
-        if isinstance(padded, Untraceable) or isinstance(unpadded, Untraceable):
-            return padded if isinstance(padded, Untraceable) else unpadded
-        if unpadded.worst.reserved_bytes <= padded.worst.reserved_bytes:
-            return padded
-        memory = self._memory(unpadded, unpadded.worst, padded.mean)
-        fits = {**padded.fits, **unpadded.fits}
-        return replace(unpadded, mean=padded.mean, timed=padded.timed, memory=memory, fits=fits)
+            _, widths = find_trainer(plan.trainer).widths(plan, workload.dataset.documents)
+            found += [(Layout.EQUAL, replace(geometry.worst, tokens=width, filled=1.0)) for width in widths[-1:]]
+        return found
 
     def whole(self, every: Sequence[TracedPlan], *, varied: bool) -> list[TracedPlan]:
         """Return plans with their worst micro-batches traced at full depth, or as they are where that fails.
@@ -263,11 +246,10 @@ class PlanTracer:
         """
         if self._setting.machine.hardware.kind == "cpu":
             return [replace(traced, memory=replace(traced.memory, varied_bytes=0)) for traced in every]
-        requests = [self._whole_request(traced, varied=varied) for traced in every]
-        replies = self._traces.get(requests)
+        replies = self._traces.get([self._whole_request(traced, varied=varied) for traced in every])
         return [
-            self._whole(traced, request, reply) if isinstance(reply, TraceReply) else traced
-            for traced, request, reply in zip(every, requests, replies, strict=True)
+            self._whole(traced, reply) if isinstance(reply, TraceReply) else traced
+            for traced, reply in zip(every, replies, strict=True)
         ]
 
     def _whole_request(self, traced: TracedPlan, *, varied: bool) -> TraceRequest:
@@ -279,68 +261,49 @@ class PlanTracer:
         request = trace_request(plan, geometry.layout, geometry.worst, layers, self._setting, self._device, uses)
         return replace(request, varied=varies)
 
-    def _whole(self, traced: TracedPlan, request: TraceRequest, reply: TraceReply) -> TracedPlan:
+    def _whole(self, traced: TracedPlan, reply: TraceReply) -> TracedPlan:
         geometry, layers = traced.geometry, len(self._layer_kinds)
         fits = {**traced.fits, _full(geometry): Fit({layers: reply}, layers)}
-        worst = traced.at_worst(geometry.worst, fits)
+        worst = traced.at_worst(_full(geometry), fits)
         memory = self._memory(traced, worst, traced.mean)
         varied_bytes = 0 if geometry.typical == geometry.worst else reply.varied_bytes
-        return replace(
-            traced,
-            worst=worst,
-            memory=replace(memory, varied_bytes=varied_bytes),
-            fits=fits,
-            requests={(layers, geometry.worst): request},
-        )
+        return replace(traced, worst=worst, memory=replace(memory, varied_bytes=varied_bytes), fits=fits)
 
     def _uses_with(self, plan: TrainingPlan) -> tuple[AllocatorUse, ...]:
         return tuple(dict.fromkeys((plan.allocator, *self._uses)))
 
-    def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[Point, TraceRequest]]:
-        """Return the requests of a plan by size; of sizes for the time of a step, the steps alone are traced."""
-        plan, uses = sized.plan, self._uses_with(sized.plan)
-        for_memory = sized.sizes(timed=False)
+    def _requests(self, sized: Sized, *, timed: bool) -> Mapping[Size, Mapping[int, TraceRequest]]:
+        """Return the requests of a plan by size and depth; of sizes for the time alone, the steps alone are traced."""
+        plan, where = sized.plan, (self._setting, self._device, self._uses_with(sized.plan))
+        for_memory = {**dict.fromkeys(self._largest(sized)), **sized.sizes(timed=False)}
+        found = {}
+        for size in {**for_memory, **sized.sizes(timed=timed)}:
+            alone = size not in for_memory
+            depths = depths_of(plan, self._layer_kinds, for_memory=not alone)
+            found[size] = {depth: trace_request(plan, *size, depth, *where, steps_alone=alone) for depth in depths}
+        return found
 
-        def request(size: Size, point: Point, traced: TrainingPlan) -> TraceRequest:
-            steps_alone = size not in for_memory or traced is not plan
-            at = size[0], point[1], point[0], self._setting, self._device
-            return trace_request(traced, *at, uses, steps_alone=steps_alone)
-
-        return {
-            size: {
-                point: request(size, point, traced)
-                for point, traced in traced_points(plan, self._layer_kinds, size[1]).items()
-            }
-            for size in sized.sizes(timed=timed)
-        }
-
-    def _traced(
-        self,
-        sized: Sized,
-        requests: Mapping[Size, Mapping[Point, TraceRequest]],
-        replies: Mapping[Size, Mapping[Point, Traced]],
-    ) -> TracedPlan | Untraceable:
+    def _traced(self, sized: Sized, replies: Mapping[Size, Mapping[int, Traced]]) -> TracedPlan | Untraceable:
         plan, geometry = sized.plan, sized.geometry
         fits: dict[Size, Fit] = {}
         for size, found in replies.items():
-            good = {point: reply for point, reply in found.items() if not isinstance(reply, Untraceable)}
+            good = {depth: reply for depth, reply in found.items() if not isinstance(reply, Untraceable)}
             failed = next((reply for reply in found.values() if isinstance(reply, Untraceable)), None)
             if failed is not None:
                 return failed
-            fits[size] = fit_of(plan, self._layer_kinds, size[1], good)
-        at_worst = {shape: sized.at_worst(shape, fits) for shape in geometry.shapes}
-        decisive = max(at_worst, key=lambda shape: at_worst[shape].reserved_bytes)
+            fits[size] = fit_of(plan, self._layer_kinds, good)
+        at_worst = {size: sized.at_worst(size, fits) for size in self._largest(sized)}
+        layout, shape = decisive = max(at_worst, key=lambda size: at_worst[size].reserved_bytes)
         worst, timed = at_worst[decisive], fits.keys() >= sized.sizes(timed=True).keys()
-        mean = sized.typical(fits) if timed else worst
+        mean = sized.typical(fits) if timed else at_worst[_full(geometry)]
         return TracedPlan(
             plan=plan,
-            geometry=replace(geometry, worst=decisive, rivals=()),
+            geometry=replace(geometry, layout=layout, worst=shape, rivals=()),
             worst=worst,
             mean=mean,
             memory=self._memory(sized, worst, mean),
             timed=timed,
             fits=fits,
-            requests=requests[_full(geometry, decisive)],
         )
 
     def _memory(self, sized: Sized, worst: Forecast, mean: Forecast) -> MemoryEstimate:

@@ -70,8 +70,6 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
 
 def _traces(explanation: Explanation) -> Iterator[doc.Block]:
     points = explanation.traces
-    new = sum(point.new for point in points)
-    yield doc.Paragraph(f"{counted(len(points), 'trace')}, {new} run now, {len(points) - new} from the cache")
     yield _points(points)
     if not explanation.aligned:
         yield doc.Paragraph("The traces cannot be aligned moment by moment: only their peaks were extrapolated.")
@@ -89,11 +87,10 @@ def _points(points: Sequence[TracedPoint]) -> doc.Table:
             format_bytes(point.tensor_bytes),
             format_bytes(point.allocated_bytes),
             bytes_or_dash(point.reserved_bytes),
-            "new" if point.new else "cache",
         )
         for point in points
     )
-    return doc.Table(("layers, micro-batch", "weight", "tensors", "allocated", "reserved", ""), rows)
+    return doc.Table(("layers, micro-batch", "weight", "tensors", "allocated", "reserved"), rows)
 
 
 def _peaks(explanation: Explanation) -> doc.Table:

@@ -7,7 +7,7 @@ from autotune.core.setting import Setting
 from autotune.techniques.attention import FLEX
 from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option
 from autotune.techniques.gradient_checkpointing import OFFLOAD, SELECTIVE
-from autotune.techniques.trace_impact import Scope, TraceImpact
+from autotune.techniques.trace_impact import NO_PATCHES
 
 
 class ActivationOffloading(Equipped):
@@ -24,7 +24,7 @@ class ActivationOffloading(Equipped):
     without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"
     writes = frozenset({"args.activation_offloading"})
-    impact = TraceImpact(Scope.LAYERS, patches_libraries=False)
+    impact = NO_PATCHES
 
     def conflict(self, choice: Choice, candidate: Candidate, setting: Setting) -> str | None:
         """Return a reason where checkpointing offloads too, or where FlexAttention fails on offloaded tensors.

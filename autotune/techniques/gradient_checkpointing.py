@@ -12,7 +12,7 @@ from autotune.core.setting import Setting
 from autotune.techniques import lora
 from autotune.techniques.base import OFF, ON, Option, Technique, TrainerFacts, differing
 from autotune.techniques.reference import PRECOMPUTED
-from autotune.techniques.trace_impact import PlanImpact, Scope, TraceImpact
+from autotune.techniques.trace_impact import PlanImpact, TraceImpact
 from autotune.techniques.versions import installed
 
 SELECTIVE = "selective"
@@ -70,9 +70,7 @@ class GradientCheckpointing(Technique):
             )
         ),
     )
-    impact = TraceImpact(
-        Scope.LAYERS, patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=_period(plan))
-    )
+    impact = TraceImpact(patches_libraries=False, in_plan=lambda plan: PlanImpact(layer_period=_period(plan)))
 
     def unavailable(self, choice: Choice, machine: Machine) -> str | None:
         """Return a reason for offloading on a CPU, where memory cannot be pinned, or with an early transformers."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, Equipped, Option
-from autotune.techniques.trace_impact import Scope, TraceImpact
 
 
 @cache
@@ -45,7 +44,6 @@ class Liger(Equipped):
     package = "liger-kernel"
     needs = "the package liger-kernel and a CUDA GPU"
     writes = frozenset({"args.use_liger_kernel", "args.liger_kernel_config"})
-    impact = TraceImpact(Scope.LAYERS)
 
     def unsuitable(self, choice: Choice, setting: Setting) -> str | None:
         """Return a reason for an architecture that Liger leaves as it is, without an error."""

@@ -80,11 +80,11 @@ def offloads(zero: Mapping[str, object]) -> bool:
 def _impact_in(plan: TrainingPlan) -> PlanImpact:
     """Return the engine's effect on the extrapolation over layers.
 
-    ZeRO-2 on the device keeps whole each tensor that a process's share has a part of, so the share is uneven. ZeRO-1
-    and ZeRO-2 that offload copy each gradient in float32 first, as far as it belongs to the process's share
-    (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the last process belongs all of a
-    large model's output head, and a part of it where there are few layers. With ZeRO-3, each process has an equal part
-    of every tensor.
+    ZeRO-2 on the device keeps whole each tensor that a process's share has a part of, so that its buffer of gradients
+    changes by jumps with the depth. ZeRO-1 and ZeRO-2 that offload copy each gradient in float32 first, as far as it
+    belongs to the process's share (``async_inplace_copy_grad_to_fp32_buffer_from_gpu`` of ``stage_1_and_2.py``): to the
+    last process belongs all of a large model's output head, and a part of it where there are few layers. With ZeRO-3,
+    each process has an equal part of every tensor.
     """
     stage, several, on_host = zero_stage(plan), plan.launch.processes > 1, offloads(zero_of(plan))
     return PlanImpact(

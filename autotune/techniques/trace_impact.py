@@ -16,8 +16,6 @@ class Scope(Enum):
 
     STEP = "step"
     """Anything that a step computes or holds."""
-    LAYERS = "layers"
-    """What layers compute and save for the backward pass, and nothing that is held between micro-batches."""
     SIZES = "sizes"
     """The sizes of micro-batches: a trace at other sizes is that of the other choice."""
     ALLOCATOR = "allocator"
@@ -30,7 +28,7 @@ class PlanImpact:
 
     Attributes:
         layer_period: period of the effect, in layers: 2 if it applies to every second layer.
-        uneven: whether a process's share of the gradients ends within a layer, and is no sum over layers.
+        uneven: whether a process's share of the gradients ends within a layer: memory is no sum over layers, time is.
         needs_all_layers: whether traces of few layers do not show a step: its moments depend on where a process's share
             of the weights starts within the model, or adapters on the number of a layer.
         gathers_ahead: whether weights of layers are gathered before these are reached, so that the first and the last

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 
 from autotune.core.machine import Hardware
@@ -62,17 +61,6 @@ def impact_in(plan: TrainingPlan) -> PlanImpact:
 def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
     """Return whether a step of a plan has no predicted time on a device; on a CPU each has the one that is traced."""
     return hardware.kind == "cuda" and impact_in(plan).untimed
-
-
-def between_layers(plan: TrainingPlan) -> TrainingPlan:
-    """Return a plan that holds the same between micro-batches and updates alike, in the fewest operators.
-
-    Plans that differ only in what their layers compute and save have the same one. It has two micro-batches: gradients
-    are held in the second, which shows the rank that needs the most.
-    """
-    args, model = _without(plan, frozenset(_paths(item for item in catalogue() if item.impact.scope is Scope.LAYERS)))
-    fewest = {"gradient_checkpointing": False, "gradient_accumulation_steps": 2}
-    return replace(plan, args={**args, **fewest}, model=model)
 
 
 @cache

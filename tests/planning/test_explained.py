@@ -89,14 +89,6 @@ def test_the_batches_are_those_of_the_training_plan(planned: Planned) -> None:
     assert further in ([], [found.geometry.micro_batches - 1])
 
 
-def test_what_was_traced_before_is_told_from_what_is_traced_now(planned: Planned, tmp_path: Path) -> None:
-    first = Planned(tmp_path)
-    again = Planned(tmp_path)
-    new = [[point.new for point in one.explain(one.first).traces] for one in (first, again)]
-    assert all(new[0])
-    assert not any(new[1])
-
-
 def test_what_could_not_be_traced_has_a_plan_and_batches_and_no_figures(tmp_path: Path) -> None:
     fixed = problem_of(attention=UNTRACEABLE)
     planned = Planned(tmp_path, fixed)

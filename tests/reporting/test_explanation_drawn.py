@@ -21,9 +21,9 @@ from tests.reporting.plans import FASTEST, LONGEST, UNKNOWN, a_plan
 FIRST, FURTHER = Part(MICRO_BATCH, Occurrence.FIRST), Part(MICRO_BATCH, Occurrence.FURTHER)
 UPDATE = Part(OPTIMIZER_STEP, Occurrence.ONCE)
 POINTS = (
-    TracedPoint(2, Shape(1, 512), -1.5, new=True, tensor_bytes=2 * GIB, allocated_bytes=3 * GIB,
+    TracedPoint(2, Shape(1, 512), -1.5, tensor_bytes=2 * GIB, allocated_bytes=3 * GIB,
                 reserved_bytes=4 * GIB),
-    TracedPoint(3, Shape(1, 512), 2.5, new=False, tensor_bytes=5 * GIB, allocated_bytes=6 * GIB, reserved_bytes=7 * GIB,
+    TracedPoint(3, Shape(1, 512), 2.5, tensor_bytes=5 * GIB, allocated_bytes=6 * GIB, reserved_bytes=7 * GIB,
                 assumptions={"a sum is finite": 2}),
 )  # fmt: skip
 SIZES = (Typical(Shape(4, 450, filled=0.8), 0.75), Typical(Shape(4, 512), 0.25))
@@ -75,9 +75,8 @@ def test_every_stage_is_shown_with_its_figures() -> None:
         "typical micro-batches 75.0 % of 4 rows of 450 tokens, 80.0 % not padding, 25.0 % of 4 rows of 512 tokens",
         "1,900 tokens without padding on average",
         "optimizer step 2 micro-batches, 8.2 documents on average, 8 asked for",
-        "2 traces, 1 run now, 1 from the cache",
-        "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB new",
-        "3, 1 row of 512 tokens +2.500 5.00 GiB 6.00 GiB 7.00 GiB cache",
+        "2, 1 row of 512 tokens -1.500 2.00 GiB 3.00 GiB 4.00 GiB",
+        "3, 1 row of 512 tokens +2.500 5.00 GiB 6.00 GiB 7.00 GiB",
         "Assumed in 1 of 2: a sum is finite",
         "Extrapolated to 32 layers, 4 rows of 512 tokens",
         "further micro-batch, backward <- peak 15.00 GiB parameter 10.00 GiB, activation 5.00 GiB",

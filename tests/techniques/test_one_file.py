@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 import autotune.techniques
-from autotune.core.batch_geometry import Shape
 from autotune.core.candidate import Candidate
 from autotune.core.plan import TrainingPlan
-from autotune.planning.points import traced_points
+from autotune.planning.points import depths_of
 from autotune.techniques import catalogue, find, traits
 from autotune.techniques.base import Technique
-from autotune.techniques.traits import between_layers, libraries_of, without_sizes
+from autotune.techniques.traits import libraries_of, without_sizes
 from autotune.trainers import Trainer, find_trainer, techniques_of
 from tests.settings import GPU, setting
 
@@ -65,7 +64,7 @@ def adding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Adding]:
 
 
 def depths(plan: TrainingPlan) -> list[int]:
-    return [depth for depth, _ in traced_points(plan, ["layer"] * 32, Shape(4, 256))]
+    return [*depths_of(plan, ["layer"] * 32)]
 
 
 def test_a_technique_has_at_most_20_members() -> None:
@@ -81,7 +80,6 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
     assert on.args["weight_decay"] == 1
     assert without_sizes(off) != without_sizes(on)
     assert libraries_of(off) != libraries_of(on)
-    assert between_layers(off) != between_layers(on)
     assert depths(off) == depths(on)
 
 
@@ -90,20 +88,18 @@ def test_a_field_of_trl_takes_a_file_and_is_assumed_to_change_all_of_a_trace(add
     [
         ("TraceImpact(Scope.SIZES)", {without_sizes, libraries_of}),
         ("TraceImpact(Scope.ALLOCATOR)", {without_sizes, libraries_of}),
-        ("TraceImpact(Scope.LAYERS)", {between_layers}),
-        ("TraceImpact(Scope.LAYERS, patches_libraries=False)", {between_layers, libraries_of}),
         ("TraceImpact(patches_libraries=False)", {libraries_of}),
     ],
 )
 def test_its_impact_decides_what_its_choices_share(adding: Adding, impact: str, shared: set[object]) -> None:
     off, on = adding(f"impact = {impact}")
-    keys: tuple[Callable[[TrainingPlan], object], ...] = (without_sizes, libraries_of, between_layers)
+    keys: tuple[Callable[[TrainingPlan], object], ...] = (without_sizes, libraries_of)
     assert {key for key in keys if key(off) == key(on)} == shared
 
 
 def test_an_effect_on_every_third_layer_is_traced_at_depths_that_show_it(adding: Adding) -> None:
     decays = 'lambda plan: PlanImpact(layer_period=3 if plan.args["weight_decay"] else 1)'
-    off, on = adding(f"impact = TraceImpact(Scope.LAYERS, in_plan={decays})")
+    off, on = adding(f"impact = TraceImpact(in_plan={decays})")
     assert depths(off) == [2, 3]
     assert [depth % 3 for depth in depths(on)] == [32 % 3] * 2
 

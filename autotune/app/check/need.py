@@ -56,10 +56,10 @@ def memory_near(tracer: PlanTracer, sized: Sized, budget_bytes: int) -> MemoryEs
         UntraceableError: a step of it cannot be traced.
         VllmError: vLLM cannot run with it.
     """
-    geometry, memory = sized.geometry, tracer.memory(sized)
+    memory = tracer.memory(sized)
     least_bytes = memory.device_bytes - memory.returned_bytes
     if least_bytes * (1 - memory.error) <= budget_bytes < _FAR * memory.device_bytes:
-        memory = tracer.memory(sized, whole=True, varied=geometry.typical != geometry.worst)
+        memory = tracer.memory(sized, whole=True)
     return memory.within(budget_bytes)
 
 

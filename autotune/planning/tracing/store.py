@@ -85,11 +85,6 @@ class Traces:
     def _ids(self) -> set[int]:
         return {id(self._find(at)) for at in self._places}
 
-    def is_new(self, request: TraceRequest) -> bool:
-        """Return whether the trace of a request was run rather than found."""
-        found = self._find(self._at(self._asked(request)))
-        return any(traced is found for traced in self._new)
-
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run, the deepest first.
 
