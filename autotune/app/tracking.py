@@ -13,8 +13,6 @@ from autotune.reporting.words import differences
 from autotune.study import MOST_TRACED, search_by_traces
 from autotune.units import counted, format_bytes
 
-_AT_ONCE = 16
-"""Most candidates that are traced between two rankings."""
 _USUAL = 60
 """Candidates that a search usually traces: 40 to 100 for the 8B shape."""
 _ALIKE = 16
@@ -71,7 +69,7 @@ class Tracking:
             self._rank(evaluator)
             return traced < _ALIKE or evaluator.common_failure is None
 
-        search_by_traces(evaluator.problem, evaluator, starts=starts, limit=limit, at_once=_AT_ONCE, goes_on=goes_on)
+        search_by_traces(evaluator.problem, evaluator, starts=starts, limit=limit, goes_on=goes_on)
         self._to_come = 0
 
     def _rank(self, evaluator: Evaluator) -> None:

@@ -59,15 +59,20 @@ class Evaluator:
             AutotuneError: traces cannot be run.
         """
         setting = self.problem.setting
-        missing = [candidate for candidate in dict.fromkeys(candidates) if candidate not in self._known]
+        missing = [each for each in dict.fromkeys(candidates) if self._is_open(self._known.get(each, ""))]
         plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
-        asked = {name: candidate for name, candidate in different.items() if name not in self._plans}
+        asked = {name: candidate for name, candidate in different.items() if self._is_open(name)}
         sized = {name: Sized(plans[each], self._geometry(each, plans[each])) for name, each in asked.items()}
         self._trace(sized, timed=False)
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
         self._trace({name: each for name, each in sized.items() if self._is_worth_timing(asked[name])}, timed=True)
         return [self.estimate(candidate) for candidate in candidates]
+
+    def _is_open(self, name: str) -> bool:
+        """Whether a training plan was not traced, or another try may succeed."""
+        found = self._plans.get(name)
+        return found is None or (isinstance(found, Untraceable) and not found.lasting)
 
     def _trace(self, sized: Mapping[str, Sized], *, timed: bool) -> None:
         self._plans.update(zip(sized, self._tracer.traced([*sized.values()], timed=timed), strict=True))

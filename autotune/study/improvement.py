@@ -22,8 +22,6 @@ Batch = Sequence[Candidate]
 MOST_TRACED = 100
 """Most candidates that a plan traces. A trace of an 8B shape takes 0.4 to 0.7 s of one core, and a candidate two to six
 of them."""
-_FIRST = 4
-"""Candidates that are run at first, so that there is a ranking after a few seconds."""
 _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
@@ -49,7 +47,6 @@ def search_by_traces(
     *,
     starts: Sequence[Candidate] | None = None,
     limit: int = MOST_TRACED,
-    at_once: int = MOST_TRACED,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
@@ -57,8 +54,7 @@ def search_by_traces(
     Args:
         starts: candidates that are run first, after the baseline; None: the recipes.
         limit: most candidates that are run.
-        at_once: most of them between two calls of ``goes_on``.
-        goes_on: returns whether to continue.
+        goes_on: returns whether to continue; called before the baseline, and before every few candidates after it.
 
     Returns:
         Whether it came to its end, instead of being ended by ``goes_on``.
@@ -69,13 +65,11 @@ def search_by_traces(
     search = Improvements(problem, starts)
     known, proposals = search.known, search.proposals()
     left: list[Candidate] = []
-    while goes_on():
-        most = min(limit - len(known), at_once, _FIRST - len(known) if len(known) < _FIRST else at_once)
-        if most <= 0:
-            break
+    while goes_on() and len(known) < limit:
         left = left or list(next(proposals, ()))
         if not left:
             return True
+        most = min(limit - len(known), _TOGETHER)
         batch, left = left[:most], left[most:]
         known.update({estimate.candidate: estimate for estimate in runner.run(batch)})
     return len(known) >= limit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 
 from autotune.core.estimate import Origin, distinct, smallest_changes
 from autotune.core.setting import Wishes
+from autotune.core.traced import TraceRequest
 from autotune.inspection.gpus import find_gpu
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import Cache
 from autotune.planning.tracing.store import Traces
+from autotune.probing.tracing import Traced, Untraceable
 from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import GIB, MIB
@@ -285,6 +288,24 @@ def test_what_was_lost_is_traced_another_time(tmp_path: Path) -> None:
     (found,) = evaluator_of(here, tracer, tmp_path).run([here.baseline])
     assert 0 < len(lost.requests) == len(tracer.requests)
     assert found.origin is Origin.TRACED
+
+
+class LosingOnce(AnalyticTracer):
+    """Has no time left for what it is asked first."""
+
+    def __call__(self, requests: Sequence[TraceRequest]) -> Iterable[Traced]:
+        """Answer nothing the first time."""
+        lost, found = not self.requests, super().__call__(requests)
+        return [Untraceable("no time was left", lasting=False)] * len(requests) if lost else found
+
+
+def test_what_a_time_limit_has_cut_off_is_traced_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    here = problem_of()
+    evaluator = evaluator_of(here, LosingOnce(), tmp_path)
+    lost, found = (evaluator.run([here.baseline])[0] for _ in range(2))
+    assert (lost.origin, lost.reason) == (Origin.UNKNOWN, "no time was left")
+    assert found.origin is Origin.TRACED
+    assert evaluator.untraceable == {}
 
 
 def test_what_is_reserved_and_what_varied_lengths_add_is_traced_for_the_asked_candidate_at_full_depth(

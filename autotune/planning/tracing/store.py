@@ -34,10 +34,11 @@ class _Document:
 
     def but(self, capability: _Capability, traced: Traced) -> _Document:
         """Return the document with a new trace, which takes the place of those that stand for no other GPUs."""
+        failures = tuple(each for each in self.failures if each[0] != capability)
         if isinstance(traced, Untraceable):
-            return replace(self, failures=((capability, traced), *self.failures))
+            return replace(self, failures=((capability, traced), *failures))
         others = (reply for reply in self.replies if not _capabilities(reply) <= _capabilities(traced))
-        return replace(self, replies=(traced, *others))
+        return _Document((traced, *others), failures)
 
     @property
     def lasting(self) -> _Document:
@@ -131,7 +132,9 @@ class Traces:
         for at, request in asked:
             known = self._find(at)
             if isinstance(known, Untraceable):
-                continue
+                if known.lasting:
+                    continue
+                known = None
             own = known and _of(known, request)
             replays = tuple(found.allocator for found in known.replays) if known is not None else ()
             if own is None or not set(request.replayed) <= set(replays):
