@@ -14,7 +14,7 @@ from autotune.app.public import check_type, logged
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry, Layout, Shape, Typical
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.events import Listener
+from autotune.core.events import TRACING, Listener
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
@@ -100,6 +100,7 @@ def estimate(
             evaluation = BatchGeometry(own, evaluated, (Typical(evaluated),), 0, 0, 0)
             geometry = replace(geometry, evaluation=evaluation)
         sized = Sized(plan, geometry)
+        listener(TRACING)
         try:
             memory = steps.memory(sized, whole=True)
         except UntraceableError as error:

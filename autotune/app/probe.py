@@ -20,7 +20,7 @@ from autotune.app.report import write_result
 from autotune.app.search import Run, check_same, study_of, worker_servers
 from autotune.app.workers.together import search_together
 from autotune.app.workload import WorkloadReader
-from autotune.core.events import StageStarted, WorkloadReady, ignore, without
+from autotune.core.events import StageStarted, WorkloadReady, ignore
 from autotune.core.result import BaseFile, Result
 from autotune.core.workload import Init
 from autotune.emit.rows import training_rows
@@ -56,7 +56,7 @@ def probe(asked: ProbeArguments) -> Result:
     out = open_output(name if asked.output is None else asked.output)
     if remembers:
         budget_bytes = checked_budget(out.remembered_budget(), hardware)
-    running = worker_servers(hardware, own, without(listener, StageStarted), early=asked.plan)
+    running = worker_servers(hardware, own, listener, early=asked.plan)
     with out.held(), running as (server, tracer), tracer.within(limit):
         _check_study(asked, out)
         # The study that a run resumes has the budget that it was made with: another one is refused later.

@@ -85,7 +85,7 @@ def rent(asked: RentArguments) -> Rent:
     planned = [_machine(word, numbers[0], asked.num_machines) for word in words]
     check_network(asked.network, [_machine(word, numbers[-1], asked.num_machines) for word in words])
     cache = user_cache()
-    with ServerTracer(planned[0].hardware.cores, without(listener, StageStarted)) as tracer:
+    with ServerTracer(planned[0].hardware.cores, listener) as tracer:
         workload = planned_workload(options, source, rows, tracer, cache, listener, evaluation)
         workload = rows_of_length(workload, asked.seq_len, batch)
         targets = [each.device for each in planned]

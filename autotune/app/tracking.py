@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import distinct
-from autotune.core.events import Event, Listener, Noted, Ranked, StageStarted, Tracing
+from autotune.core.events import TRACING, Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences
 from autotune.study import MOST_TRACED, search_by_traces
@@ -45,11 +45,8 @@ class Tracking:
                 self._listener(Noted(text))
 
     def pass_on(self, event: Event) -> None:
-        """Pass an event of the tracer on, except the stages of its single calls."""
-        if isinstance(event, Tracing):
-            self._listener(self._of_all(event))
-        elif not isinstance(event, StageStarted):
-            self._listener(event)
+        """Pass an event of the tracer on, with the progress of all its calls in place of a single one's."""
+        self._listener(self._of_all(event) if isinstance(event, Tracing) else event)
 
     def search(self, evaluator: Evaluator, starts: Sequence[Candidate] | None = None, limit: int = MOST_TRACED) -> None:
         """Search the space of an evaluator's problem, unless all candidates fail for the same reason.
@@ -59,7 +56,7 @@ class Tracking:
             limit: most candidates that are traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
-        self._listener(StageStarted("Tracing training steps with no GPU"))
+        self._listener(TRACING)
         usual = min(_USUAL, limit, evaluator.problem.size)
 
         def goes_on() -> bool:

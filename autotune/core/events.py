@@ -25,6 +25,10 @@ class StageStarted:
     text: str
 
 
+TRACING = StageStarted("Tracing training steps with no GPU")
+"""The stage in which a plan, a check or an estimate is traced."""
+
+
 @dataclass(frozen=True)
 class WorkloadReady:
     """The model and the dataset have been read, and the search space has been built.

@@ -12,14 +12,13 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from autotune.core.events import Listener, StageStarted, Tracing, ignore
+from autotune.core.events import Listener, Tracing, ignore
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
 from autotune.probing.scratch import scratch_folder
 from autotune.probing.server import JobServer, Worker
 from autotune.techniques.traits import libraries_of
-from autotune.units import counted
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,6 @@ class ServerTracer:
             InputError: the model cannot be used.
             ProbeServerError: processes cannot be started.
         """
-        self._listener(StageStarted(f"Tracing {counted(len(requests), 'training step')} with no GPU"))
         # Not in a thread: an interrupted command has to end while its server starts, too.
         self.server.wait()
         left = dict(enumerate(requests))

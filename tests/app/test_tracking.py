@@ -10,7 +10,7 @@ import pytest
 from autotune.app.tracking import Tracking
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, need, smallest_changes
-from autotune.core.events import Event, Noted, Ranked, StageStarted, Tracing, ignore
+from autotune.core.events import TRACING, Event, Noted, Ranked, Tracing, ignore
 from autotune.planning.evaluator import Evaluator
 from autotune.units import GIB, format_bytes
 from tests.planning.stand_in import AnalyticTracer, LosingTracer
@@ -37,7 +37,7 @@ def test_all_that_a_plan_shows_is_traced_and_was_preceded_by_provisional_ranking
         assert change.instead.fits
 
     stage, first, *others = told
-    assert stage == StageStarted("Tracing training steps with no GPU")
+    assert stage == TRACING
     assert isinstance(first, Ranked)
     assert [found.candidate for found in first.best] == [baseline]
     rankings = [event for event in others if isinstance(event, Ranked)]
@@ -127,9 +127,9 @@ def test_what_is_still_to_be_traced_is_estimated_while_a_search_runs(tmp_path: P
     assert counts[0].expected > counts[0].done
 
 
-def test_stages_of_single_calls_are_not_told_and_all_else_is() -> None:
+def test_before_a_search_events_are_passed_on_as_they_are() -> None:
     told = list[Event]()
     tracking = Tracking(told.append)
-    for event in (StageStarted("Tracing 5 training steps with no GPU"), Noted("a note"), Tracing(1, 5, 2.0)):
+    for event in (Noted("a note"), Tracing(1, 5, 2.0)):
         tracking.pass_on(event)
     assert told == [Noted("a note"), Tracing(1, 5, 2.0)]

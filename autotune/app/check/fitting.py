@@ -17,7 +17,7 @@ from autotune.app.planned import CPU, planned_machine, planned_workload
 from autotune.app.requests import traces_of
 from autotune.core.batch_geometry import BatchGeometry
 from autotune.core.configuration import Built, Configuration, ReadCommand
-from autotune.core.events import StageStarted
+from autotune.core.events import TRACING, StageStarted
 from autotune.core.machine import Machine
 from autotune.core.nested import Key
 from autotune.core.plan import Launch, TrainingPlan
@@ -269,6 +269,7 @@ class Fitting:
             known = studied(self.config, sized, file.path.parent, workload, planned, budget_bytes)
             if known is not None:
                 return known
+        self.task.asked.listener(TRACING)
         try:
             return traced(steps, sized, planned, budget_bytes)
         except UntraceableError as error:
