@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.core.candidate import Candidate
-from autotune.core.estimate import distinct
+from autotune.core.estimate import Estimate, distinct
 from autotune.core.events import TRACING, Event, Listener, Noted, Ranked, Tracing
 from autotune.planning.evaluator import Evaluator
 from autotune.reporting.words import differences
@@ -15,13 +15,11 @@ from autotune.units import counted, format_bytes
 
 _USUAL = 60
 """Candidates that a search usually traces: 40 to 100 for the 8B shape."""
-_ALIKE = 16
-"""Candidates after which a search ends if none could be traced, all for the same reason."""
 _SHOWN = 5
 
 
 class Tracking:
-    """Reports the progress of a plan's traces to a listener, over all calls of the tracer.
+    """Runs the candidates of a plan's search, and reports its progress to a listener, over all calls of the tracer.
 
     As a context manager, it also reports what an interruption of the context leaves.
 
@@ -34,7 +32,7 @@ class Tracking:
         self._clock = clock
         self._started_seconds = 0.0
         self._evaluator: Evaluator | None = None
-        self._to_come = 0
+        self._usual = self._to_come = 0
 
     def __enter__(self) -> Tracking:
         return self
@@ -49,31 +47,29 @@ class Tracking:
         self._listener(self._of_all(event) if isinstance(event, Tracing) else event)
 
     def search(self, evaluator: Evaluator, starts: Sequence[Candidate] | None = None, limit: int = MOST_TRACED) -> None:
-        """Search the space of an evaluator's problem, unless all candidates fail for the same reason.
+        """Search the space of an evaluator's problem.
 
         Args:
             starts: candidates to trace first, after the baseline; None: the recipes.
             limit: most candidates that are traced.
         """
         self._evaluator, self._started_seconds = evaluator, self._clock()
+        self._usual = min(_USUAL, limit, evaluator.problem.size)
         self._listener(TRACING)
-        usual = min(_USUAL, limit, evaluator.problem.size)
-
-        def goes_on() -> bool:
-            traced = len(evaluator.candidates)
-            each = evaluator.traces.count / traced if traced else 0.0
-            self._to_come = round(each * max(0, usual - traced))
-            self._rank(evaluator)
-            return traced < _ALIKE or evaluator.common_failure is None
-
-        search_by_traces(evaluator.problem, evaluator, starts=starts, limit=limit, goes_on=goes_on)
+        search_by_traces(evaluator.problem, self, starts=starts, limit=limit)
         self._to_come = 0
 
-    def _rank(self, evaluator: Evaluator) -> None:
-        known = (found for found in evaluator.ranked() if found.memory is not None)
-        best = distinct(known, _SHOWN)
+    def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
+        """Run candidates of the search, and report the ranking so far."""
+        evaluator = self._evaluator
+        assert evaluator is not None
+        found = evaluator.run(candidates)
+        traced = len(evaluator.candidates)
+        self._to_come = evaluator.traces.count * max(0, self._usual - traced) // max(1, traced)
+        best = distinct((each for each in evaluator.ranked() if each.memory is not None), _SHOWN)
         if best:
             self._listener(Ranked(best, evaluator.problem.baseline))
+        return found
 
     def _of_all(self, event: Tracing) -> Tracing:
         """Return the progress of all traces, given that of one call."""

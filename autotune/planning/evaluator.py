@@ -118,12 +118,6 @@ class Evaluator:
         return {candidate: traced.reason for candidate, traced in found.items() if isinstance(traced, Untraceable)}
 
     @property
-    def common_failure(self) -> str | None:
-        """Why no legal candidate that was evaluated has an estimate, if that is the same for all; None otherwise."""
-        reasons = {each.reason for each in self.ranked()}
-        return (reasons.pop() or None) if len(reasons) == 1 else None
-
-    @property
     def why_unknown(self) -> str:
         """Why nothing is known of any candidate: the baseline's reason, or else that of another one."""
         found = (self.estimate(self.problem.baseline), *self.ranked())

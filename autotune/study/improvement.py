@@ -26,6 +26,8 @@ _TOGETHER = 8
 """Candidates that are run at once: with fewer, tracing processes wait for each other more often."""
 _PATIENCE = 24
 """Candidates in a row that bring nothing faster, after which only uncertain ones are run; after twice as many, none."""
+_ALIKE = 16
+"""Candidates after which a search ends if none could be run, all for the same reason."""
 _WORTH = 0.002
 """Share of speed or memory that a candidate has to gain to count."""
 _BEST = 3
@@ -67,7 +69,7 @@ def search_by_traces(
     left: list[Candidate] = []
     while goes_on() and len(known) < limit:
         left = left or list(next(proposals, ()))
-        if not left:
+        if not left or search.is_hopeless:
             return True
         most = min(limit - len(known), _TOGETHER)
         batch, left = left[:most], left[most:]
@@ -100,6 +102,12 @@ class Improvements:
         self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
         self._freed: set[Candidate] = set()
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether none of many candidates could be run, all for the same reason."""
+        reasons = {each.reason for each in self.known.values()}
+        return len(self.known) >= _ALIKE and len(reasons) == 1 and "" not in reasons
 
     def proposals(self) -> Iterator[Batch]:
         """Yield batches of candidates to run until none is likely to improve the best one."""
