@@ -90,9 +90,7 @@ class Evaluator:
         return found
 
     def estimate_in_setting(self, candidate: Candidate, setting: Setting) -> Estimate:
-        """Return the estimate of a candidate with the rows of another setting."""
-        if setting is self.problem.setting:
-            return self.run([candidate])[0]
+        """Return the estimate of a candidate with the rows of a setting, from few layers."""
         problem = replace(self.problem, setting=setting)
         return Evaluator(problem, self.device, self.budget_bytes, self.traces).run([candidate])[0]
 

@@ -199,14 +199,22 @@ class Improvements:
 
     def _need(self) -> Figure:
         """Return the need of candidates, over the memory there is."""
-        return Figure(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
+        found = {each.candidate: _excess(each) for each in self._traced()}
+        return Figure(self._codes, self._with_failures(found, max), {})
 
     def _rate(self) -> Figure:
         """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
         known = self.known.values()
         scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
         exact = {each.candidate: each.tokens_per_second for each in known}
-        return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
+        return Figure(self._codes, self._with_failures(_logarithms(scaled), min), _logarithms(exact))
+
+    def _with_failures(
+        self, figures: dict[Candidate, float], worst: Callable[[Iterable[float]], float]
+    ) -> dict[Candidate, float]:
+        """Return figures, and the worst of them for what could not be run: its choices are not expected to work."""
+        failed = [candidate for candidate, each in self.known.items() if each.memory is None]
+        return {**figures, **dict.fromkeys(failed, worst(figures.values()))} if figures else {}
 
     def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure, doubt: float) -> Array:
         """Return what candidates are ordered by; minus infinity for what is not worth a trace.
