@@ -13,7 +13,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, rank
 from autotune.study.conflicts import legal_changes, smaller_choices
-from autotune.study.gaussian import Array, Codes, Figure
+from autotune.study.gaussian import LIKELY, Array, Codes, Figure, chances
 from autotune.study.problem import Problem
 
 Batch = Sequence[Candidate]
@@ -199,22 +199,14 @@ class Improvements:
 
     def _need(self) -> Figure:
         """Return the need of candidates, over the memory there is."""
-        found = {each.candidate: _excess(each) for each in self._traced()}
-        return Figure(self._codes, self._with_failures(found, max), {})
+        return Figure(self._codes, {each.candidate: _excess(each) for each in self._traced()}, {})
 
     def _rate(self) -> Figure:
         """Return the rate of candidates; those that cannot fit are known by their largest micro-batches alone."""
         known = self.known.values()
         scaled = {each.candidate: each.scaled_tokens_per_second or each.tokens_per_second for each in known}
         exact = {each.candidate: each.tokens_per_second for each in known}
-        return Figure(self._codes, self._with_failures(_logarithms(scaled), min), _logarithms(exact))
-
-    def _with_failures(
-        self, figures: dict[Candidate, float], worst: Callable[[Iterable[float]], float]
-    ) -> dict[Candidate, float]:
-        """Return figures, and the worst of them for what could not be run: its choices are not expected to work."""
-        failed = [candidate for candidate, each in self.known.items() if each.memory is None]
-        return {**figures, **dict.fromkeys(failed, worst(figures.values()))} if figures else {}
+        return Figure(self._codes, _logarithms(scaled), _logarithms(exact))
 
     def _scores(self, best: Estimate, pool: Sequence[Candidate], need: Figure, rate: Figure, doubt: float) -> Array:
         """Return what candidates are ordered by; minus infinity for what is not worth a trace.
@@ -230,18 +222,23 @@ class Improvements:
         gain = expected.mean + doubt * expected.untraced - _least_worth(best)
         return np.where(gain <= 0, -np.inf, np.where(least > 0, -least if doubt == 1 else -np.inf, gain))
 
+    def _can_run(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates that can probably be run: what fails is often one choice, whatever the others are."""
+        found = chances(self._codes, {each: run.memory is not None for each, run in self.known.items()}, candidates)
+        return [each for each, chance in zip(candidates, found, strict=True) if chance >= LIKELY]
+
     def _pool(self, best: Estimate, need: Figure, rate: Figure, doubt: float) -> list[Candidate]:
         """Return open candidates: changes of the best and of what would be faster, and random ones."""
         traced = [each.candidate for each in self._traced()]
         starts = [*traced[:_BEST], *itertools.islice(self._larger(rate), _BEST)]
         pool = {change: None for each in starts for change in self._changes(each)}
         pool.update(dict.fromkeys(self._by_chance()))
-        considered = [each for each in pool if self._is_open(each)]
+        considered = self._can_run([each for each in pool if self._is_open(each)])
         for _ in range(_STEPS):
             if not considered:
                 break
             first = considered[int(np.argmax(self._scores(best, considered, need, rate, doubt)))]
-            further = [each for each in self._changes(first) if each not in pool and self._is_open(each)]
+            further = self._can_run([e for e in self._changes(first) if e not in pool and self._is_open(e)])
             if not further:
                 break
             pool.update(dict.fromkeys(further))

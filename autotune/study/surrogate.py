@@ -10,12 +10,15 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import Array, Codes, Expected, Figure
+from autotune.study.gaussian import LIKELY, Array, Codes, Expected, Figure, chances
 from autotune.study.problem import Record
 from autotune.study.trial_documents import violation
 
 _LEAST = -0.99
 """Smallest violation of the limit that counts: a step that needs almost nothing has no logarithm."""
+
+_BROKEN = frozenset({ProbeStatus.CRASHED, ProbeStatus.UNSUPPORTED})
+"""Results of a probe that say something about its choices, whatever the memory and the time."""
 
 _CERTAIN = 1e-9
 """Smallest standard deviation of a logarithm that is divided by."""
@@ -35,7 +38,7 @@ class Surrogate:
     def __init__(
         self,
         choices: Mapping[str, Sequence[Choice]],
-        records: Iterable[Record],
+        records: Sequence[Record],
         memory_limit_bytes: int,
         predictor: Predictor,
     ) -> None:
@@ -48,7 +51,8 @@ class Surrogate:
             return float(np.log1p(max(_LEAST, violation(record.measurement, memory_limit_bytes))))
 
         rates = {each: guess.tokens_per_second for each, guess in known.items()}
-        codes = Codes(choices)
+        self._codes = codes = Codes(choices)
+        self._ran = {record.candidate: record.measurement.status not in _BROKEN for record in records if record.probed}
         self._need = Figure(
             codes,
             {each: float(np.log(guess.need_bytes / memory_limit_bytes)) for each, guess in known.items()},
@@ -79,9 +83,9 @@ class Surrogate:
         need, rate = self._need(listed), self._rate(listed)
         excess = np.maximum(need.mean - need.untraced, 0.0)
         if self._rate.predicted:
-            order = np.lexsort((excess, -self._gains(need, rate, standing)))
+            order = np.lexsort((excess, -self._gains(listed, need, rate, standing)))
         else:
-            order = np.lexsort((-rate.mean, excess))
+            order = np.lexsort((-rate.mean, excess, self._chances(listed) < LIKELY))
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
@@ -92,16 +96,21 @@ class Surrogate:
         """
         if not candidates:
             return np.inf
-        return float(self._gains(self._need(candidates), self._rate(candidates), standing).max())
+        return float(self._gains(candidates, self._need(candidates), self._rate(candidates), standing).max())
 
-    def _gains(self, need: Expected, rate: Expected, standing: Sequence[Candidate]) -> Array:
+    def _chances(self, candidates: Sequence[Candidate]) -> Array:
+        return chances(self._codes, self._ran, candidates)
+
+    def _gains(
+        self, candidates: Sequence[Candidate], need: Expected, rate: Expected, standing: Sequence[Candidate]
+    ) -> Array:
         """Return the expected improvement by each candidate, as a share of the best rate.
 
-        A candidate that is slower or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient Global
-        Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau, Welch
-        and Jones 1998). The best rate is the highest one expected of probed candidates, or of these ones where none may
-        be recommended: the highest measured one is too high by its noise. The need of a traced candidate counts as
-        known.
+        A candidate that is slower, crashes or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient
+        Global Optimization of Expensive Black-Box Functions", who end a search below 1 %; with a constraint: Schonlau,
+        Welch and Jones 1998). The best rate is the highest one expected of probed candidates, or of these ones where
+        none may be recommended: the highest measured one is too high by its noise. The need of a traced candidate
+        counts as known.
         """
         unknown = need.untraced if self._need.predicted else need.unmeasured
         fits = _below(-need.mean / np.maximum(unknown, _CERTAIN))
@@ -109,7 +118,7 @@ class Surrogate:
         ahead = rate.mean - best
         deviation = np.maximum(np.hypot(rate.untraced, rate.unmeasured), _CERTAIN)
         faster = np.exp(ahead + deviation**2 / 2) * _below(ahead / deviation + deviation)
-        return np.asarray(fits * (faster - _below(ahead / deviation)))
+        return np.asarray(self._chances(candidates) * fits * (faster - _below(ahead / deviation)))
 
 
 def _below(deviations: Array) -> Array:

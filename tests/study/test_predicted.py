@@ -111,6 +111,18 @@ class FewSpeeds(Foretold):
         return replace(guess, tokens_per_second=None) if guess and candidate["liger"] == "on" else guess
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_choice_with_which_probes_crash_is_given_up_soon(seed: int) -> None:
+    crash = Measurement(ProbeStatus.CRASHED, "RuntimeError: no kernel image is available")
+    table = ReplayedTable(shown={each: crash for each in legal() if each["attention"] == "flash"})
+    outcome = Run("sqlite://")(table, effort=replace(PATIENT, trials=16, patience=16), seed=seed, predictor=Foretold())
+    others = (each for each in legal() if each["attention"] != "flash" and peak_bytes(each) <= LIMIT_BYTES)
+    best = max(others, key=tokens_per_second)
+    assert outcome.winner is not None
+    assert outcome.winner.candidate == best
+    assert best in [record.candidate for record in probed(outcome)][:6]
+
+
 def test_of_the_recipes_those_predicted_to_be_the_fastest_come_first_and_none_that_is_not_predicted(run: Run) -> None:
     unknown = (BASELINE.but(batch=1), BASELINE.but(batch=2))
     slow, fast = (BASELINE.but(attention="flash", batch=batch) for batch in (1, 4))
