@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from autotune.core.batch_geometry import BatchGeometry
-from autotune.core.candidate import Candidate, Choice
+from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, distinct, rank
 from autotune.core.explanation import Additions, Explanation, PartPeak, PartTime, Subject, TracedPoint
 from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
-from autotune.core.plan import AllocatorUse, TrainingPlan
+from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
 from autotune.planning.extrapolation.forecast import Stretch
 from autotune.planning.extrapolation.series import Levels
@@ -19,7 +18,7 @@ from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.tracing.store import Traces
 from autotune.planning.vllm import engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
-from autotune.techniques.traits import allocator_knobs, geometry_knobs
+from autotune.techniques.traits import allocator_knobs
 from autotune.trainers.evaluation import whole_geometry
 from autotune.trainers.problem import TrainerProblem
 
@@ -49,7 +48,6 @@ class Evaluator:
         self._plans: dict[str, TracedPlan | Untraceable] = {}
         self._known: dict[Candidate, str] = {}
         self._confirmed: set[Candidate] = set()
-        self._geometries: dict[tuple[Choice, ...], BatchGeometry] = {}
         self._tracer = PlanTracer(traces, problem.setting, device, _uses_of(problem))
 
     def run(self, candidates: Sequence[Candidate]) -> list[Estimate]:
@@ -63,7 +61,10 @@ class Evaluator:
         plans = {candidate: self.problem.trainer.plan(candidate, setting) for candidate in missing}
         different = {plan.fingerprint: candidate for candidate, plan in reversed(plans.items())}
         asked = {name: candidate for name, candidate in different.items() if self._is_open(name)}
-        sized = {name: Sized(plans[each], self._geometry(each, plans[each])) for name, each in asked.items()}
+        workload, trainer = setting.workload, self.problem.trainer
+        sized = {
+            name: Sized(plans[each], whole_geometry(trainer, plans[each], workload)) for name, each in asked.items()
+        }
         self._trace(sized, timed=False)
         self._known.update({candidate: plan.fingerprint for candidate, plan in plans.items()})
         self._trace({name: each for name, each in sized.items() if self._is_worth_timing(asked[name])}, timed=True)
@@ -202,14 +203,6 @@ class Evaluator:
             followed=traced.aligned,
             vllm=engine.held_bytes if engine is not None else lambda _: 0,
         )
-
-    def _geometry(self, candidate: Candidate, plan: TrainingPlan) -> BatchGeometry:
-        """Return the micro-batches of a candidate, computed once for all choices of the other knobs."""
-        sizes = tuple([choice for knob, choice in candidate.items() if knob in geometry_knobs()])
-        if sizes not in self._geometries:
-            workload = self.problem.setting.workload
-            self._geometries[sizes] = whole_geometry(self.problem.trainer, plan, workload)
-        return self._geometries[sizes]
 
 
 def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:

@@ -64,12 +64,6 @@ def untimed(plan: TrainingPlan, hardware: Hardware) -> bool:
 
 
 @cache
-def geometry_knobs() -> frozenset[str]:
-    """Return the names of the techniques on which the batch geometry of a plan depends."""
-    return frozenset(technique.name for technique in catalogue() if technique.impact.sets_sizes)
-
-
-@cache
 def allocator_knobs() -> frozenset[str]:
     """Return the names of the techniques that change only how the caching allocator serves a step."""
     return frozenset(technique.name for technique in catalogue() if technique.impact.scope is Scope.ALLOCATOR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.core.batch_geometry import BatchGeometry, Shape, Typical, rounded_up
@@ -123,7 +124,7 @@ def _representatives(rows: _RowsWithImages) -> list[Numbers]:
     """Return a micro-batch for each group of equally many random ones: that whose sizes are nearest to its mean."""
     import numpy as np
 
-    loads, drawn = rows.loads, _random_micro_batches(rows)
+    loads, drawn = rows.loads, _random_micro_batches(len(rows.alike), rows.drawn, blocks=rows.blocks)
     tensors = [tokens[drawn].max(axis=1) for tokens in (loads.widest, loads.beside) if tokens is not None]
     widths = [-(-width // rows.multiple) * rows.multiple for width in tensors]
     sizes = np.stack([*widths, rows.elements[drawn].sum(axis=1)], axis=1, dtype=float)
@@ -134,12 +135,13 @@ def _representatives(rows: _RowsWithImages) -> list[Numbers]:
     return chosen if rows.blocks else [np.sort(each) for each in chosen]
 
 
-def _random_micro_batches(rows: _RowsWithImages) -> Numbers:
-    """Return random micro-batches, or whole blocks in random order; shape (micro-batches, rows)."""
+@lru_cache
+def _random_micro_batches(population: int, rows: int, *, blocks: bool) -> Numbers:
+    """Return random micro-batches of so many rows, or whole blocks in random order; shape (micro-batches, rows)."""
     import numpy as np
 
-    generator, population = np.random.default_rng(0), len(rows.alike)
-    if not rows.blocks:
-        return np.stack([np.resize(generator.permutation(population), rows.drawn) for _ in range(_DRAWN)])
-    whole = block_rows(population, rows.drawn)[: max(1, population // rows.drawn)]
+    generator = np.random.default_rng(0)
+    if not blocks:
+        return np.stack([np.resize(generator.permutation(population), rows) for _ in range(_DRAWN)])
+    whole = block_rows(population, rows)[: max(1, population // rows)]
     return np.asarray(whole[np.resize(generator.permutation(len(whole)), _DRAWN)])

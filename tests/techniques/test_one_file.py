@@ -36,7 +36,7 @@ class Knob(Technique):
 '''
 Plans = tuple[TrainingPlan, TrainingPlan]
 Adding = Callable[[str], Plans]
-CACHED = (catalogue, techniques_of, traits.geometry_knobs, traits.allocator_knobs, traits._untraced_paths,
+CACHED = (catalogue, techniques_of, traits.allocator_knobs, traits._untraced_paths,
           traits._harmless_paths)  # fmt: skip
 
 
