@@ -96,7 +96,7 @@ def test_a_shared_trace_that_lacks_a_replay_is_run_again_once_for_all_gpus(tmp_p
     for asked in (request(), request(GROWING)):
         traces.get([replace(asked, gpu=A100)])
         traces.get([replace(asked, gpu=H100)])
-    assert (len(tracer.requests), traces.count, traces.new_count) == (2, 1, 1)
+    assert (len(tracer.requests), traces.count, traces.new_count) == (2, 2, 2)
 
 
 def test_a_trace_that_does_not_stand_for_a_gpu_is_run_for_it(tmp_path: Path) -> None:

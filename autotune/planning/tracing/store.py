@@ -53,6 +53,9 @@ class Traces:
         gpus: those that traces may be asked for. A trace for one of them stands for all others on which PyTorch takes
             the same kernels in it, so it is run once for them.
         times: replaces the predicted times of operators by measured ones; None: they stay.
+
+    Attributes:
+        new_count: how many traces were run rather than found.
     """
 
     def __init__(
@@ -70,21 +73,13 @@ class Traces:
         self.cache = cache
         self._identity = (model_fingerprint, dict(versions))
         self._known: dict[str, _Document] = {}
-        self._places: set[_At] = set()
-        self._new: list[Traced] = []
+        self._used: dict[int, Traced] = {}
+        self.new_count = 0
 
     @property
     def count(self) -> int:
         """Number of traces."""
-        return len(self._ids())
-
-    @property
-    def new_count(self) -> int:
-        """How many of them were run rather than found."""
-        return len(self._ids() & {id(traced) for traced in self._new})
-
-    def _ids(self) -> set[int]:
-        return {id(self._find(at)) for at in self._places}
+        return len(self._used)
 
     def get(self, requests: Sequence[TraceRequest]) -> list[Traced]:
         """Return the traces of requests, in their order; those that are missing are run, the deepest first.
@@ -99,9 +94,9 @@ class Traces:
             # In no variable, so that what runs ends with this loop, however it ends.
             for at, traced in zip(deepest_first, self._tracer([missing[at] for at in deepest_first]), strict=True):
                 self._keep(at, traced)
-        self._places.update(places)
-        traces = (self._find(at) for at in places)
-        found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True) if traced]
+        traces = [traced for at in places if (traced := self._find(at))]
+        self._used.update((id(traced), traced) for traced in traces)
+        found = [_of(traced, request) or traced for traced, request in zip(traces, asked, strict=True)]
         return self.times.timed(found) if self.times is not None else found
 
     def _asked(self, request: TraceRequest) -> TraceRequest:
@@ -160,7 +155,7 @@ class Traces:
         asked for.
         """
         key, capability = at
-        self._new.append(traced)
+        self.new_count += 1
         self._known[key] = self._known[key].but(capability, traced)
         if isinstance(traced, TraceReply) or traced.lasting:
             self.cache.put(key, self._known[key].lasting)
