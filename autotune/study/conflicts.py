@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.study.problem import Problem
@@ -26,14 +26,14 @@ def legal_changes(problem: Problem, candidate: Candidate) -> tuple[Candidate, ..
     return tuple(dict.fromkeys(found))
 
 
-def smaller_choices(problem: Problem, candidate: Candidate) -> Iterator[tuple[str, Sequence[Choice]]]:
-    """Yield the smaller choices of each ordered knob that has any, the largest first."""
+def next_smaller(problem: Problem, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with the next smaller choice of each ordered knob that has one."""
     for knob, choices in problem.choices.items():
         own = candidate[knob]
         if knob in problem.ordered and isinstance(own, int):
             smaller = [each for each in choices if isinstance(each, int) and each < own]
             if smaller:
-                yield knob, sorted(smaller, reverse=True)
+                yield candidate.but(**{knob: max(smaller)})
 
 
 def nearest_legal(problem: Problem, here: Candidate, knob: str, choice: Choice) -> tuple[Candidate, ...]:

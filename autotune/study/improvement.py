@@ -12,7 +12,7 @@ import numpy as np
 
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.estimate import Estimate, Runner, rank
-from autotune.study.conflicts import legal_changes, smaller_choices
+from autotune.study.conflicts import legal_changes, next_smaller
 from autotune.study.gaussian import LIKELY, Array, Codes, Figure, chances
 from autotune.study.problem import Problem
 
@@ -89,19 +89,16 @@ class Improvements:
         starts: what is run first after the baseline; None: the recipes.
 
     Attributes:
-        known: results so far, by candidate. The caller adds those of each batch before it asks for the next one; what
-            it leaves out is not asked for again.
+        known: results so far, by candidate. The caller adds those of each batch before it asks for the next one.
     """
 
     def __init__(self, problem: Problem, starts: Sequence[Candidate] | None = None) -> None:
         self.known: dict[Candidate, Estimate] = {}
         self._problem = problem
         self._starts = tuple(problem.recipes if starts is None else starts)
-        self._asked: set[Candidate] = set()
         self._codes = Codes(problem.choices)
         self._changes = cache(partial(legal_changes, problem))
         self._random = random.Random(0)
-        self._freed: set[Candidate] = set()
 
     @property
     def is_hopeless(self) -> bool:
@@ -112,7 +109,6 @@ class Improvements:
     def proposals(self) -> Iterator[Batch]:
         """Yield batches of candidates to run until none is likely to improve the best one."""
         baseline = self._problem.baseline
-        self._asked.add(baseline)
         yield [baseline]
         yield from self._new(self._starts)
         best = self._best()
@@ -121,7 +117,6 @@ class Improvements:
             best = self._best()
         since = 0
         while best is not None and (batch := next(filter(None, self._attempts(best, since)), None)):
-            self._asked.update(batch)
             yield batch
             found = self._best() or best
             since = 0 if _better(found, best) else since + len(batch)
@@ -145,12 +140,11 @@ class Improvements:
     def _new(self, candidates: Iterable[Candidate]) -> Generator[Batch, None, None]:
         """Run the candidates that are legal and were not run."""
         missing = [each for each in dict.fromkeys(map(self._problem.normal, candidates)) if self._is_open(each)]
-        self._asked.update(missing)
         if missing:
             yield missing
 
     def _is_open(self, candidate: Candidate) -> bool:
-        return candidate not in self._asked and self._problem.illegal(candidate) is None
+        return candidate not in self.known and self._problem.illegal(candidate) is None
 
     def _traced(self) -> list[Estimate]:
         found = (each for each in self.known.values() if each.memory is not None)
@@ -179,16 +173,15 @@ class Improvements:
         return batch
 
     def _neighbours_of_fastest_misfit(self, best: Estimate) -> list[Candidate]:
-        """Return all changes of the fastest candidate that does not fit, if it is faster; none where that was done.
+        """Return all changes of the fastest candidate that does not fit, if it is faster.
 
         A choice may free memory with one other choice alone: there is little to offload where all layers are
         checkpointed.
         """
         larger = self._larger(self._rate())
         fastest = next(iter(larger), None)
-        if fastest is None or fastest in self._freed or larger[fastest] <= _least_worth(best):
+        if fastest is None or larger[fastest] <= _least_worth(best):
             return []
-        self._freed.add(fastest)
         changes = (each for each in self._changes(fastest) if self._is_open(each))
         return [each for each in changes if self._problem.ordered.isdisjoint(each.differences(fastest))]
 
@@ -261,8 +254,7 @@ class Improvements:
             changed = best.candidate.differences(baseline.candidate)
             yield from self._new(baseline.candidate.but(**{knob: choice}) for knob, choice in changed.items())
         if best.fits and not best.sure:
-            smaller = smaller_choices(self._problem, best.candidate)
-            yield from self._new(best.candidate.but(**{knob: choices[0]}) for knob, choices in smaller)
+            yield from self._new(next_smaller(self._problem, best.candidate))
 
     def _memory_savers(self, best: Estimate) -> Iterator[tuple[str, Choice]]:
         """Yield choices that need less memory than those of the best and cost no speed, in what was run so far."""
