@@ -36,6 +36,8 @@ from autotune.study import search_by_traces
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_duration
 
+# Candidates that are traced between two checks of the clock.
+_AT_ONCE = 4
 # Most candidates that are traced to find the one that needs the least.
 _LEAST = 12
 # Time in which the operators of a few candidates are measured; a process that takes far longer hangs in one of them.
@@ -154,7 +156,7 @@ def trace_before_search(
     try:
         traces = traces_of(setting.workload, machine, tracer, cache, times=times)
         evaluator = Evaluator(problem, device_of(machine.hardware, speeds), limit_bytes, traces)
-        decided = search_by_traces(problem, evaluator, goes_on=goes_on)
+        decided = search_by_traces(problem, evaluator, at_once=_AT_ONCE, goes_on=goes_on)
         evaluator = with_last_resorts_if_nothing_fits(evaluator, decided=decided)
         predictor = PlannedPredictor(evaluator, partial(_trace_least, evaluator), limit_bytes, machine.hardware.kind)
     except AutotuneError as error:
@@ -186,7 +188,7 @@ def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
     """
     least = min(evaluator.ranked(), key=need).candidate
     without_memory = Evaluator(evaluator.problem, evaluator.device, 0, evaluator.traces)
-    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST, goes_on=goes_on)
+    search_by_traces(evaluator.problem, without_memory, starts=[least], limit=_LEAST, at_once=_AT_ONCE, goes_on=goes_on)
     if goes_on():
         evaluator.run([min(without_memory.ranked(), key=need).candidate])
 
@@ -257,5 +259,8 @@ def times_of(
 def _measured(
     device: DeviceKind, limit_bytes: int, server: JobServer, tracer: ServerTracer, calls: Sequence[str]
 ) -> Mapping[str, float | None]:
-    request = OperatorsRequest(tuple(calls), device, _MEASURING_SECONDS, limit_bytes)
+    seconds = min(_MEASURING_SECONDS, tracer.left_seconds)
+    if seconds <= 0:
+        return {}
+    request = OperatorsRequest(tuple(calls), device, seconds, limit_bytes)
     return measure_operators(server, request, tracer.new_folder(), _LONGEST_SECONDS).seconds

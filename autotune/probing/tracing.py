@@ -108,6 +108,11 @@ class ServerTracer:
             self._end_seconds = before
 
     @property
+    def left_seconds(self) -> float:
+        """The seconds for which traces may still run; 0 or less: none."""
+        return self._end_seconds - time.monotonic()
+
+    @property
     def server(self) -> JobServer:
         """The server, for other jobs as well."""
         if self._server is None:
@@ -159,7 +164,7 @@ class ServerTracer:
         """
         libraries = _libraries(request)
         while True:
-            left_seconds = self._end_seconds - time.monotonic()
+            left_seconds = self.left_seconds
             if left_seconds <= 0:
                 return Untraceable("no time was left", lasting=False)
             worker, usable = self._worker(libraries), False

@@ -49,6 +49,7 @@ def search_by_traces(
     *,
     starts: Sequence[Candidate] | None = None,
     limit: int = MOST_TRACED,
+    at_once: int = _TOGETHER,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> bool:
     """Run candidates of a problem until none is likely to improve the best, or a limit is reached.
@@ -56,7 +57,8 @@ def search_by_traces(
     Args:
         starts: candidates that are run first, after the baseline; None: the recipes.
         limit: most candidates that are run.
-        goes_on: returns whether to continue; called before the baseline, and before every few candidates after it.
+        at_once: most of them between two calls of ``goes_on``.
+        goes_on: returns whether to continue.
 
     Returns:
         Whether it came to its end, instead of being ended by ``goes_on``.
@@ -71,7 +73,7 @@ def search_by_traces(
         left = left or list(next(proposals, ()))
         if not left or search.is_hopeless:
             return True
-        most = min(limit - len(known), _TOGETHER)
+        most = min(limit - len(known), at_once)
         batch, left = left[:most], left[most:]
         known.update({estimate.candidate: estimate for estimate in runner.run(batch)})
     return len(known) >= limit

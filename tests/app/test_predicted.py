@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from autotune.app.arguments import ProbeArguments
-from autotune.app.predictions import Predictions, note_on_traced, predictions_of, trace_before_search
+from autotune.app.predictions import Predictions, _measured, note_on_traced, predictions_of, trace_before_search
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate, MemoryEstimate, Origin, need
 from autotune.core.events import Event, Noted, ignore
 from autotune.core.gpu import GpuSpeeds
 from autotune.core.machine import DeviceKind, Machine
 from autotune.core.measurement import Measurement
+from autotune.core.protocol import OperatorsReply, OperatorsRequest
 from autotune.core.setting import Wishes
 from autotune.core.status import ProbeStatus
 from autotune.errors import ProbeServerError
@@ -189,6 +190,24 @@ def test_a_time_limit_ends_the_traces_before_a_search(monkeypatch: pytest.Monkey
     assert 20 < left[1] <= 30
 
 
+def test_operators_are_measured_in_the_time_that_is_left_for_traces(
+    monkeypatch: pytest.MonkeyPatch, job_server: JobServer
+) -> None:
+    asked = list[float]()
+
+    def measured(_server: object, request: OperatorsRequest, *_: object) -> OperatorsReply:
+        asked.append(request.seconds)
+        return OperatorsReply({})
+
+    monkeypatch.setattr("autotune.app.predictions.measure_operators", measured)
+    with ServerTracer(1, ignore, job_server) as tracer:
+        for seconds in (None, 3.0, 0.0):
+            with tracer.within(seconds):
+                assert _measured("cpu", LIMIT_BYTES, job_server, tracer, ["a call"]) == {}
+    without_limit, limited = asked
+    assert limited < 3.0 < without_limit
+
+
 class FailingTracer(AnalyticTracer):
     """A tracer whose processes cannot be started."""
 
@@ -246,10 +265,10 @@ def test_tracing_ahead_stops_when_its_time_is_up(tmp_path: Path) -> None:
     ("limit_bytes", "seconds", "traces"),
     [
         pytest.param(LIMIT_BYTES, 1.0, 1, id="all fit"),
-        pytest.param(LIMIT_BYTES, 2.0, 4, id="all fit, and there is time"),
-        pytest.param(552 * MIB, 1.0, 4, id="the default does not fit"),
-        pytest.param(552 * MIB, 2.0, 4, id="another one fits"),
-        pytest.param(MIB, 2.0, 8, id="none fits"),
+        pytest.param(LIMIT_BYTES, 2.0, 5, id="all fit, and there is time"),
+        pytest.param(552 * MIB, 1.0, 5, id="the default does not fit"),
+        pytest.param(552 * MIB, 2.0, 5, id="another one fits"),
+        pytest.param(MIB, 2.0, 9, id="none fits"),
     ],
 )
 def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
@@ -258,7 +277,7 @@ def test_tracing_ahead_takes_up_to_three_times_as_long_until_something_may_fit(
     tracer = AnalyticTracer()
 
     def clock() -> float:
-        """Each trace takes a second; one candidate is traced first, then three, then four at a time."""
+        """Each trace takes a second; one candidate is traced first, then four at a time."""
         return float(len(tracer.requests))
 
     cache = Cache(tmp_path)
