@@ -113,7 +113,7 @@ class Tracing:
     Attributes:
         done: traces that are known.
         expected: about how many there will be, these included.
-        remaining_seconds: about how long the others take, by the pace so far; None before the first has been run.
+        remaining_seconds: about how long the others take, by the pace so far; None where that is not known.
     """
 
     done: int

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from threading import Lock
 
-from autotune.core.events import Listener, Tracing, ignore
+from autotune.core.events import Listener, Tracing
 from autotune.core.traced import TraceReply, TraceRequest
 from autotune.errors import AutotuneError, InputError, JobLostError, ProbeServerError
 from autotune.probing.jobs import trace
@@ -87,15 +87,6 @@ class ServerTracer:
         if self._server is not None and self._lent is None:
             self._server.close()
         self._scratch.cleanup()
-
-    @contextmanager
-    def quietly(self) -> Iterator[None]:
-        """Report no progress in this context: its traces are a stage of the caller's."""
-        listener, self._listener = self._listener, ignore
-        try:
-            yield
-        finally:
-            self._listener = listener
 
     @contextmanager
     def within(self, seconds: float | None) -> Iterator[None]:
@@ -206,11 +197,11 @@ class ServerTracer:
 
     def _in_order(self, running: Sequence[Future[None]], found: Mapping[int, Traced]) -> Iterator[Traced]:
         """Yield what is found by its index until all is traced, or the first error, and report progress."""
-        started, count, yielded = time.monotonic(), len(running), 0
-        self._listener(Tracing(0, count))
+        yielded = 0
+        self._listener(Tracing(0, len(running)))
         for done, ended in enumerate(as_completed(running), start=1):
             ended.result()
-            self._listener(Tracing(done, count, (time.monotonic() - started) * (count - done) / done))
+            self._listener(Tracing(done, len(running)))
             while yielded in found:
                 yield found[yielded]
                 yielded += 1

@@ -199,9 +199,8 @@ class Fitting:
         kept = replace(setting, token_coverage=coverage, allowed=setting.allowed - {GLOBAL_BATCH})
         extra_bytes, now = CPU_PROCESS_BYTES if on_cpu else 0, need.memory if need is not None else None
         stays = now.breakdown.get("parameter", 0) + now.context_bytes if now is not None else 0
-        with self.tracer.quietly():
-            heavy = stays + extra_bytes > budget_bytes
-            changed = replace(remedies, setting=kept).smallest(budget_bytes, extra_bytes, heavy=heavy)
+        heavy = stays + extra_bytes > budget_bytes
+        changed = replace(remedies, setting=kept).smallest(budget_bytes, extra_bytes, heavy=heavy)
         if changed is None:
             return None
         memory, slower = changed.memory, None
