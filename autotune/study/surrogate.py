@@ -10,7 +10,7 @@ import numpy as np
 from autotune.core.candidate import Candidate, Choice
 from autotune.core.prediction import Predictor
 from autotune.core.status import ProbeStatus
-from autotune.study.gaussian import LIKELY, Array, Codes, Expected, Figure, chances
+from autotune.study.gaussian import LIKELY, Array, Codes, Figure, chances
 from autotune.study.problem import Record
 from autotune.study.trial_documents import violation
 
@@ -80,12 +80,12 @@ class Surrogate:
         listed = list(candidates)
         if not listed:
             return []
-        need, rate = self._need(listed), self._rate(listed)
+        need = self._need(listed)
         excess = np.maximum(need.mean - need.untraced, 0.0)
         if self._rate.predicted:
-            order = np.lexsort((excess, -self._gains(listed, need, rate, standing)))
+            order = np.lexsort((excess, -self._gains(listed, standing)))
         else:
-            order = np.lexsort((-rate.mean, excess, self._chances(listed) < LIKELY))
+            order = np.lexsort((-self._rate(listed).mean, excess, self._chances(listed) < LIKELY))
         return [listed[index] for index in order]
 
     def expected_gain(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> float:
@@ -96,14 +96,12 @@ class Surrogate:
         """
         if not candidates:
             return np.inf
-        return float(self._gains(candidates, self._need(candidates), self._rate(candidates), standing).max())
+        return float(self._gains(candidates, standing).max())
 
     def _chances(self, candidates: Sequence[Candidate]) -> Array:
         return chances(self._codes, self._ran, candidates)
 
-    def _gains(
-        self, candidates: Sequence[Candidate], need: Expected, rate: Expected, standing: Sequence[Candidate]
-    ) -> Array:
+    def _gains(self, candidates: Sequence[Candidate], standing: Sequence[Candidate]) -> Array:
         """Return the expected improvement by each candidate, as a share of the best rate.
 
         A candidate that is slower, crashes or does not fit improves nothing (Jones, Schonlau and Welch 1998, "Efficient
@@ -112,6 +110,7 @@ class Surrogate:
         none may be recommended: the highest measured one is too high by its noise. The need of a traced candidate
         counts as known.
         """
+        need, rate = self._need(candidates), self._rate(candidates)
         unknown = need.untraced if self._need.predicted else need.unmeasured
         fits = _below(-need.mean / np.maximum(unknown, _CERTAIN))
         best = self._rate(standing).mean.max() if standing else rate.mean.max()
