@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autotune.core.candidate import Candidate
@@ -12,11 +12,10 @@ from autotune.core.gpu import Gpu
 from autotune.core.memory_timeline import BESIDE_TENSORS, VLLM, Mark, MemoryTimeline
 from autotune.core.plan import AllocatorUse
 from autotune.core.setting import Setting
-from autotune.planning.extrapolation.forecast import Stretch
 from autotune.planning.extrapolation.series import Levels
 from autotune.planning.single import PlanTracer, Sized, TracedPlan
 from autotune.planning.tracing.store import Traces
-from autotune.planning.vllm import engine_of, with_vllm
+from autotune.planning.vllm import Engine, engine_of, with_vllm
 from autotune.probing.tracing import Untraceable
 from autotune.techniques.traits import allocator_knobs
 from autotune.trainers.evaluation import whole_geometry
@@ -191,15 +190,7 @@ class Evaluator:
         traced, found = self.traced_plan(candidate), self.estimate(candidate)
         if traced is None or found.memory is None:
             return None
-        engine = engine_of(traced.plan, self.problem.setting)
-        return memory_timeline(
-            traced.courses(),
-            traced.memory,
-            found.memory,
-            micro_batches=traced.geometry.micro_batches,
-            followed=traced.aligned,
-            vllm=engine.held_bytes if engine is not None else lambda _: 0,
-        )
+        return memory_timeline(traced, found.memory, engine_of(traced.plan, self.problem.setting))
 
 
 def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:
@@ -210,38 +201,24 @@ def _uses_of(problem: TrainerProblem) -> tuple[AllocatorUse, ...]:
     return tuple(dict.fromkeys(plan.allocator for plan in plans))
 
 
-def memory_timeline(
-    courses: Mapping[Stretch, Sequence[Levels]],
-    training: MemoryEstimate,
-    memory: MemoryEstimate,
-    *,
-    micro_batches: int,
-    followed: bool,
-    vllm: Callable[[str], int],
-) -> MemoryTimeline | None:
-    """Return the timeline of a step, thinned; None if there is no moment.
+def memory_timeline(traced: TracedPlan, memory: MemoryEstimate, engine: Engine | None) -> MemoryTimeline:
+    """Return the timeline of a step, thinned.
 
     Args:
-        courses: bytes of tensors at the moments of each stretch, in the order of the step.
-        training: the estimate that the same figures gave, without vLLM.
-        memory: the same with vLLM.
-        followed: see :class:`MemoryTimeline`.
-        vllm: returns the bytes that vLLM holds during a phase.
+        memory: of the plan with its engine.
     """
-    at_peak = {name: size for name, size in training.breakdown.items() if name not in BESIDE_TENSORS}
+    at_peak = {name: size for name, size in traced.memory.breakdown.items() if name not in BESIDE_TENSORS}
     most_bytes = sum(at_peak.values())
     moments: list[Levels] = []
     marks: list[Mark] = []
     are_peak: list[bool] = []
-    for (part, backward), course in courses.items():
+    for (part, backward), course in traced.courses().items():
         if course:
             marks.append(Mark(part, backward, len(moments)))
-        held = vllm(part.phase)
+        held = engine.held_bytes(part.phase) if engine is not None else 0
         beside = {VLLM: held} if held else {}
         moments += [{**_at_most(levels, most_bytes), **beside} for levels in course]
         are_peak += [levels == at_peak for levels in course]
-    if not moments:
-        return None
     names = list(dict.fromkeys(name for levels in moments for name in levels))
     totals = [sum(levels.values()) for levels in moments]
     return MemoryTimeline(
@@ -251,8 +228,8 @@ def memory_timeline(
         peak=max(range(len(moments)), key=lambda moment: (totals[moment], are_peak[moment])),
         breakdown=memory.breakdown,
         error=memory.error,
-        followed=followed,
-        micro_batches=micro_batches,
+        followed=traced.aligned,
+        micro_batches=traced.geometry.micro_batches,
     ).thinned()
 
 

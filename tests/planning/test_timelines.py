@@ -11,9 +11,11 @@ from autotune.core.memory_timeline import BESIDE_TENSORS, MOST_MOMENTS, Mark, Me
 from autotune.core.program import MICRO_BATCH, OPTIMIZER_STEP
 from autotune.core.timeline import Occurrence, Part
 from autotune.planning.evaluator import Evaluator, memory_timeline
+from autotune.planning.vllm import ASLEEP_BYTES, Engine
 from autotune.trainers.prompts import GENERATION
 from tests.planning.stand_in import WEIGHT_BYTES, AnalyticTracer
 from tests.planning.test_evaluator import LAYERS, TOKENS, problem_of, searched
+from tests.settings import workload
 
 FIRST, FURTHER, UPDATE = (
     Part(MICRO_BATCH, Occurrence.FIRST),
@@ -95,23 +97,19 @@ def test_thinning_keeps_every_peak_and_the_beginning_of_every_part() -> None:
     assert a_timeline(totals[:200]).thinned().moments == 200
 
 
-def test_what_vllm_holds_lies_beside_the_tensors() -> None:
+def test_what_vllm_holds_lies_beside_the_tensors(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = evaluator.traced_plan(evaluator.problem.baseline)
+    assert traced is not None
     generation = Part(GENERATION, Occurrence.ONCE)
+    courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
+    monkeypatch.setattr(type(traced), "courses", lambda _: {**courses, (UPDATE, False): [{"parameter": 60}]})
     training = MemoryEstimate(
         70, 75, 5, {"parameter": 60, "rounding": 10, "fragmentation": 5, "context": 5}, 0, None, 0.1
     )
-    asleep = replace(training, beside_bytes=3, breakdown={**training.breakdown, "vLLM": 3})
-    courses = {(generation, False): [{"parameter": 20}], (FIRST, False): [{"parameter": 40}, {"parameter": 61}]}
-    found = memory_timeline(
-        {**courses, (UPDATE, False): [{"parameter": 60}]}, training, asleep,
-        micro_batches=1, followed=True, vllm=lambda phase: 30 if phase == GENERATION else 3,
-    )  # fmt: skip
-    assert found is not None
-    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, 3, 3, 3)}
-    assert found.need_bytes == asleep.device_bytes
-    assert found.at(found.peak) == {"parameter": 60, "vLLM": 3}
-
-
-def test_without_a_moment_there_is_no_timeline() -> None:
-    memory = MemoryEstimate(0, 0, 0, {}, 0, None, 0.1)
-    assert memory_timeline({}, memory, memory, micro_batches=1, followed=True, vllm=lambda _: 0) is None
+    awake = Engine(on_server=False, sleeps=True, utilization=0.5, parallel=1, tokens=None, model=workload().model,
+                   total_bytes=60)  # fmt: skip
+    both = awake.together(training)
+    found = memory_timeline(replace(traced, memory=training), both, awake)
+    assert found.levels == {"parameter": (20, 40, 60, 60), "vLLM": (30, *[ASLEEP_BYTES] * 3)}
+    assert found.need_bytes == both.device_bytes
+    assert found.at(found.peak) == {"parameter": 60, "vLLM": ASLEEP_BYTES}
