@@ -94,16 +94,12 @@ def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: fl
         now = time.monotonic()
         if timeout_seconds is not None and now - began > timeout_seconds:
             return CommandExit(None, timed_out=True)
-        if stopped is None and _all_stopped(folder):
+        if stopped is None and (folder / "all-stopped").exists():
             stopped = now
         if stopped is not None and now - stopped > _GRACE_SECONDS:
             return CommandExit(0)
         time.sleep(_GLANCE_SECONDS)
     return CommandExit(code) if code >= 0 else CommandExit(None, -code)
-
-
-def _all_stopped(folder: Path) -> bool:
-    return (folder / "all-stopped").exists()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -72,7 +72,8 @@ def library(python: Path, variables: Mapping[str, str]) -> Path:
         InputError: that environment lacks something that null GPUs need.
         AutotuneError: the library could not be built.
     """
-    if _same_environment(python):
+    # The packages of a virtual environment follow from its path.
+    if python.parent.absolute() == Path(sys.executable).parent.absolute():
         return built()
     root = Path(__file__).parents[2]
     without = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
@@ -87,11 +88,6 @@ def library(python: Path, variables: Mapping[str, str]) -> Path:
     if "folder" in answer:
         return Path(answer["folder"])
     raise AutotuneError(f"{answer['message']} That is the environment of {python}.", hint=answer["hint"])
-
-
-def _same_environment(python: Path) -> bool:
-    """Return whether a Python has the packages of this one; those of a virtual environment follow from its path."""
-    return python.parent.absolute() == Path(sys.executable).parent.absolute()
 
 
 def _shebang(program: Path) -> Path | None:
