@@ -18,9 +18,10 @@ import psutil
 from autotune.core.codec import DecodeError, decode
 from autotune.core.dry_run import CommandExit, Followed, Refused
 from autotune.errors import InputError
+from autotune.inspection.command_line import ASSIGNMENT
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
-from autotune.nullgpu.interpreter import ASSIGNMENT, interpreter, library
+from autotune.nullgpu.interpreter import interpreter, library
 
 FOLDER = "AUTOTUNE_DRY_RUN"
 _GLANCE_SECONDS = 0.1
