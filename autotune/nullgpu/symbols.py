@@ -117,7 +117,7 @@ def needed(found: Installation) -> dict[str, Needed]:
     """Return the functions called of each of NVIDIA's libraries, by its name without ``.so``."""
     libraries = {name: Needed(soname) for name, soname in _ALWAYS.items()}
     for module in found.modules:
-        for soname in _sonames(module):
+        for soname in re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module))):
             name = soname.partition(".so")[0]
             if name in _FUNCTIONS and name not in libraries:
                 libraries[name] = Needed(soname)
@@ -182,10 +182,6 @@ def _add(libraries: Mapping[str, Needed], functions: Iterable[tuple[str, str]]) 
         needed = libraries[name]
         if version or not any(function in each for each in needed.versions.values()):
             needed.versions[version or needed.default_version].add(function)
-
-
-def _sonames(module: Path) -> list[str]:
-    return re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module)))
 
 
 def _undefined(module: Path) -> Iterator[tuple[str, str]]:
