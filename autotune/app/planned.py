@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 
+from autotune.app.arguments import PlannedArguments
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader
@@ -19,8 +20,10 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
+from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.probing.tracing import ServerTracer
@@ -83,6 +86,18 @@ def check_network(network: float | None, planned: Sequence[Machine]) -> None:
             "--network is the network between machines, and there is one machine.",
             hint="Leave it out, or give --num-machines, or more than 8 --num-processes.",
         )
+
+
+def given_sources(asked: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
+    """Return the model, the rows to train on and those to evaluate on that were given; None where there are none.
+
+    Raises:
+        InputError: one of them cannot be used, or a split or configuration is named without a dataset.
+    """
+    model = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
+    rows = training_source(asked.dataset, asked.split, asked.dataset_config)
+    evaluated = asked.eval_dataset, asked.eval_split
+    return model, rows, evaluation_source(asked.dataset, *evaluated, asked.split, asked.dataset_config)
 
 
 def planned_machine(
