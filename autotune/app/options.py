@@ -72,7 +72,7 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     trainer = find_trainer(asked.trainer or DEFAULT)
     check_evaluation(trainer, evaluates=asked.evaluates)
     max_length, coverage = asked.max_length, asked.token_coverage
-    _check_range("token coverage", 1.0 if coverage is None else coverage, 0.0, 1.0)
+    _check_range("token coverage", 1.0 if coverage is None else coverage, 1.0)
     _check_number("global batch size", asked.global_batch_size)
     _check_number("maximum length", max_length)
     _check_number("number of processes", asked.num_processes)
@@ -110,7 +110,7 @@ def probe_options(asked: ProbeArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`.
     """
-    _check_range("margin", asked.margin, 0.0, _LARGEST_MARGIN)
+    _check_range("margin", asked.margin, _LARGEST_MARGIN)
     _check_number("number of trials", asked.trials)
     _check_number("number of workers", asked.workers)
     if not 0 <= asked.seed <= _LARGEST_SEED:
@@ -202,9 +202,9 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     return replace(found, mean_tokens=tokens)
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between {low:g} and {high:g}.")
+def _check_range(name: str, value: float, high: float) -> None:
+    if not 0 <= value <= high:
+        raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between 0 and {high:g}.")
 
 
 def _check_number(name: str, number: int | Auto | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import io
 import os
@@ -36,19 +35,6 @@ _ASKING = (signal.SIGTERM, signal.SIGHUP)
 _OUTPUT = (1, 2)
 
 
-_NEAREST = "autotune-nearest"
-_IN_ASCII = dict(zip("●○·┤└─█▏▎▍▌▋▊▉", "*o.|+-#    ###", strict=True))
-"""Characters for those of bars and pictures that an encoding lacks."""
-
-
-def _nearest(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return "".join(_IN_ASCII.get(mark, "?") for mark in error.object[error.start : error.end]), error.end
-
-
-codecs.register_error(_NEAREST, _nearest)
-
-
 def run(argv: Sequence[str]) -> int:
     """Run the command that ``argv`` names and return the exit code.
 
@@ -59,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Do not fail in a terminal whose encoding lacks a character.
-            stream.reconfigure(errors=_NEAREST)
+            stream.reconfigure(errors="replace")
     with Signals() as signals:
         code = _guarded(argv)
         if code != INTERRUPTED:

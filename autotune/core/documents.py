@@ -213,14 +213,8 @@ class Documents:
 
     def shortest_covering(self, coverage: float) -> int:
         """Return the smallest maximum length, in tokens, that keeps a document, and ``coverage``, 0 to 1, of tokens."""
-        low, high = self.first_kept, self.longest
-        while low < high:
-            middle = (low + high) // 2
-            if self.coverage(middle) >= coverage:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        covers = _tokens_at(self, dropping=True) / self.tokens >= coverage
+        return max(self.first_kept, int(covers.argmax()))
 
 
 @lru_cache(_REMEMBERED)

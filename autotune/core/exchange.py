@@ -10,7 +10,6 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,21 +25,6 @@ _REPLY_BYTES = 65_536
 
 class ExchangeError(ValueError):
     """A request or reply is absent, is not JSON, or has another structure; the message names it."""
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """A request as it is written to the file.
-
-    Attributes:
-        job: name of the job.
-        sent_seconds: when it was sent, by :func:`time.monotonic`, which all processes of a Linux machine share.
-        body: the encoded request.
-    """
-
-    job: str
-    sent_seconds: float
-    body: Any
 
 
 def write_document(file: Path, document: Mapping[str, Any]) -> None:
@@ -66,14 +50,15 @@ def write_request(folder: Path, job: str, request: object) -> float:
     return sent_seconds
 
 
-def read_request(folder: Path) -> Envelope:
-    """Return the request in a job's folder.
+def read_request(folder: Path) -> Mapping[str, Any]:
+    """Return the document of a request in a job's folder.
+
+    ``sent_seconds`` is of :func:`time.monotonic`, which all processes of a Linux machine share.
 
     Raises:
         ExchangeError: it is absent or cannot be read.
     """
-    document = _read(folder / REQUEST_FILE)
-    return Envelope(job=document["job"], sent_seconds=document["sent_seconds"], body=document["body"])
+    return _read(folder / REQUEST_FILE)
 
 
 def write_reply(folder: Path, reply: object) -> None:

@@ -146,9 +146,6 @@ def _bounds(longest: int) -> list[int]:
 
 def _max_lengths(documents: Documents) -> list[int]:
     """Return the powers of two below the longest row, the lengths that reach the usual coverages, and the longest."""
-    wanted = {documents.shortest_covering(coverage) for coverage in COVERAGES} | {documents.longest}
-    power = SHORTEST_LIMIT
-    while power < documents.longest:
-        wanted.add(power)
-        power *= 2
-    return sorted(wanted)
+    longest, covering = documents.longest, map(documents.shortest_covering, COVERAGES)
+    powers = (SHORTEST_LIMIT << doubled for doubled in range(longest.bit_length()))
+    return sorted({*covering, *(power for power in powers if power < longest), longest})

@@ -87,17 +87,17 @@ class MemoryTimeline:
         ends = [*(mark.start for mark in self.marks[1:]), self.moments]
         return range(self.marks[place].start, ends[place])
 
-    def thinned(self, most: int = MOST_MOMENTS) -> MemoryTimeline:
-        """Return the same with fewer moments: of neighbouring ones the highest, so that no peak is lost.
+    def thinned(self) -> MemoryTimeline:
+        """Return the same with about :data:`MOST_MOMENTS`: of neighbouring ones the highest, so that no peak is lost.
 
         Stretches are thinned in proportion to their moments; short ones keep all of theirs.
         """
-        if self.moments <= most:
+        if self.moments <= MOST_MOMENTS:
             return self
         totals, kept, marks = self.totals, list[int](), list[Mark]()
         for place, mark in enumerate(self.marks):
             moments = self.stretch(place)
-            count = min(len(moments), max(_FEWEST_IN_A_STRETCH, most * len(moments) // self.moments))
+            count = min(len(moments), max(_FEWEST_IN_A_STRETCH, MOST_MOMENTS * len(moments) // self.moments))
             marks.append(replace(mark, start=len(kept)))
             for group in _groups(moments, count):
                 kept.append(self.peak if self.peak in group else max(group, key=totals.__getitem__))

@@ -15,9 +15,11 @@ from autotune.inspection.script import TRL_PARSER, Script, read_script
 from autotune.trainers import REMOVED, find_trainer, trainers
 
 CONFIG = "--config"
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+"""A word that sets a variable, as a shell and ``env`` take it before a command."""
+PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+"""Names of the program Python."""
 _OPTION = re.compile(r"--|-\D")
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 # The option of a shell behind which the text of a command stands, together with others or not.
 _OPTION_OF_SHELL = re.compile(r"-[A-Za-z]*c")
@@ -146,7 +148,7 @@ def _parts(words: Sequence[str]) -> Iterator[Sequence[str]]:
         options = list(takewhile(_OPTION.match, words[place + 1 :]))
         text = words[place + 1 + len(options) :][:1]
         if text and any(_OPTION_OF_SHELL.fullmatch(option) for option in options):
-            assigned = [word for word in words[:place] if _ASSIGNMENT.fullmatch(word)]
+            assigned = [word for word in words[:place] if ASSIGNMENT.fullmatch(word)]
             for part in _split(text[0]):
                 if part[0] == "export":
                     assigned += part[1:]
@@ -180,12 +182,12 @@ def _separates(token: str) -> bool:
 def launches(word: str) -> bool:
     """Return whether a word of a command is a program that starts trainings, or Python."""
     name = PurePath(word).name
-    return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
+    return name in _LAUNCHERS or PYTHON.fullmatch(name) is not None
 
 
 def _from(words: Sequence[str], start: int) -> Command:
     """Return the command whose program is the word at a place."""
-    assigned = (word.partition("=") for word in words[:start] if _ASSIGNMENT.fullmatch(word))
+    assigned = (word.partition("=") for word in words[:start] if ASSIGNMENT.fullmatch(word))
     return _of_program(words[start:], {name: value for name, _, value in assigned})
 
 

@@ -1,4 +1,4 @@
-"""Decides whether a user's text names a local path or a repository on the hub."""
+"""Decides whether a user's text names a local path or a repository on the hub; the user's cache directory."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ def user_path(text: str | Path) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise InputError(f"The home of {str(text)!r} is not known.", hint="Write the path in full.") from error
+
+
+def cache_directory() -> Path:
+    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification)."""
+    asked = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification says that relative paths are to be ignored.
+    return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
 
 
 def exists(path: str | Path) -> bool:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.inspection.paths import cache_directory
 from autotune.nullgpu.installation import Installation, installation
 from autotune.nullgpu.symbols import Needed, needed, stubs, version_script, written
 
@@ -29,7 +30,7 @@ def built() -> Path:
         AutotuneError: the compiler failed.
     """
     found = installation()
-    folder = _cache() / _key(found)
+    folder = cache_directory() / "nullgpu" / _key(found)
     if (folder / SONAMES).is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -46,15 +47,9 @@ def built() -> Path:
     return folder
 
 
-def _cache() -> Path:
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache"
-    return home / "autotune" / "nullgpu"
-
-
 def _key(found: Installation) -> str:
     """Return a hash of all that the library is made from."""
-    sources = [*sorted((_SOURCES / "shim").iterdir()), _SOURCES / "symbols.py", _SOURCES / "refused.py", Path(__file__)]
+    sources = [*sorted((_SOURCES / "shim").iterdir()), _SOURCES / "symbols.py", Path(__file__)]
     compiler = subprocess.run([found.compiler, "--version"], capture_output=True, text=True, check=True).stdout
     parts = [found.packages, *_macros(found), *map(str, found.modules), str(found.includes), compiler]
     digest = hashlib.sha256("\0".join(parts).encode())

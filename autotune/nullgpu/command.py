@@ -18,9 +18,10 @@ import psutil
 from autotune.core.codec import DecodeError, decode
 from autotune.core.dry_run import CommandExit, Followed, Refused
 from autotune.errors import InputError
+from autotune.inspection.command_line import ASSIGNMENT
 from autotune.nullgpu.devices import NullDevice
 from autotune.nullgpu.environment import environment
-from autotune.nullgpu.interpreter import ASSIGNMENT, interpreter, library
+from autotune.nullgpu.interpreter import interpreter, library
 
 FOLDER = "AUTOTUNE_DRY_RUN"
 _GLANCE_SECONDS = 0.1
@@ -94,16 +95,12 @@ def _awaited(process: subprocess.Popen[bytes], folder: Path, timeout_seconds: fl
         now = time.monotonic()
         if timeout_seconds is not None and now - began > timeout_seconds:
             return CommandExit(None, timed_out=True)
-        if stopped is None and _all_stopped(folder):
+        if stopped is None and (folder / "all-stopped").exists():
             stopped = now
         if stopped is not None and now - stopped > _GRACE_SECONDS:
             return CommandExit(0)
         time.sleep(_GLANCE_SECONDS)
     return CommandExit(code) if code >= 0 else CommandExit(None, -code)
-
-
-def _all_stopped(folder: Path) -> bool:
-    return (folder / "all-stopped").exists()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -13,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
 from autotune.errors import AutotuneError, InputError
+from autotune.inspection.command_line import ASSIGNMENT, PYTHON
 from autotune.nullgpu.build import built
 
-_PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-"""A word that sets a variable, as a shell and ``env`` take it before a command."""
 # Options of `env` whose value is the next word.
 _VALUED = ("-u", "--unset", "-C", "--chdir")
 # Where pip installed autotune, its folder has other packages too: they come after those of the interpreter.
@@ -46,7 +43,7 @@ def interpreter(command: Sequence[str], variables: Mapping[str, str]) -> Path:
     found = shutil.which(words[0], path=path)
     if found is None:
         raise InputError(f"The program {words[0]} cannot be found.", hint="Give its path, or put it on PATH.")
-    if _PYTHON.fullmatch(PurePath(found).name):
+    if PYTHON.fullmatch(PurePath(found).name):
         return Path(found)
     named = _shebang(Path(found))
     if named is not None:
@@ -72,7 +69,8 @@ def library(python: Path, variables: Mapping[str, str]) -> Path:
         InputError: that environment lacks something that null GPUs need.
         AutotuneError: the library could not be built.
     """
-    if _same_environment(python):
+    # The packages of a virtual environment follow from its path.
+    if python.parent.absolute() == Path(sys.executable).parent.absolute():
         return built()
     root = Path(__file__).parents[2]
     without = {name: value for name, value in variables.items() if name not in ("LD_PRELOAD", "PYTHONPATH")}
@@ -87,11 +85,6 @@ def library(python: Path, variables: Mapping[str, str]) -> Path:
     if "folder" in answer:
         return Path(answer["folder"])
     raise AutotuneError(f"{answer['message']} That is the environment of {python}.", hint=answer["hint"])
-
-
-def _same_environment(python: Path) -> bool:
-    """Return whether a Python has the packages of this one; those of a virtual environment follow from its path."""
-    return python.parent.absolute() == Path(sys.executable).parent.absolute()
 
 
 def _shebang(program: Path) -> Path | None:
@@ -112,6 +105,6 @@ def _shebang(program: Path) -> Path | None:
     if words and PurePath(words[0]).name == "env":
         named = shutil.which(words[-1])
         words = [named] if named else []
-    if words and _PYTHON.fullmatch(PurePath(words[0]).name) and os.access(words[0], os.X_OK):
+    if words and PYTHON.fullmatch(PurePath(words[0]).name) and os.access(words[0], os.X_OK):
         return Path(words[0])
     return None

@@ -1,4 +1,4 @@
-"""Finds which of NVIDIA's functions are called; writes stubs for those that the shim lacks, and the linker's script."""
+"""Finds which of NVIDIA's functions are called; writes stubs of those that the shim lacks, and the linker's script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.nullgpu.installation import Installation
-from autotune.nullgpu.refused import refusal
 
 # The beginnings of the names of each library's functions; the first that matches is taken.
 _FUNCTIONS = {
@@ -37,6 +36,54 @@ _ALWAYS = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1"}
 _OWN = "NULLGPU"
 # Functions of the C library that the shim replaces (``shim/host.cpp``), by the version that programs on x86-64 ask for.
 _OF_HOST = {"GLIBC_2.2.5": {"mmap", "mmap64"}}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Functions that are refused.
+
+    Attributes:
+        pattern: regular expression of their whole names.
+        code: what they return: the library's own code for what is not supported.
+        belongs_to: what they are for, which the error names.
+    """
+
+    pattern: str
+    code: int
+    belongs_to: str
+
+
+REFUSALS = (
+    Refusal(r"cudaGraph\w+|cudaStream(BeginCapture|EndCapture|UpdateCapture)\w*", 801, "CUDA graphs"),
+    Refusal(r"cuGraph\w+|cuStreamBeginCapture\w*", 801, "CUDA graphs"),
+    Refusal(
+        r"cudaIpc\w+|cuMem(Export|Import)\w+|cuMemRetainAllocationHandle|cuMemGetAllocationPropertiesFromHandle",
+        801,
+        "device memory shared between processes",
+    ),
+    Refusal(r"cuMulticast\w+|cuStreamWriteValue32\w*|cuMemsetD32Async", 801, "symmetric memory"),
+    Refusal(r"cuGreenCtx\w+|cuCtxFromGreenCtx|cuDevSm\w+|cu\w*DevResource\w*", 801, "green contexts"),
+    # What follows writes sizes or results that the caller reads on the host.
+    Refusal(r"cudnnGet\w*(Workspace|Space|States)Sizes?\w*|cudnn(Find|Get)\w*Algorithm\w*", 3000, "cuDNN's older API"),
+    Refusal(r"cudnnDropoutGetStatesSize|cudnn\w*RNN\w*", 3000, "cuDNN's recurrent layers"),
+    Refusal(r"cudnn\w*CTC\w*", 3000, "cuDNN's CTC loss"),
+    Refusal(r"cusolverDn(?!Create$|Destroy$|SetStream$)\w+", 9, "dense linear algebra of cuSOLVER"),
+    Refusal(
+        r"cusparse(?!Lt)(?!Create$|Destroy$|SetStream$|SetPointerMode$|GetErrorString$)\w+", 10, "sparse matrices"
+    ),
+    Refusal(r"cusparseLt\w+", 10, "structured sparsity of cuSPARSELt"),
+    Refusal(r"cufft(?!GetErrorString$)\w+", 16, "Fourier transforms of cuFFT"),
+    Refusal(r"curand(?!GetErrorString)\w+", 101, "cuRAND's generators on the host"),
+    Refusal(r"cuFile\w+", 5001, "GPUDirect Storage"),
+    Refusal(r"nvshmem\w+", 1, "NVSHMEM"),
+    Refusal(
+        r"nccl(CommInitAll|CommShrink|CommGrow|CommWindow\w+|CommRegister|CommDeregister|MemAlloc|MemFree|DevComm\w+"
+        r"|Put\w+|Signal|WaitSignal|Get\w+Pointer|CommSuspend|CommResume|GroupSimulateEnd|CommMemStats)",
+        5,
+        "registered buffers and one-sided operations of NCCL",
+    ),
+)  # fmt: skip
+"""Functions of NVIDIA's libraries that a null GPU refuses, since a stub's success would mislead."""
 
 
 @dataclass
@@ -70,7 +117,7 @@ def needed(found: Installation) -> dict[str, Needed]:
     """Return the functions called of each of NVIDIA's libraries, by its name without ``.so``."""
     libraries = {name: Needed(soname) for name, soname in _ALWAYS.items()}
     for module in found.modules:
-        for soname in _sonames(module):
+        for soname in re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module))):
             name = soname.partition(".so")[0]
             if name in _FUNCTIONS and name not in libraries:
                 libraries[name] = Needed(soname)
@@ -102,6 +149,11 @@ def stubs(libraries: Mapping[str, Needed], have: set[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def refusal(function: str) -> Refusal | None:
+    """Return why a function is refused, or None for one whose stub may return success."""
+    return next((each for each in REFUSALS if re.fullmatch(each.pattern, function)), None)
+
+
 def version_script(libraries: Mapping[str, Needed], have: set[str]) -> str:
     """Return the linker's version script: which functions are exported, each in the version that modules ask for."""
     nodes: dict[str, set[str]] = {}
@@ -130,10 +182,6 @@ def _add(libraries: Mapping[str, Needed], functions: Iterable[tuple[str, str]]) 
         needed = libraries[name]
         if version or not any(function in each for each in needed.versions.values()):
             needed.versions[version or needed.default_version].add(function)
-
-
-def _sonames(module: Path) -> list[str]:
-    return re.findall(r"\(NEEDED\).*\[(.+)\]", _run("readelf", "--dynamic", "--wide", str(module)))
 
 
 def _undefined(module: Path) -> Iterator[tuple[str, str]]:

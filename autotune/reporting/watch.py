@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import termios
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import IO
+from contextlib import contextmanager
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -16,30 +13,21 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from autotune.core.events import (
-    Event,
-    Listener,
-    Noted,
-    ProbeFinished,
-    Ranked,
-    StageStarted,
-    StudyResumed,
-    WorkloadReady,
-)
+from autotune.core import events
 from autotune.core.status import ProbeStatus
 from autotune.reporting import words
 from autotune.reporting.progress import PlainListener, Progress, reason_text, tracing_text
 from autotune.units import format_duration
 
-_LOCAL_MODES = 3
-"""Place of the local modes in what ``termios.tcgetattr`` returns."""
 _STYLES = {
     ProbeStatus.OK: "green",
     ProbeStatus.OUT_OF_MEMORY: "yellow",
     ProbeStatus.HOST_OUT_OF_MEMORY: "yellow",
     ProbeStatus.UNSUPPORTED: "dim",
 }
-_LINE_STYLES: Mapping[type[Event], str] = {StageStarted: "bold", WorkloadReady: "", StudyResumed: "", Noted: "italic"}
+_LINE_STYLES: Mapping[type[events.Event], str] = {
+    events.StageStarted: "bold", events.WorkloadReady: "", events.StudyResumed: "", events.Noted: "italic",
+}  # fmt: skip
 """The events whose lines stay, with their styles."""
 # Each redraws all lines, whether they have changed or not: more would flicker in slow terminals.
 _FRAMES_PER_SECOND = 4
@@ -49,33 +37,33 @@ _WIDTHS = (10, 10, 9)
 
 
 @contextmanager
-def watching(console: Console) -> Iterator[Listener]:
+def watching(console: Console) -> Iterator[events.Listener]:
     """Yield a listener that shows the progress of a run on ``console`` during the context."""
     if console.is_terminal and not console.is_dumb_terminal:
-        with unflushed(console.file), _live(console) as listener:
+        with _live(console) as listener:
             yield listener
     else:
         yield plain_lines(console)
 
 
-def plain_lines(console: Console) -> Listener:
+def plain_lines(console: Console) -> events.Listener:
     """Return a listener that prints each event as a line, however long."""
     return PlainListener(lambda line: console.print(line, markup=False, soft_wrap=True))
 
 
 @contextmanager
-def _live(console: Console) -> Iterator[Listener]:
+def _live(console: Console) -> Iterator[events.Listener]:
     """Yield a listener that redraws the display during the context; the lines of finished probes stay."""
     display = Display()
     progress, headed = display.progress, False
 
-    def listener(event: Event) -> None:
+    def listener(event: events.Event) -> None:
         """Handle an event, and print the lines that stay."""
         nonlocal headed
         progress.follow(event)
         if type(event) in _LINE_STYLES:
             console.print(Text(progress.line(event), style=_LINE_STYLES[type(event)]))
-        if isinstance(event, ProbeFinished):
+        if isinstance(event, events.ProbeFinished):
             if not headed:
                 console.print(probe_row("#", "status", "held", "tokens/s", Text("what differs"), "bold"))
                 headed = True
@@ -138,7 +126,7 @@ def _bar(done: int, total: int, text: str) -> Table:
     return grid
 
 
-def finished_row(event: ProbeFinished, progress: Progress) -> Table:
+def finished_row(event: events.ProbeFinished, progress: Progress) -> Table:
     """Return the line of a finished probe."""
     measurement = event.measurement
     what = Text()
@@ -171,7 +159,7 @@ def probe_row(number: str, status: str, held: str, rate: str, what: Text, style:
     return grid
 
 
-def _provisional(ranked: Ranked) -> Iterator[Text]:
+def _provisional(ranked: events.Ranked) -> Iterator[Text]:
     """Yield the lines of a provisional ranking; what is too long for its line ends in an ellipsis."""
     yield _one_line(_TITLE, "bold")
     yield _one_line(_ranked_row("needs", "to spare", "tok/s", f"what differs from {words.BASELINE_NAME}"), "bold")
@@ -189,34 +177,3 @@ def _ranked_row(*cells: str) -> str:
 
 def _one_line(text: str, style: str) -> Text:
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
-
-
-@contextmanager
-def unflushed(file: IO[str]) -> Iterator[None]:
-    """Let the terminal show all that it was sent, whenever Ctrl-C is pressed during the context.
-
-    A terminal throws away what it has not shown yet (termios(3), NOFLSH). Of a display that moves the cursor back to
-    redraw itself, lines would be missing, and the next frame would erase lines above it. Nothing happens where ``file``
-    is no terminal.
-    """
-    before = _no_flush(file, on=True)
-    try:
-        yield
-    finally:
-        if before is False:
-            _no_flush(file, on=False)
-
-
-def _no_flush(file: IO[str], *, on: bool) -> bool | None:
-    """Set the mode and return what it was; None if it cannot be set."""
-    with suppress(OSError, ValueError, termios.error):
-        terminal = file.fileno()
-        # A process in the background would be stopped.
-        if os.tcgetpgrp(terminal) == os.getpgrp():
-            attributes = termios.tcgetattr(terminal)
-            before = bool(attributes[_LOCAL_MODES] & termios.NOFLSH)
-            attributes[_LOCAL_MODES] &= ~termios.NOFLSH
-            attributes[_LOCAL_MODES] |= termios.NOFLSH if on else 0
-            termios.tcsetattr(terminal, termios.TCSANOW, attributes)
-            return before
-    return None

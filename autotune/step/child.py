@@ -82,10 +82,10 @@ def execute(folder: Path, jobs: Mapping[str, JobType], env: Mapping[str, str]) -
     else:
         see_one_gpu()
     try:
-        envelope = read_request(folder)
-        job = jobs[envelope.job]
-        request: object = decode(job.request, envelope.body)
-        reply: object = job.run(request, JobContext(folder=folder, sent_seconds=envelope.sent_seconds))
+        asked = read_request(folder)
+        job = jobs[asked["job"]]
+        request: object = decode(job.request, asked["body"])
+        reply: object = job.run(request, JobContext(folder=folder, sent_seconds=asked["sent_seconds"]))
     except InputError as error:
         reply = InputProblem(error.message, error.hint, unread=isinstance(error, UnreadError))
     except Exception as error:  # noqa: BLE001 the process boundary: every error is reported to the parent

@@ -60,7 +60,8 @@ class Server:
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         signal.set_wakeup_fd(wake)
-        signal.signal(signal.SIGCHLD, _handle_signal)
+        # Python writes a signal that has a handler to the pipe.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._awaited = selectors.PollSelector()
         for file in (0, self._woken):
             self._awaited.register(file, selectors.EVENT_READ)
@@ -126,7 +127,3 @@ class Server:
 
 def _has_ended(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _handle_signal(*_: object) -> None:
-    """Handle a signal, so that Python writes it to the wake-up pipe."""

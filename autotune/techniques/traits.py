@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -50,7 +49,8 @@ def libraries_of(plan: TrainingPlan) -> str:
     accelerate and DeepSpeed keep what they derive from the arguments in variables of the process: their number, and the
     environment's variables.
     """
-    return _digest(plan.trainer, *_without(plan, _untraced_paths() | _harmless_paths()), plan.launch.processes)
+    parts = _without(plan, _untraced_paths() | _harmless_paths())
+    return json.dumps((plan.trainer, *parts, plan.launch.processes), sort_keys=True)
 
 
 def impact_in(plan: TrainingPlan) -> PlanImpact:
@@ -87,7 +87,3 @@ def _paths(techniques: Iterable[Technique]) -> Iterator[str]:
 def _without(plan: TrainingPlan, paths: frozenset[str]) -> tuple[_Fields, _Fields]:
     args = {name: value for name, value in plan.args.items() if f"args.{name}" not in paths}
     return args, {name: value for name, value in plan.model.items() if f"model.{name}" not in paths}
-
-
-def _digest(*parts: object) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -35,10 +35,6 @@ KERNELS = ("aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"
 COMPOSITE = "CompositeImplicitAutograd"
 
 
-def _rng_state(device: Any = None) -> torch.Tensor:
-    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8)
-
-
 MODULE = ModuleType(f"torch.{VIRTUAL}")
 MODULE.__dict__.update(
     Event=Event,
@@ -56,7 +52,7 @@ MODULE.__dict__.update(
     device=lambda device: nullcontext(),
     manual_seed=lambda seed: None,
     manual_seed_all=lambda seed: None,
-    get_rng_state=_rng_state,
+    get_rng_state=lambda device=None: torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8),
     set_rng_state=lambda state, device=None: None,
     get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
     is_bf16_supported=lambda including_emulation=True: True,

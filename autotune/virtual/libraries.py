@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib import import_module
 from unittest import mock
 
@@ -51,7 +52,8 @@ def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:
     modules = sys.modules.get("bitsandbytes.nn.modules")
     if modules is not None:
         yield mock.patch.object(modules, "fix_4bit_weight_quant_state_from_module", _with_state)
-    yield mock.patch.multiple(torch, get_rng_state=_rng_state, set_rng_state=lambda state: None)
+    state = partial(torch.empty, _RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")
+    yield mock.patch.multiple(torch, get_rng_state=state, set_rng_state=lambda state: None)
 
 
 def _with_state(module: torch.nn.Module) -> None:
@@ -64,7 +66,3 @@ def _paged(*shape: int, dtype: torch.dtype = torch.float32, device: torch.device
     paged = torch.empty(shape, dtype=dtype, device="cpu")
     paged.is_paged = True
     return paged
-
-
-def _rng_state() -> torch.Tensor:
-    return torch.empty(_RNG_STATE_BYTES, dtype=torch.uint8, device="cpu")

@@ -111,11 +111,6 @@ def _grouped_mm(
     return torch.empty_strided([*batch, rows, columns], strides, dtype=dtype, device=a.device)
 
 
-def _add_product(*others: Any, out: torch.Tensor, **more: Any) -> torch.Tensor:
-    # The decomposition of PyTorch before 2.13 takes the type of the result for beta.
-    return out
-
-
 def _cudnn_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -138,7 +133,8 @@ def _cudnn_attention(
 
 STAND_INS: Mapping[str, Callable[..., Any]] = {
     str(_aten._grouped_mm.default): _grouped_mm,
-    str(_aten.addmm.dtype_out): _add_product,
+    # The decomposition of PyTorch before 2.13 takes the type of the result for beta.
+    str(_aten.addmm.dtype_out): lambda *others, out, **more: out,
     str(_aten._scaled_dot_product_cudnn_attention.default): _cudnn_attention,
 }
 """Fake kernels by the operator's full name; called with the operator's arguments, under a fake tensor mode."""

@@ -305,8 +305,3 @@ def test_a_hyphen_is_refused_as_the_name_of_a_file(
     assert shown.out == ""
     assert shown.err.splitlines()[-1].startswith("autotune: '-' is not the name of a file or directory. Give a name")
     assert not (tmp_path / "-").exists()
-
-
-def test_a_terminal_without_the_marks_of_a_picture_gets_others_that_differ() -> None:
-    drawn = "● recommended ○ default · other █▉"
-    assert drawn.encode("ascii", "autotune-nearest") == b"* recommended o default . other ##"

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import pty
 import struct
 import sys
 import termios
-import time
-from pathlib import Path
 
 import pytest
 
-from autotune.reporting.watch import unflushed
 from tests.cli.screen import screen
 
 CTRL_C = b"\x03"
 # The command with a function in the place of the API's, which traces for minutes: it tells what that would, then waits.
 SCRIPT = """
 import os, sys, time, types
-from pathlib import Path
 from autotune.core.events import Ranked, StageStarted, Tracing
 from tests.reporting.examples import BASELINE
 from tests.reporting.plans import DEFAULT, FASTEST, a_plan
@@ -33,10 +28,7 @@ def plan(*, listener, **options):
     listener(Ranked((DEFAULT,), BASELINE))
     listener(Tracing(45, 180, 65.0))
     listener(Ranked((FASTEST, DEFAULT), BASELINE))
-    for number in range(int(os.environ.get("STAGES", 0))):
-        listener(StageStarted(f"stage {number}"))
     if WAITS:
-        Path(os.environ["SHOWN"]).touch()
         while True:  # signal.pause() would miss a signal that comes right before it
             time.sleep(0.05)
     return a_plan()
@@ -46,44 +38,15 @@ module.plan = plan
 from autotune.cli.boundary import run
 sys.exit(run(["autotune", "plan", "M", "--seq-len", "8"]))
 """
-KEEPS = """
-import sys, termios
-modes = termios.tcgetattr(sys.stderr)
-modes[3] |= termios.NOFLSH
-termios.tcsetattr(sys.stderr, termios.TCSANOW, modes)
-"""
-# Whether the terminal keeps at Ctrl-C what it has not shown: before, during and after the display.
-MODES = """
-import sys, termios
-from autotune.reporting.watch import unflushed
-
-def keeps():
-    print(bool(termios.tcgetattr(sys.stderr)[3] & termios.NOFLSH))
-
-keeps()
-with unflushed(sys.stderr):
-    keeps()
-keeps()
-"""
 
 
-def in_a_terminal(
-    columns: int,
-    *,
-    script: str = SCRIPT,
-    interrupted_at: str = "",
-    unread_until: str = "",
-    **environment: str,
-) -> tuple[int, str]:
+def in_a_terminal(columns: int, *, interrupted_at: str = "", **environment: str) -> tuple[int, str]:
     """Run the command, press Ctrl-C, and return the exit code and all that was sent.
 
     Args:
         interrupted_at: words after which Ctrl-C is pressed.
-        unread_until: a file after whose creation it is; nothing that was sent has been read by then.
     """
-    waits = bool(interrupted_at or unread_until)
-    program = [sys.executable, "-c", script.replace("WAITS", str(waits))]
-    environment = {"SHOWN": unread_until or os.devnull, **environment}
+    program = [sys.executable, "-c", SCRIPT.replace("WAITS", str(bool(interrupted_at)))]
     process, terminal = pty.fork()
     if not process:
         os.environ.pop("NO_COLOR", None)
@@ -93,10 +56,6 @@ def in_a_terminal(
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         os.execv(program[0], program)
     sent, pressed = b"", False
-    if unread_until:
-        while not Path(unread_until).exists():
-            time.sleep(0.01)
-        os.write(terminal, CTRL_C)
     while True:
         try:
             received = os.read(terminal, 4096)
@@ -126,34 +85,6 @@ def test_ctrl_c_leaves_the_stages_one_message_and_a_visible_cursor(columns: int,
     assert shown.cursor
     assert shown.column == 0
     assert not shown.wrapped
-
-
-def test_what_a_slow_terminal_has_not_shown_yet_at_ctrl_c_is_still_shown(tmp_path: Path) -> None:
-    # A terminal holds some thousand characters; what is sent after those waits, until Ctrl-C throws it away.
-    code, sent = in_a_terminal(100, unread_until=str(tmp_path / "shown"), STAGES="40")
-    shown = screen(sent, 100)
-    assert code == 130
-    assert [line.rstrip() for line in shown.lines if line.strip()] == [
-        "Reading M and tokenising a stand-in for data",
-        "Tracing training steps with no GPU",
-        *(f"stage {number}" for number in range(40)),
-        "autotune: Interrupted.",
-    ]
-
-
-def test_the_terminal_is_left_as_it_was() -> None:
-    code, sent = in_a_terminal(100, script=MODES)
-    assert (code, sent.split()) == (0, ["False", "True", "False"])
-
-
-def test_a_terminal_that_keeps_everything_anyway_goes_on_to() -> None:
-    code, sent = in_a_terminal(100, script=f"{KEEPS}{MODES}")
-    assert (code, sent.split()) == (0, ["True", "True", "True"])
-
-
-def test_what_is_no_terminal_is_left_alone(tmp_path: Path) -> None:
-    with (tmp_path / "log.txt").open("w", encoding="utf-8") as file, unflushed(file), unflushed(io.StringIO()):
-        pass
 
 
 @pytest.mark.parametrize("columns", [100, 200])

@@ -14,8 +14,7 @@ from autotune.errors import AutotuneError, InputError
 from autotune.nullgpu import installation as module
 from autotune.nullgpu.build import SONAMES, built
 from autotune.nullgpu.installation import Installation, installation
-from autotune.nullgpu.refused import refusal
-from autotune.nullgpu.symbols import library_of, needed, stubs, version_script
+from autotune.nullgpu.symbols import library_of, needed, refusal, stubs, version_script
 from tests.nullgpu.machine import NEEDS_CUDA_BUILD, ROOT, NullMachine
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -26,10 +26,10 @@ from tests.probing.misbehaving import request
 def test_a_request_arrives_as_it_was_sent(tmp_path: Path) -> None:
     before = time.monotonic()
     sent_seconds = write_request(tmp_path / "new" / "folder", Job.PROBE, request("behave", limit_bytes=7))
-    envelope = read_request(tmp_path / "new" / "folder")
-    assert envelope.job == Job.PROBE
-    assert before <= envelope.sent_seconds == sent_seconds <= time.monotonic()
-    assert decode(ProbeRequest, envelope.body) == request("behave", limit_bytes=7)
+    found = read_request(tmp_path / "new" / "folder")
+    assert found["job"] == Job.PROBE
+    assert before <= found["sent_seconds"] == sent_seconds <= time.monotonic()
+    assert decode(ProbeRequest, found["body"]) == request("behave", limit_bytes=7)
 
 
 @pytest.mark.parametrize(

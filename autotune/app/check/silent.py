@@ -56,7 +56,8 @@ def silent_findings(
         message = f"{_ANSWERS} has no effect on rows without a prompt of their own: the loss counts every token."
         yield Finding(Severity.SILENT, message, _ANSWERS)
     yield from _mixing(plan, setting)
-    yield from _served(plan)
+    if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
+        yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
     yield from _weights(plan, given, setting.workload.model.dtype)
     yield from _without_switch(plan, given)
     yield from _positions(geometry, setting)
@@ -121,11 +122,6 @@ def _rows_kept(workload: Workload) -> int:
     # Of a number below 1, datasets.Dataset.train_test_split makes a share.
     parted = size if isinstance(size, float | int) else 0
     return round(all_rows * (1 - parted) if parted < 1 else all_rows - parted)
-
-
-def _served(plan: TrainingPlan) -> Iterator[Finding]:
-    if plan.args.get("use_vllm") and plan.args.get("vllm_mode") == SERVER:
-        yield Finding(Severity.NOTE, f"A {SERVED}", "vllm_mode")
 
 
 def _rows(plan: TrainingPlan, profile: DatasetProfile, whose: str) -> Iterator[Finding]:

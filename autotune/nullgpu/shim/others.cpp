@@ -1,5 +1,5 @@
 // libcusparse, libcusolver, libnvrtc, libcufft: handles and error texts, so that programs that link them start. Their
-// functions that hand results or sizes to the host are refused (autotune/nullgpu/refused.py).
+// functions that hand results or sizes to the host are refused (autotune/nullgpu/symbols.py).
 #include <cstdlib>
 
 #include "common.h"

@@ -15,6 +15,7 @@ from autotune.core.codec import decode, encode
 from autotune.core.exchange import write_document
 from autotune.core.json_text import read_json
 from autotune.errors import InputError
+from autotune.inspection.paths import cache_directory
 from autotune.units import MIB, parse_size
 
 _Kind = TypeVar("_Kind")
@@ -24,13 +25,6 @@ _LIMIT_VARIABLE = "AUTOTUNE_CACHE_LIMIT"
 _DIGITS = 32
 # The directory is scanned again after this share of the limit was written, so it may exceed the limit by that much.
 _CHECKED_SHARE = 1 / 16
-
-
-def cache_directory() -> Path:
-    """Return autotune's directory within the user's cache directory (XDG Base Directory Specification)."""
-    asked = os.environ.get("XDG_CACHE_HOME", "")
-    # The specification says that relative paths are to be ignored.
-    return (Path(asked) if Path(asked).is_absolute() else Path.home() / ".cache") / "autotune"
 
 
 def cache_limit_bytes() -> int:

@@ -60,7 +60,7 @@ def _block(block: doc.Block) -> Iterator[str]:
         case doc.Facts():
             yield from (f"- {_text(name)}: {_text(value)}" for name, value in block.pairs)
         case doc.Diff():
-            yield from _fenced(block.lines, "diff")
+            yield from _fenced(block.lines)
         case doc.Snippet():
             yield f"{block.lead} {_code(block.text)}"
         case doc.Candidates():
@@ -105,10 +105,10 @@ def _part(part: doc.Cell) -> str:
     return _code(part.text) if isinstance(part, doc.Code) else _text(part)
 
 
-def _fenced(lines: Sequence[str], language: str) -> Iterator[str]:
-    """Yield lines as they are, between more backticks than any of them has in a row."""
+def _fenced(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a difference as they are, between more backticks than any of them has in a row."""
     fence = "`" * max(3, _longest_ticks("\n".join(lines)) + 1)
-    yield f"{fence}{language}"
+    yield f"{fence}diff"
     yield from lines
     yield fence
 

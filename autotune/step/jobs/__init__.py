@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.core.protocol import (
-    CheckPackingRequest,
-    Job,
-    OperatorsRequest,
-    PrepareRequest,
-    ProbeRequest,
-    ReadCommandRequest,
-    SpeedsRequest,
-)
+from autotune.core import protocol
 from autotune.core.traced import TraceRequest
 from autotune.step.job import JobType
 from autotune.step.jobs.build import build
@@ -23,12 +15,12 @@ from autotune.step.jobs.speeds import measure_speeds
 from autotune.step.jobs.trace import trace
 
 JOBS: dict[str, JobType] = {
-    Job.PREPARE: JobType(PrepareRequest, prepare),
-    Job.CHECK_PACKING: JobType(CheckPackingRequest, check_packing),
-    Job.PROBE: JobType(ProbeRequest, probe),
-    Job.TRACE: JobType(TraceRequest, trace),
-    Job.BUILD: JobType(TraceRequest, build),
-    Job.READ_COMMAND: JobType(ReadCommandRequest, read_command),
-    Job.MEASURE_SPEEDS: JobType(SpeedsRequest, measure_speeds),
-    Job.MEASURE_OPERATORS: JobType(OperatorsRequest, measure_operators),
+    protocol.Job.PREPARE: JobType(protocol.PrepareRequest, prepare),
+    protocol.Job.CHECK_PACKING: JobType(protocol.CheckPackingRequest, check_packing),
+    protocol.Job.PROBE: JobType(protocol.ProbeRequest, probe),
+    protocol.Job.TRACE: JobType(TraceRequest, trace),
+    protocol.Job.BUILD: JobType(TraceRequest, build),
+    protocol.Job.READ_COMMAND: JobType(protocol.ReadCommandRequest, read_command),
+    protocol.Job.MEASURE_SPEEDS: JobType(protocol.SpeedsRequest, measure_speeds),
+    protocol.Job.MEASURE_OPERATORS: JobType(protocol.OperatorsRequest, measure_operators),
 }

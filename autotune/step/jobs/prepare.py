@@ -4,28 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
+from jinja2 import TemplateError
 from trl import ModelConfig
 
 from autotune.core.files import written_atomically
+from autotune.core.plan import TrainingPlan
 from autotune.core.protocol import PrepareRequest
-from autotune.core.workload import DatasetProfile, ModelProfile, ModelSource, Workload
-from autotune.errors import InputError, UnreadError
-from autotune.step.data.dataset import load_rows
+from autotune.core.workload import CHAT_TEMPLATE, DatasetProfile, DroppedRows, ModelProfile, ModelSource, Workload
+from autotune.errors import InputError, UnreadError, one_line
+from autotune.step.data.dataset import LoadedRows, load_rows
 from autotune.step.data.profile import dataset_profile, model_profile
-from autotune.step.data.tokenize import covered, tokenized
 from autotune.step.images.limits import image_limits
 from autotune.step.images.sizes import image_column
 from autotune.step.job import JobContext
-from autotune.step.models.loading import load_config, load_processor
+from autotune.step.models.loading import load_config, load_processor, model_class
 from autotune.step.models.peft import check_peft
+from autotune.step.models.shrink import FEWEST_BUILT, shrunken_model
+from autotune.step.objects import config as configuration
+from autotune.step.rows import distribution
 from autotune.step.trainers import Adapter, adapter
 from autotune.trainers import find_trainer
 from autotune.units import format_bytes
+
+_ANSWERS = "assistant_only_loss"
+_TEMPLATE_CODE = "<template>"
+"""Name of a template's code where it was read from no file (``Environment.from_string`` of Jinja)."""
+_FEWEST = 2
+"""Fewest prompts that a share of them may keep."""
+_NAMED = 10
+"""Most rows that are named; the others are counted."""
 
 
 def prepare(request: PrepareRequest, context: JobContext) -> Workload:
@@ -130,6 +144,77 @@ def _check_space(rows: Dataset, folder: Path, name: str) -> None:
             hint="Free some space, name a folder on a larger disk (TMPDIR; for probes, the output directory), or read "
             "fewer rows, as with --split.",
         )
+
+
+def tokenized(request: PrepareRequest, model_config: Any, processor: Any, loaded: LoadedRows, folder: Path) -> Dataset:
+    """Return the dataset's rows with the columns of the trainer's adapter, neither truncated nor packed.
+
+    TRL tokenises them: the real trainer is built around the smallest possible model.
+
+    Raises:
+        InputError: the chat template raises an error for a row, or TRL finds no answers of which to compute the loss.
+    """
+    architecture = model_class(model_config)
+    known = adapter(request.trainer)
+
+    def small_model() -> Any:
+        return shrunken_model(architecture, model_config, layers=FEWEST_BUILT)
+
+    reading = request.dataset.reading
+    plan = TrainingPlan(trainer=request.trainer, args={**known.tokenizing, **reading})
+    arguments = configuration(plan, output_dir=str(folder), report_to="none", disable_tqdm=True, model_init_kwargs=None)
+    try:
+        with known.building(small_model):
+            trainer = known.trainer(
+                model=small_model(),
+                args=arguments,
+                train_dataset=loaded.rows,
+                processing_class=processor,
+                **known.arguments(plan),
+            )
+    except Exception as error:
+        if isinstance(error, TemplateError) or _raised_in_template(error):
+            template = reading.get(CHAT_TEMPLATE) or f"of {request.model.name}"
+            raise InputError(
+                f"The chat template {template} refuses a row of {request.dataset.name}: {error}",
+                hint="Look for messages whose roles or order the template does not know.",
+            ) from error
+        if reading.get(_ANSWERS) and isinstance(error, (ValueError, RuntimeError)):
+            raise InputError(f"TRL refuses {request.dataset.name} with {_ANSWERS}: {one_line(error)}") from error
+        raise
+    return known.tokenized(trainer, request.rollouts, request.dataset.name)
+
+
+def _raised_in_template(error: Exception) -> bool:
+    """Whether an error comes from the code that Jinja compiles a template to, such as for adding null to text."""
+    return any(frame.filename == _TEMPLATE_CODE for frame in traceback.extract_tb(error.__traceback__))
+
+
+def covered(rows: Dataset, request: PrepareRequest) -> tuple[Dataset, DroppedRows | None]:
+    """Return tokenised rows without the longest prompts, as the request's coverage allows, and the dropped rows.
+
+    The longest prompt that is kept is the shortest of which it is true that at least the share ``prompt_coverage`` of
+    all prompts is no longer. Prompts of equal length are kept or dropped together.
+
+    Raises:
+        InputError: too few are left.
+    """
+    share = request.rollouts.prompt_coverage
+    if share >= 1:
+        return rows, None
+    prompts = adapter(request.trainer).lengths(rows)[:, find_trainer(request.trainer).parts.index("prompt")]
+    cut = distribution(prompts).quantile(share)
+    kept, longer = np.flatnonzero(prompts <= cut), np.flatnonzero(prompts > cut)
+    if not len(longer):
+        return rows, None
+    if len(kept) < _FEWEST:
+        raise InputError(
+            f"--prompt-coverage {share:g} keeps {len(kept)} of the {len(rows)} prompts of {request.dataset.name}.",
+            hint="Give a larger share.",
+        )
+    longest = longer[np.argsort(-prompts[longer], kind="stable")][:_NAMED]
+    named = zip((longest + 1).tolist(), prompts[longest].tolist(), strict=True)
+    return rows.select(kept), DroppedRows(len(longer), cut, tuple(named))
 
 
 def _read_model(source: ModelSource, known: Adapter, folder: Path) -> tuple[Any, Any, ModelProfile]:

@@ -124,12 +124,9 @@ def watch_reference(trainer: Any, in_phase: InPhase, in_other_phase: Callable[[]
         if not torch.is_grad_enabled() and not in_other_phase():
             inside.enter_context(in_phase(REFERENCE_PASS))
 
-    def leave(*_: Any) -> None:
-        inside.close()
-
     model = trainer.ref_model or trainer.model
     model.register_forward_pre_hook(enter)
-    model.register_forward_hook(leave)
+    model.register_forward_hook(lambda *_: inside.close())
 
 
 def reference_of(trainer: Any) -> Any:
