@@ -18,7 +18,7 @@ from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
-from autotune.reporting.words import baseline_name, differences
+from autotune.reporting.words import baseline_name, differences, ended_text
 from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.trainers import Trainer, length_limit, limits_rows
@@ -315,7 +315,7 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
         name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
         failure = failure_of(record, outcome.records)
         assert failure is not None
-        yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
+        yield f"{name} ran in its probe, and {ended_text(failure.status)} in a later run ({failure.reason})."
 
 
 def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:

@@ -73,8 +73,7 @@ def headline(result: Result, recommended: Choosable) -> str:
     if result.speedup is not None:
         return f"{_speed_text(result, recommended, result.speedup)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
-        name = _name(result, starts=True)
-        return f"{name} does not run here ({words.status_text(baseline.status)}); this does, at {rate}.{among}"
+        return f"{_name(result, starts=True)} {words.ended_text(baseline.status)}; this runs at {rate}.{among}"
     return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 

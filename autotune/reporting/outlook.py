@@ -129,7 +129,7 @@ def _lacked_memory(trial: Trial) -> bool:
 
 def _ended_text(trial: Trial) -> str:
     reason = f": {trial.reason}" if trial.reason else ""
-    return f"; trial {trial.number} ended {words.status_text(trial.status)}{reason}"
+    return f"; trial {trial.number} {words.ended_text(trial.status)}{reason}"
 
 
 def _nearest_text(result: Result) -> Iterable[str]:
@@ -139,10 +139,9 @@ def _nearest_text(result: Result) -> Iterable[str]:
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {words.status_text(later.status)}"
     again = "in the longer run" if later.longer else "in a further run"
     held = f"{words.bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
-    yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
+    yield f"{_name(result, trial)} fit its probe with {held}, and {words.ended_text(later.status)} {again}."
 
 
 def _smallest_text(result: Result) -> Iterable[str]:
@@ -157,12 +156,10 @@ def _smallest_text(result: Result) -> Iterable[str]:
         yield f"{need} was not tried{limit}."
     elif trial.status is ProbeStatus.VETOED:
         yield f"{need} was not tried: {trial.reason}."
-    elif _lacked_memory(trial):
-        yield f"{need} ran out of memory in trial {trial.number}."
     elif trial.later_failure is not None:
-        yield f"{need} ended {words.status_text(trial.later_failure.status)} in a further run of trial {trial.number}."
+        yield f"{need} {words.ended_text(trial.later_failure.status)} in a further run of trial {trial.number}."
     else:
-        yield f"{need} ended {words.status_text(trial.status)} in trial {trial.number}."
+        yield f"{need} {words.ended_text(trial.status)} in trial {trial.number}."
 
 
 def _barred_text(result: Result, trial: Trial) -> str:

@@ -14,6 +14,13 @@ from autotune.units import format_bytes, format_duration, format_rate
 BASELINE_NAME = "TRL's default"
 OWN_NAME = "your configuration"
 MISSING = "-"
+_ENDED = {
+    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
+    ProbeStatus.TIMEOUT: "exceeded its time limit",
+    ProbeStatus.UNSUPPORTED: "could not run",
+    ProbeStatus.VETOED: "was not probed",
+}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -40,6 +47,11 @@ def written(choices: Mapping[str, object]) -> str:
 def status_text(status: ProbeStatus) -> str:
     """Return a status in words, such as ``out of memory``."""
     return status.value.replace("_", " ")
+
+
+def ended_text(status: ProbeStatus) -> str:
+    """Return how a run ended, as a predicate: ``ran out of memory``."""
+    return _ENDED.get(status, status.value)
 
 
 def bytes_or_dash(count: float | None) -> str:

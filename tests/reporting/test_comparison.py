@@ -88,7 +88,10 @@ def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
     result = replace(a_result(), baseline=nothing_fits().baseline, speedup=None)
     assert cells(result)["status"] == ("ok", "out of memory")
     assert cells(result)["speed"] == ("23,000 tok/s", "-")
-    assert headline(result, recommended(result)).startswith("TRL's default does not run here (out of memory)")
+    assert headline(result, recommended(result)) == "TRL's default ran out of memory; this runs at 23,000 tok/s."
+    assert result.baseline is not None
+    slow = replace(result, baseline=replace(result.baseline, status=ProbeStatus.TIMEOUT))
+    assert headline(slow, recommended(slow)).startswith("TRL's default exceeded its time limit; this runs at")
 
 
 def test_a_baseline_that_was_never_probed_shows_dashes() -> None:
