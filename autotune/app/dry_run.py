@@ -140,9 +140,11 @@ def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
     if found.failed is not None:
         place = found.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
-        asked = format_bytes(found.failed.requested_bytes)
+        # A library that asks CUDA by itself does not name the size.
+        size = found.failed.requested_bytes
+        asked = f", {format_bytes(size)} asked for" if size else ""
         when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
-        return f"{found.outcome.value}: out of memory {when}{at}, {asked} asked for"
+        return f"{found.outcome.value}: out of memory {when}{at}{asked}"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
         return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
     return f"{found.outcome.value}: {found.reason}"

@@ -76,7 +76,7 @@ def dropping_offer(
 ) -> tuple[str, ...]:
     """Return the memory saved by dropping the few longest prompts, for a trainer that cuts none.
 
-    Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 9.00 GiB."
+    Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) is predicted to save 9.00 GiB."
 
     Args:
         traced: the estimate of any candidate with the rows of a setting, from traces of its own.
@@ -103,4 +103,4 @@ def dropping_offer(
     if saved_bytes < _SAVED * memory.device_bytes:
         return ()
     what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_KEPT:g})"
-    return (f"{what} saves about {format_bytes(saved_bytes)}.",)
+    return (f"{what} is predicted to save {format_bytes(saved_bytes)}.",)

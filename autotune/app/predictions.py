@@ -116,9 +116,10 @@ class Predictions:
         notes = [*self.predictor.notes(), *notes_on_offloading(self.evaluator.problem)]
         untraceable, device = self.evaluator.untraceable, self.evaluator.device
         if untraceable:
-            reason = next(iter(untraceable.values()))
+            reasons = dict.fromkeys(untraceable.values())
             one, several = "candidate could not be traced and was", "candidates could not be traced and were"
-            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {reason}")
+            why = f"{'' if len(reasons) == 1 else 'for instance, '}{next(iter(reasons))}"
+            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {why}")
         if device is not None:
             notes += notes_on_speed(device)
         return (*notes, *notes_on_traces(self.evaluator.traces))

@@ -192,7 +192,8 @@ def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
 
 def traces_text(found: Plan | Rent, shown: Iterable[Estimate] = ()) -> str:
     """Return the number of traces of a plan, how long it took, and the largest error of the estimates shown."""
-    traces = f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+    traces = f"{counted(found.trace_count, 'trace')} ({found.new_trace_count:,} new)"
+    traces += f" in {format_duration(found.wall_seconds)}"
     error = max((one.memory.error for one in shown if one.memory is not None), default=0.0)
     return f"{traces}; memory may be off by {_percent(error)}" if error else traces
 
@@ -222,7 +223,7 @@ def headline(plan: Plan) -> str:
         spare = f"with {words.bytes_or_dash(best.spare_bytes)} to spare"
         if best.tokens_per_second is None:
             if alone:
-                return f"It fits: {spare}"
+                return f"It fits, {spare}; no speed is predicted"
             return f"Largest margin: {words.bytes_or_dash(best.spare_bytes)} to spare; no speed is predicted"
         each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
         return (
