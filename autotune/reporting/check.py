@@ -74,7 +74,8 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     else:
         yield f"Measured by the study of this bundle, on this device and with these versions{_rate(need)}"
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
-        yield "--probe runs it for real; --when-unsure pass or fail decides without."
+        where = ", without --gpu on such a device," if "gpu" in verdict.settings else ""
+        yield f"--probe{where} runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:
         yield "The verdict of an earlier check: nothing has changed since."
 
@@ -99,16 +100,13 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
         slower = f", and a step of the largest micro-batches takes {remedy.slower:.2f} times as long"
     fits = f"{format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of {format_bytes(budget_bytes)}"
     lead = f"The smallest change that fits: {fits}{slower}"
-    keys = () if remedy.diff else tuple(f"{key}: {value}" for key, value in remedy.keys.items())
-    return doc.Section("Remedy", (doc.Listing(keys, lead), doc.Diff(remedy.diff)))
+    return doc.Section("Remedy", (doc.Listing(() if remedy.diff else remedy.lines, lead), doc.Diff(remedy.diff)))
 
 
 def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about what was rewritten in a file, and what is left to do by hand."""
-    written = doc.Paragraph(
-        f"wrote {fixed.file}" if fixed.diff else "No key can be rewritten; the file stays as it is."
-    )
-    blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
+    unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
+    blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
     return doc.Document(
         None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _lines(fixed.left), doc.Tone.UNSURE))
     )

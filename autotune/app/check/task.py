@@ -13,6 +13,7 @@ from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verd
 from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
+from autotune.nullgpu.devices import has_null_device
 from autotune.trainers import Trainer, find_trainer
 from autotune.userconfig.written import Written
 
@@ -77,12 +78,15 @@ class Task:
 
     @property
     def _dry_run(self) -> str | None:
-        """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
-        if (self.target is not None and self.target.gpu is None) or not (self.asked.command or self.asked.file):
+        """The sentence that offers a dry run; None without a command for it, or without a null GPU for the device."""
+        words = hidden_words(self.asked.command)
+        if not words and self.written.own_command:
+            words = (*self.written.own_command.split(), CONFIG, str(self.asked.file))
+        gpu = self.target.gpu if self.target is not None else None
+        if not words or (self.target is not None and (gpu is None or not has_null_device(gpu))):
             return None
-        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
-        gpu = self.target.device.name if self.target is not None else "NAME"
-        command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
+        name = gpu.name if gpu is not None else "NAME"
+        command = shlex.join(("autotune", "dry-run", "--gpu", name, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
