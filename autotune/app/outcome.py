@@ -132,10 +132,7 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{but}" if but else ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = f"{ending or 'an interruption'} ended the search"
-    if ending is Ending.NO_GAIN:
-        ended = "less than 1 % is expected of any other"
-    return f"{of} of {candidates:,} candidates{but}; {ended}"
+    return f"{of} of {candidates:,} candidates{but}; {ending or 'an interruption'} ended the search"
 
 
 def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:

@@ -115,11 +115,11 @@ def step_change_text(result: Result) -> str:
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
     if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
         return ""
-    documents, default_documents = words.mean_or_dash(ours), words.mean_or_dash(theirs)
-    steps, default_steps = words.mean_or_dash(recommended.steps_per_epoch), words.mean_or_dash(baseline.steps_per_epoch)
+    counts = ours, theirs, recommended.steps_per_epoch, baseline.steps_per_epoch
+    rows, default_rows, steps, default_steps = map(words.mean_or_dash, counts)
     return (
-        f"An optimizer step now sees {documents} documents rather than {default_documents}, so an epoch "
-        f"has {steps} steps rather than {default_steps}: the learning rate, and everything counted in steps (warm-up, "
+        f"An optimizer step has {rows} {find_trainer(result.trainer).counted} instead of {default_rows}, and an epoch "
+        f"{steps} steps instead of {default_steps}: the learning rate, and everything counted in steps (warm-up, "
         "saving, evaluation), may need adjusting."
     )
 

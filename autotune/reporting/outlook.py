@@ -17,6 +17,7 @@ from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes, format_duration
 
 _REASONS_SHOWN = 4
+_MORE = {Ending.TIME: "a longer --timeout", Ending.TRIALS: "more --trials"}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -65,12 +66,11 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
-        limit = result.ended if result.ended in (Ending.TIME, Ending.TRIALS) else None
-        ended = f"{limit.capitalize()} ended the search" if limit is not None else "The search ended"
-        longer = ("Go on with --resume and a longer --timeout.",) if result.ended is Ending.TIME else ()
+        more = _MORE.get(result.ended) if result.ended is not None else None
+        ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
-        return " ".join((decided, *_smallest_text(result), *longer))
+        return " ".join((decided, *_smallest_text(result), *([f"Go on with --resume and {more}."] if more else [])))
     allowed = " that may be recommended" if ran(result.trials) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 

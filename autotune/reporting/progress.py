@@ -226,8 +226,9 @@ def reason_text(measurement: Measurement) -> str:
 def workload_text(event: events.WorkloadReady) -> str:
     """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
+    rows = counted(dataset.lengths.rows, "row")
     return (
-        f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "
+        f"{model.architecture} ({format_count(model.parameters)} parameters) on {rows}, "
         f"{dataset.documents.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
-        f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
+        f"budget {format_bytes(event.budget_bytes)}, {counted(event.candidates, 'candidate')}"
     )

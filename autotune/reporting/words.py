@@ -9,7 +9,7 @@ from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
 from autotune.core.length_report import LengthLimit
 from autotune.core.status import ProbeStatus
-from autotune.units import format_bytes, format_duration, format_rate
+from autotune.units import format_bytes, format_duration, format_rate, format_share
 
 BASELINE_NAME = "TRL's default"
 OWN_NAME = "your configuration"
@@ -94,16 +94,10 @@ def duration_or_dash(seconds: float | None) -> str:
     return MISSING if seconds is None else format_duration(seconds)
 
 
-def share_text(share: float) -> str:
-    """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
-    percent = min(100 * share, 99.99) if share < 1 else 100 * share
-    return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
-
-
 def kept_text(limit: LengthLimit) -> str:
     """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
-    kept_rows = f" and {share_text(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
-    return f"{share_text(limit.coverage)} of the tokens{kept_rows}"
+    kept_rows = f" and {format_share(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
+    return f"{format_share(limit.coverage)} of the tokens{kept_rows}"
 
 
 def short_path(path: Path) -> str:

@@ -309,12 +309,9 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
     [
         (Ending.TIME, 0, "the only one compared of {size} candidates; the time limit ended the search"),
         (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
-        (Ending.PATIENCE, 1, "the fastest of 2 compared of {size} candidates; patience ended the search"),
-        (Ending.NO_GAIN, 1, "the fastest of 2 compared of {size} candidates; less than 1 % is expected of any other"),
-        (
-            Ending.SAMPLED,
-            1,
-            "the fastest of 2 compared of {size} candidates; a random sample without another ended the search",
+        *(
+            (ending, 1, f"the fastest of 2 compared of {{size}} candidates; {ending} ended the search")
+            for ending in (Ending.PATIENCE, Ending.NO_GAIN, Ending.SAMPLED)
         ),
         (Ending.EXHAUSTED, 1, ""),
         (None, 1, "the fastest of 2 compared of {size} candidates; an interruption ended the search"),
