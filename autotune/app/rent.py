@@ -299,10 +299,11 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     auto = asked.num_processes == AUTO
     yield from notes_on_workload(survey.workload)
     yield "Nothing was measured."
-    yield (
-        "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
-        " with --gpu NAME."
-    )
+    if asked.dataset is not None:
+        yield (
+            "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
+            " with --gpu NAME."
+        )
     if survey.searched:
         yield SEARCHED
     most = max(survey.numbers)

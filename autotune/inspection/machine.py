@@ -188,6 +188,6 @@ def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
         raise InputError(
             f"A memory budget of {format_bytes(budget_bytes)} is larger than {hardware.name},"
             f" which has {format_bytes(hardware.memory_bytes)}{each}.",
-            hint="Give a smaller one, or none for all that is free.",
+            hint="Give a smaller one, or none.",
         )
     return budget_bytes

@@ -37,7 +37,7 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
-    title = "The fastest configuration on each, as differences from TRL's default"
+    title = "The best configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 

@@ -67,7 +67,7 @@ def test_the_charts_are_those_of_a_report() -> None:
 
 
 def test_the_cut_is_that_of_the_fastest() -> None:
-    assert "40 rows of up to 2,048 tokens; the fastest that fits cuts 10 (max_length 1,024)." in html(planned())
+    assert "40 rows of up to 2,048 tokens; the best candidate cuts 10 (max_length 1,024)." in html(planned())
 
 
 def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:

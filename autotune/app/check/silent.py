@@ -165,7 +165,8 @@ def strategy_of(plan: TrainingPlan) -> str:
 def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     strategy = strategy_of(plan)
     if strategy not in (*SEPARATING, NONE):
-        yield Finding(Severity.SILENT, f"With packing_strategy={strategy}, documents see their neighbours.", "packing")
+        message = f"With packing_strategy={strategy}, documents attend to their neighbours."
+        yield Finding(Severity.SILENT, message, "packing")
     if strategy != NONE and not plan.args.get(SHUFFLED) and setting.workload.dataset.documents.rows > PACKED_AT_ONCE:
         message = (
             f"Rows are assumed to be packed in random order. TRL packs each {PACKED_AT_ONCE:,} in the file's order:"
@@ -182,7 +183,7 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
         message = f"This machine cannot check whether documents in one row stay apart with {attention} on {model}"
         yield Finding(Severity.NOTE, f"{message}: {check.reason}." if check is not None else f"{message}.", key)
     elif not check.separates:
-        message = f"Documents in one row see one another with {attention} on {model}: {check.reason}."
+        message = f"Documents in one row attend to one another with {attention} on {model}: {check.reason}."
         yield Finding(Severity.SILENT, message, key)
 
 
