@@ -110,8 +110,8 @@ class Progress:
     @property
     def running_lines(self) -> list[str]:
         """The running probes in words, the oldest first."""
-        shown = [(number, self.candidate_text(one.candidate, one.purpose)) for number, one in self.running.items()]
-        return [f"probe {number}: {text}" for number, text in shown]
+        shown = self.running.items()
+        return [f"probe {number}: {self.candidate_text(one.candidate, one.purpose)}" for number, one in shown]
 
     @property
     def best_text(self) -> str:
@@ -133,7 +133,8 @@ class Progress:
             case events.WorkloadReady():
                 return workload_text(event)
             case events.StudyResumed():
-                return resumed_text(self)
+                vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
+                return f"resumed with {self.count_text}{vetoed}; {self.best_text or 'nothing fits so far'}"
             case events.Noted(text=text):
                 return f"note: {text}"
             case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
@@ -206,13 +207,6 @@ def ranked_text(ranked: events.Ranked) -> str:
     figures = needs if rate is None else f"{words.rate_or_dash(rate)}, {needs}"
     choices = words.differences(best.candidate, ranked.baseline)
     return f"first ranking of the candidates traced so far: {choices} ({figures})"
-
-
-def resumed_text(progress: Progress) -> str:
-    """Return the contents of a resumed study in one line."""
-    vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-    found = progress.best_text or "nothing fits so far"
-    return f"resumed with {progress.count_text}{vetoed}; {found}"
 
 
 def reason_text(measurement: Measurement) -> str:

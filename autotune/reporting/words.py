@@ -7,9 +7,8 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.length_report import LengthLimit
 from autotune.core.status import ProbeStatus
-from autotune.units import format_bytes, format_duration, format_rate, format_share
+from autotune.units import format_bytes, format_duration, format_rate
 
 BASELINE_NAME = "TRL's default"
 OWN_NAME = "your configuration"
@@ -92,12 +91,6 @@ def mean_or_dash(value: float | None) -> str:
 def duration_or_dash(seconds: float | None) -> str:
     """Return a duration, or a dash where it is not known."""
     return MISSING if seconds is None else format_duration(seconds)
-
-
-def kept_text(limit: LengthLimit) -> str:
-    """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
-    kept_rows = f" and {format_share(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
-    return f"{format_share(limit.coverage)} of the tokens{kept_rows}"
 
 
 def short_path(path: Path) -> str:

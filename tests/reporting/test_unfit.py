@@ -31,8 +31,8 @@ def test_nothing_fits_invents_no_peak() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("cuda", "each ran out at 3.80 GiB."),
-        ("cpu", "each ran out at 3.80 GiB, which counts memory not yet written; the least written was 2.00 GiB."),
+        ("cuda", "memory ran out at 3.80 GiB."),
+        ("cpu", "memory ran out at 3.80 GiB, which counts memory not yet written; the least written was 2.00 GiB."),
     ],
 )
 def test_a_peak_that_would_fit_is_not_given_as_what_does_not(kind: DeviceKind, said: str) -> None:
