@@ -108,10 +108,8 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
     using = [each for each in ran.processes if each.uses_cuda]
     ranks = max((each.local_ranks for each in ran.processes), default=1)
     if ranks > count:
-        return DryRunAnswer(
-            DryOutcome.CANNOT_RUN,
-            f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}",
-        )
+        reason = f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}"
+        return DryRunAnswer(DryOutcome.CANNOT_RUN, reason)
     if ran.refused:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
     failed = _failed(ran)
@@ -158,11 +156,10 @@ def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
     other = next((loader for loader in loaders if not loader.ordered), None)
     if other is None:
         return DryRunAnswer(DryOutcome.FITS)
+    reason = f"a larger batch may come from a loader that stayed as it is: {other.reason}"
     if other.order == "as shuffled":
-        return DryRunAnswer(DryOutcome.BATCHES_FIT, "rows came as the script shuffles them, so a larger batch may come")
-    return DryRunAnswer(
-        DryOutcome.BATCHES_FIT, f"a larger batch may come from a loader that stayed as it is: {other.reason}"
-    )
+        reason = "rows came as the script shuffles them, so a larger batch may come"
+    return DryRunAnswer(DryOutcome.BATCHES_FIT, reason)
 
 
 def _failed(ran: Ran) -> FailedAllocation | None:
@@ -184,10 +181,11 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
     """Return the peak memory of the fullest GPU, with a failed request, and the memory left on that GPU; in bytes."""
     spans = [span for each in processes for span in each.spans]
     if failed is not None and failed.requested_bytes:
-        total = max((span.total_bytes for span in spans), default=None)
-        return None if total is None else total - failed.free_bytes + failed.requested_bytes, (
-            failed.free_bytes - failed.requested_bytes
+        total, spare = (
+            max((span.total_bytes for span in spans), default=None),
+            failed.free_bytes - failed.requested_bytes,
         )
+        return None if total is None else total - spare, spare
     fullest = max(spans, key=lambda span: span.held_bytes, default=None)
     return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
 

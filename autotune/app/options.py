@@ -23,6 +23,7 @@ MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 # The largest share of a budget that it makes sense to leave unused.
 _LARGEST_MARGIN = 0.5
+_ROWS = "Give a DATASET, not --seq-len."
 _LARGEST_SEED = (1 << 31) - 1
 """NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers). A resumed search adds its number of trials
 to the seed, for which half of them are left."""
@@ -139,19 +140,14 @@ def plan_options(asked: PlannedArguments) -> Options:
     if length is None:
         return _with_teacher(checked_options(asked))
     if asked.evaluates:
-        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
+        raise InputError("There are rows to evaluate on and none to train on.", hint=_ROWS)
     if not 1 <= length <= MOST_TOKENS:
         raise InputError(
             f"A length of {length} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
         )
-    if asked.token_coverage is not None:
-        raise InputError(
-            "--token-coverage has no effect on rows that are all --seq-len long.", hint="Give --max-length to cut them."
-        )
-    if asked.prompt_coverage is not None:
-        raise InputError(
-            "--prompt-coverage has no effect on prompts that are all --seq-len long.", hint="Give a DATASET."
-        )
+    for name, what, hint in (("token", "rows", "Give --max-length to cut them."), ("prompt", "prompts", _ROWS)):
+        if getattr(asked, f"{name}_coverage") is not None:
+            raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)
     # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
     sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
