@@ -102,7 +102,9 @@ def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: 
     last = next((part for part in bins if limit is not None and limit <= part.high), None)
     rows = (
         (
-            f"{_span(part)}{f', max_length {limit:,}' if part is last else ''}",
+            f"{part.low:,}"
+            + (f" to {part.high:,}" if part.low != part.high else "")
+            + (f", max_length {limit:,}" if part is last else ""),
             f"{part.rows:,}",
             Bar(part.rows / most, "default"),
             format_share(part.tokens / tokens) if tokens else "-",
@@ -110,10 +112,6 @@ def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: 
         for part in bins
     )
     return _table((title, "rows", "", "share of tokens"), rows)
-
-
-def _span(part: LengthBin) -> str:
-    return f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
 
 
 def _limits(report: LengthReport) -> Table:

@@ -102,10 +102,11 @@ class Progress:
 
     @property
     def count_text(self) -> str:
-        """How many probes have ended, and their limit, which may be lower than a resumed study has probes."""
+        """How many probes have ended, with their limit, which a resumed study may be over, and how many were vetoed."""
+        vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
         if self.limit is not None and self.done > self.limit:
-            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}"
-        return f"{self.done} of at most {self.limit} probes"
+            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
+        return f"{self.done} of at most {self.limit} probes{vetoed}"
 
     @property
     def running_lines(self) -> list[str]:
@@ -133,17 +134,16 @@ class Progress:
             case events.WorkloadReady():
                 return workload_text(event)
             case events.StudyResumed():
-                vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
-                return f"resumed with {self.count_text}{vetoed}; {self.best_text or 'nothing fits so far'}"
+                return f"resumed with {self.count_text}; {self.best_text or 'nothing fits so far'}"
             case events.Noted(text=text):
                 return f"note: {text}"
             case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
-            case events.ProbeFinished(number=number, measurement=shown, best=best):
+            case events.ProbeFinished(number=number, measurement=shown):
                 figures = f"{words.bytes_or_dash(shown.held_bytes)} held, {words.rate_or_dash(shown.tokens_per_second)}"
+                what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if event.best else ''}"
                 outcome = figures if shown.ok else reason_text(shown)
-                what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if best else ''}"
                 return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"
             case events.ProbeLost(number=number):
                 return f"probe {number} lost with its worker: it is repeated"
