@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +53,22 @@ def time_limit(timeout: str | float | None) -> float | None:
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
     return seconds
+
+
+def check_range(what: str, value: float | str | None, low: float = 1, high: float = inf) -> None:
+    """Check that a number, if it is given, lies in a range.
+
+    Args:
+        what: such as ``A seed of {}``.
+        value: None or a word such as ``auto`` is no number.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not isinstance(value, (int, float)) or low <= value <= high:
+        return
+    hint = f"It is at least {low}." if high == inf else f"It lies between {low} and {high:,}."
+    raise InputError(f"{what.format(value)} is not possible.", hint=hint)
 
 
 def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.app.arguments import DryRunArguments, command_words, time_limit
+from autotune.app.arguments import DryRunArguments, check_range, command_words, time_limit
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
@@ -59,8 +59,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     command = command_words(asked.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
-    if steps < 1:
-        raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
+    check_range("--steps {}", steps)
     seconds = time_limit(asked.timeout)
     count = asked.num_processes if asked.num_processes is not None else _started(command)
     if not 1 <= count <= _MOST_GPUS:
@@ -225,12 +224,7 @@ def _started(command: Sequence[str]) -> int:
 def _device(gpu: str | int | None) -> NullDevice:
     if gpu is not None:
         return null_device(gpu)
-    try:
-        hardware = planned_machine(None).hardware
-    except InputError as error:
-        raise InputError(
-            "This machine has no GPU to take as the model of a null GPU.", hint="Name one, as in --gpu H100-80GB."
-        ) from error
+    hardware = planned_machine(None).hardware
     return null_device(hardware.name, hardware.memory_bytes)
 
 

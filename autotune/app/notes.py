@@ -148,10 +148,9 @@ def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
         yield f"Times are predicted within ±{100 * TIME_ERROR:.0f} %, which held for {TIME_ERROR_HELD}."
     lacking: dict[str, list[str]] = {}
     for name, known in rates.items():
-        if not known.source:
-            lacking.setdefault("any operator; times follow from medians over other cards", []).append(name)
-        elif known.generation:
-            lacking.setdefault(known.generation, []).append(name)
+        what = known.generation if known.source else "any operator; times follow from medians over other cards"
+        if what:
+            lacking.setdefault(what, []).append(name)
     for what, names in lacking.items():
         yield f"Not measured on {', '.join(names)}: {what}."
 

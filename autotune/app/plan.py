@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from autotune.app.arguments import ALL, PlanArguments
+from autotune.app.arguments import ALL, PlanArguments, check_range
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
@@ -65,8 +65,7 @@ def plan(asked: PlanArguments) -> Plan:
     started, listener = time.monotonic(), asked.listener
     if asked.gpu == ALL:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
-    if asked.top < 1:
-        raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
+    check_range("A top of {} candidates", asked.top)
     options = plan_options(asked)
     source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
     rows = training_source(asked.dataset, asked.split, asked.dataset_config)

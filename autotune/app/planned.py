@@ -102,7 +102,7 @@ def planned_machine(
         own = inspect_machine("auto", None, visible)
         if own.hardware.kind == CPU:
             raise InputError(
-                f"There is no GPU here to plan for: {own.device_reason}.",
+                f"There is no GPU here: {own.device_reason}.",
                 hint="Name one with `gpu` (`--gpu`); `autotune plan --gpu list` lists those that are known.",
             )
         count = processes or own.hardware.processes

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
+from autotune.core.verdict import EXIT_CODES, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate, format_share
 
-_OUTCOMES: Mapping[Outcome, doc.Tone] = {
-    Outcome.FITS: doc.Tone.GOOD,
-    Outcome.READ: doc.Tone.GOOD,
-    Outcome.TOO_CLOSE: doc.Tone.UNSURE,
-    Outcome.UNKNOWN: doc.Tone.UNSURE,
-    Outcome.DOES_NOT_FIT: doc.Tone.BAD,
-    Outcome.CANNOT_RUN: doc.Tone.BAD,
-}
 _SEVERITIES: Mapping[Severity, tuple[str, doc.Tone]] = {
     Severity.ERROR: ("Wrong", doc.Tone.BAD),
     Severity.SILENT: ("Silent behaviour", doc.Tone.UNSURE),
@@ -27,7 +19,7 @@ def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
     """Return the report about a check, with the name of its file if there are several."""
     headline = f"{name}: {verdict.headline}" if name else verdict.headline
     return doc.Document(
-        verdict=doc.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
+        verdict=doc.Verdict(headline, doc.TONES[EXIT_CODES[verdict.outcome]], evidence=tuple(_evidence(verdict))),
         sections=tuple(_sections(verdict)),
     )
 

@@ -227,7 +227,7 @@ def test_there_are_as_many_gpus_as_the_command_starts_processes(
         (("python", "x.py"), {"num_processes": 17}, "17 null GPUs are not possible"),
         (("python", "x.py"), {"timeout": "soon"}, "'soon' is not a duration"),
         (("python", "x.py"), {"gpu": "H1000"}, "'H1000' is not a known GPU"),
-        (("python", "x.py"), {"gpu": None}, "This machine has no GPU to take as the model"),
+        (("python", "x.py"), {"gpu": None}, "There is no GPU here"),
     ],
 )
 def test_what_cannot_be_used_is_told(
