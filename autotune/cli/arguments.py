@@ -143,6 +143,11 @@ def trainer_names() -> str:
 
 def listed(words: Iterable[str]) -> str:
     """Return words as indented lines of a help."""
+    return wrapped(", ".join(words), "  ")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return text as lines of a help."""
     import textwrap
 
-    return textwrap.fill(", ".join(words), 80, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

@@ -14,7 +14,7 @@ from autotune.errors import UnwrittenError
 
 SUMMARY = "find the fastest configuration that fits"
 DESCRIPTION = (
-    "Trains a few real steps with one configuration after another, each in a process of its own, and writes the\n"
+    "Trains a few real steps with one configuration after another, each in a process of its own, and writes the "
     "fastest that fits: config.yaml for `trl`, train.py for Python, result.json for programs."
 )
 _GROUPS = {
