@@ -23,7 +23,7 @@ from autotune.app.notes import (
 from autotune.app.offers import offers
 from autotune.app.offload import notes_on_offloading, with_last_resorts_if_nothing_fits
 from autotune.app.options import plan_options
-from autotune.app.planned import check_network, planned_machine, planned_workload, rows_of_length
+from autotune.app.planned import check_network, planned_machine, planned_sources, planned_workload, rows_of_length
 from autotune.app.planned_bundle import bundle_folder, write_plan
 from autotune.app.problem import global_batch_of, problem_of
 from autotune.app.public import taking
@@ -39,10 +39,8 @@ from autotune.core.length_report import histogram
 from autotune.core.machine import Machine
 from autotune.emit.figures import server_text
 from autotune.errors import InputError, UnwrittenError
-from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
-from autotune.inspection.model import model_source
 from autotune.planning.evaluator import Evaluator, explained
 from autotune.planning.tracing.cache import user_cache
 from autotune.probing.tracing import ServerTracer
@@ -67,11 +65,7 @@ def plan(asked: PlanArguments) -> Plan:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
     check_range("A top of {} candidates", asked.top)
     options = plan_options(asked)
-    source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = training_source(asked.dataset, asked.split, asked.dataset_config)
-    evaluation = evaluation_source(
-        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
-    )
+    source, rows, evaluation = planned_sources(asked)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
     planned = planned_machine(asked.gpu, asked.num_processes, asked.num_machines, asked.network)
     check_network(asked.network, [planned])

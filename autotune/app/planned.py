@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 
+from autotune.app.arguments import PlannedArguments
 from autotune.app.options import Options
 from autotune.app.problem import attentions
 from autotune.app.workload import WorkloadReader
@@ -19,8 +20,10 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.machine import Hardware, Machine
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
+from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.gpus import described, find_gpu
 from autotune.inspection.machine import machine as inspect_machine
+from autotune.inspection.model import model_source
 from autotune.inspection.paths import exists
 from autotune.planning.tracing.cache import Cache, fingerprint, package_digest, user_cache
 from autotune.probing.tracing import ServerTracer
@@ -136,6 +139,18 @@ def planned_machine(
 def _between(hardware: Hardware, network: float | None) -> float | None:
     """Return the bytes per second that a machine sends to the others; None where there are none."""
     return network * _GBIT if network is not None and hardware.machines > 1 else None
+
+
+def planned_sources(asked: PlannedArguments) -> tuple[ModelSource, DatasetSource | None, DatasetSource | None]:
+    """Return the model of a plan, its rows and those to evaluate on; None where there are none.
+
+    Raises:
+        InputError: one of them cannot be used.
+    """
+    model = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
+    of_rows = asked.split, asked.dataset_config
+    rows = training_source(asked.dataset, *of_rows)
+    return model, rows, evaluation_source(asked.dataset, asked.eval_dataset, asked.eval_split, *of_rows)
 
 
 def planned_workload(

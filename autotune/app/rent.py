@@ -17,6 +17,7 @@ from autotune.app.planned import (
     check_network,
     machines_of,
     planned_machine,
+    planned_sources,
     planned_workload,
     rows_of_length,
 )
@@ -31,11 +32,9 @@ from autotune.core.machine import Machine
 from autotune.core.rent import BILLION, SCHEMA, Offer, Rent
 from autotune.core.workload import Workload
 from autotune.errors import InputError
-from autotune.inspection.dataset import evaluation_source, training_source
 from autotune.inspection.gpus import gpus
 from autotune.inspection.machine import environment
 from autotune.inspection.machine import memory_budget as checked_budget
-from autotune.inspection.model import model_source
 from autotune.inspection.prices import checked_prices, read_prices
 from autotune.planning.evaluator import Evaluator
 from autotune.planning.tracing.cache import user_cache
@@ -71,11 +70,7 @@ def rent(asked: RentArguments) -> Rent:
     started, listener, options = time.monotonic(), asked.listener, plan_options(asked)
     prices = checked_prices(asked.prices.items(), "prices") if isinstance(asked.prices, Mapping) else asked.prices
     prices = read_prices(prices) if isinstance(prices, (str, Path)) else prices
-    source = model_source(asked.model, "random", tokenizes=asked.dataset is not None)
-    rows = training_source(asked.dataset, asked.split, asked.dataset_config)
-    evaluation = evaluation_source(
-        asked.dataset, asked.eval_dataset, asked.eval_split, asked.split, asked.dataset_config
-    )
+    source, rows, evaluation = planned_sources(asked)
     words = [gpu.name for gpu in gpus()] if asked.gpu == ALL else [asked.gpu]
     auto = asked.num_processes == AUTO
     processes, machines = (1, None) if asked.num_processes == AUTO else (asked.num_processes, asked.num_machines)
