@@ -48,6 +48,7 @@ from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import counted
 
 
 @taking(PlanArguments)
@@ -229,5 +230,5 @@ def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
     if isinstance(split, str):
         yield f"With the best candidate, the vLLM server does not start: {split}."
     elif split is not None:
-        gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
+        gpus = counted(split.generation, "further GPU generates", "further GPUs generate")
         yield f"{gpus} in a vLLM server, which takes {server_text(split)}."

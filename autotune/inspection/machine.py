@@ -131,7 +131,7 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
 
 
 def _visible_text(gpus: Sequence[Hardware]) -> str:
-    return f"{counted(len(gpus), 'GPU')} {'is' if len(gpus) == 1 else 'are'} visible"
+    return counted(len(gpus), "GPU is visible", "GPUs are visible")
 
 
 def _workers_text(count: int, processes: int) -> str:

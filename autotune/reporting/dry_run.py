@@ -16,7 +16,9 @@ _MOST_ROWS = 16
 
 def dry_run_report(found: DryRun) -> Document:
     """Return the report about a dry run."""
-    training = [each for each in _training(found) if each.spans]
+    # A launcher can hold a little of a GPU too. If none trained, all are shown.
+    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
+    training = [each for each in training or found.processes if each.spans]
     rows = [(each, span) for each in training for span in each.spans]
     if len(rows) > _MOST_ROWS:
         rows = [(each, max(each.spans, key=lambda span: span.held_bytes)) for each in training]
@@ -27,12 +29,6 @@ def dry_run_report(found: DryRun) -> Document:
             *listing("Notes", found.notes),
         ),
     )
-
-
-def _training(found: DryRun) -> list[Followed]:
-    """Return the processes that train; a launcher can hold a little of a GPU too. All, if none got that far."""
-    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
-    return training or list(found.processes)
 
 
 def _evidence(found: DryRun) -> Iterator[str]:

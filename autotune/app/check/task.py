@@ -15,6 +15,7 @@ from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
 from autotune.nullgpu.devices import has_null_device
 from autotune.trainers import Trainer, find_trainer
+from autotune.units import counted
 from autotune.userconfig.written import Written
 
 
@@ -92,5 +93,4 @@ class Task:
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
         """Return the verdict that the configuration cannot run, with everything that was found."""
         count = sum(item.severity is Severity.ERROR for item in findings)
-        reason = "1 thing is wrong" if count == 1 else f"{count} things are wrong"
-        return self.verdict(Outcome.CANNOT_RUN, findings, reason=reason)
+        return self.verdict(Outcome.CANNOT_RUN, findings, reason=counted(count, "thing is wrong", "things are wrong"))
