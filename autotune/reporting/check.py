@@ -60,7 +60,7 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
             f" {', '.join(_deviations(need))}"
         )
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
-            yield "Traced from few layers, without batches of varied lengths, since there is ample room."
+            yield "Traced without batches of varied lengths, a deep model from few layers, since there is ample room."
     elif need.source is Source.PROBED:
         yield f"Measured by a real run of its worst micro-batches{_rate(need)}; peak in {need.phase or 'a step'}"
     else:
