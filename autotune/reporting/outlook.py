@@ -90,7 +90,8 @@ def nothing_fits_text(result: Result) -> str:
         tried = "" if _is_proven(result) else " that was tried"
         what = f"Nothing{' that may be recommended' if barred else ''}{tried}"
         need = _smallest_need_text(result)
-        found = f"{what} fits in {format_bytes(result.budget_bytes)} less the margin: {need}{ended}."
+        budget = f"{format_bytes(result.budget_bytes)} less the margin of {100 * result.margin:g} %"
+        found = f"{what} fits in {budget}: {need}{ended}."
     held = ((trial, words.bytes_or_dash(trial.held_bytes)) for trial in barred)
     fitting = (
         f"{_name(result, one)} fits with {size}, but may not be recommended: {one.illegal}." for one, size in held

@@ -175,7 +175,8 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
 def _needs(plan: Plan) -> dict[str, Mapping[str, int]]:
     """Return the memory at the peak of the best candidate and the baseline, by category."""
     best, baseline = plan.best, plan.baseline
-    memories = {"fastest" if best.fits else "least": best.memory} if best is not None else {}
+    name = {"fastest that fits": "fastest", "least memory": "least"}.get(_chosen(plan), "best")
+    memories = {name: best.memory} if best is not None else {}
     memories |= {"default": baseline.memory} if best is None or best.candidate != baseline.candidate else {}
     return {name: memory.breakdown for name, memory in memories.items() if memory is not None}
 
