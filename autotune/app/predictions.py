@@ -175,10 +175,10 @@ def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
     spent = format_duration(spent_seconds)
     if not count:
         return f"No candidate was traced to its end in {spent}."
-    if count == 1:
-        return f"Traced 1 candidate in {spent}: it is predicted {'not ' if over else ''}to fit."
-    verb = "is" if over == 1 else "are"
-    return f"Traced {count:,} candidates in {spent}: {over:,} of them {verb} predicted not to fit."
+    which = f"it is predicted {'not ' if over else ''}to fit"
+    if count > 1:
+        which = f"{counted(over, 'of them is', 'of them are')} predicted not to fit"
+    return f"Traced {counted(count, 'candidate')} in {spent}: {which}."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:
