@@ -64,7 +64,8 @@ def parse_duration(text: str) -> float:
 def format_bytes(count: float) -> str:
     """Return a byte count in the largest binary unit that keeps it at or above one, such as ``1.25 GiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(count) >= unit:
+        # What rounds to 1,024 of the next unit is 1 of this.
+        if abs(count) >= unit - unit // 2048:
             value = count / unit
             return f"{value:.2f} {name}" if abs(value) < 100 else f"{value:.0f} {name}"
     return f"{count:.0f} B"
@@ -73,7 +74,7 @@ def format_bytes(count: float) -> str:
 def format_count(count: float) -> str:
     """Return a number of things in thousands, millions or billions, such as ``494M`` or ``7.6B``."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if count >= unit:
+        if count >= 0.9995 * unit:
             value = count / unit
             return f"{value:.0f}{name}" if value >= 100 else f"{value:.1f}{name}"
     return f"{count:.0f}"
@@ -90,6 +91,8 @@ def counted(number: int, noun: str, several: str = "") -> str:
 
 def format_duration(seconds: float) -> str:
     """Return a duration in two units at the most, such as ``42 s``, ``3 min 05 s`` or ``7 h 12 min``."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -115,7 +118,6 @@ def format_rate(tokens_per_second: float) -> str:
 
 
 def format_share(share: float) -> str:
-    """Return a share, 0 to 1, in per cent, with enough digits to differ from 100 %, such as ``99.2 %``."""
-    if share >= 1:
-        return "100 %"
-    return f"{min(share * 100, 99.99):.1f} %" if share < 0.9995 else f"{min(share * 100, 99.99):.2f} %"
+    """Return a share in per cent, such as ``87.0 %``: two decimals above 99 %, and 100 % only for the whole."""
+    percent = min(100 * share, 99.99) if share < 1 else 100 * share
+    return f"{percent:.2f} %" if 99 < percent < 100 else f"{percent:.1f} %"

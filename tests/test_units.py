@@ -54,28 +54,41 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration(text)
 
 
-@pytest.mark.parametrize(("share", "text"), [(1.0, "100 %"), (0.9999999, "99.99 %"), (0.915, "91.5 %"), (0.0, "0.0 %")])
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (1.0, "100.0 %"),
+        (0.9999999, "99.99 %"),
+        (0.991, "99.10 %"),
+        (0.99, "99.0 %"),
+        (0.8704, "87.0 %"),
+        (0.0, "0.0 %"),
+    ],
+)
 def test_a_share_never_reads_as_all_when_it_is_not(share: float, text: str) -> None:
     assert format_share(share) == text
 
 
 def test_counts_read_as_models_are_named() -> None:
-    assert [format_count(count) for count in (12, 399_840, 494_032_768, 7_615_616_512)] == [
+    assert [format_count(count) for count in (12, 399_840, 999_700, 494_032_768, 7_615_616_512)] == [
         "12",
         "400K",
+        "1.0M",
         "494M",
         "7.6B",
     ]
 
 
 def test_figures_read_in_the_unit_that_suits_them() -> None:
-    assert [format_bytes(count) for count in (512, 2048, 3 * 2**29, 200 * 2**30)] == [
+    assert [format_bytes(count) for count in (512, 2048, 2**30 - 1, 3 * 2**29, 200 * 2**30)] == [
         "512 B",
         "2.00 KiB",
+        "1.00 GiB",
         "1.50 GiB",
         "200 GiB",
     ]
-    assert [format_duration(seconds) for seconds in (0.5, 42, 185, 25920)] == [
+    assert [format_duration(seconds) for seconds in (0.04, 0.5, 42, 185, 25920)] == [
+        "40 ms",
         "0.5 s",
         "42 s",
         "3 min 05 s",

@@ -32,5 +32,5 @@ def stopped(found: Verdict) -> WillNotFit:
     errors = (item.message for item in found.findings if item.severity is Severity.ERROR)
     hints = [hint for error in errors if (hint := error.removeprefix(found.reason).strip())]
     if found.remedy is not None:
-        hints.append(f"It would fit with {', '.join(f'{key}: {value}' for key, value in found.remedy.keys.items())}.")
+        hints.append(f"It would fit with {', '.join(found.remedy.lines)}.")
     return WillNotFit(f"{found.headline}.", found, hint=" ".join(hints))

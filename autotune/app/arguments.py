@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,6 +53,22 @@ def time_limit(timeout: str | float | None) -> float | None:
     if seconds is not None and seconds <= 0:
         raise InputError(f"A time-out of {seconds:g} seconds is not possible.", hint="It is above 0.")
     return seconds
+
+
+def check_range(what: str, value: float | str | None, low: float = 1, high: float = inf) -> None:
+    """Check that a number, if it is given, lies in a range.
+
+    Args:
+        what: such as ``A seed of {}``.
+        value: None or a word such as ``auto`` is no number.
+
+    Raises:
+        InputError: it does not.
+    """
+    if not isinstance(value, (int, float)) or low <= value <= high:
+        return
+    hint = f"It is at least {low}." if high == inf else f"It lies between {low} and {high:,}."
+    raise InputError(f"{what.format(value)} is not possible.", hint=hint)
 
 
 def time_left(limit_seconds: float | None, spent_seconds: float) -> float | None:
@@ -129,8 +146,8 @@ class SearchArguments(Arguments):
             imitate, whose vocabulary is that of ``model``.
         num_processes: processes that train together, one per GPU.
         memory_budget (SIZE): memory that each process may need, such as ``24GiB`` or in bytes.
-        global_batch_size: documents (rows of the dataset) per optimizer step, over all processes. None: 8 per process,
-            TRL's default.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or for trainers that
+            generate completions in groups these. None: 8 per process, TRL's default.
         max_length (TOKENS): tokens to which rows are cut, or above which the trainer drops them. None: every choice of
             the space that meets the token coverage.
         token_coverage: share of the dataset's tokens that must be trained on. None: 0.99.
@@ -185,7 +202,10 @@ class ProbeArguments(SearchArguments):
             None: TRL's defaults.
         device: device to probe on; ``auto`` uses a GPU if there is one.
         num_processes: processes that train together, one per GPU. On a CPU, each has an equal share of the memory.
-            None: one on each visible GPU, or one on a CPU; with ``workers``: one.
+            None: those of ``base``; without it, one on each visible GPU, or one on a CPU or with ``workers``.
+        global_batch_size: documents per optimizer step, over all processes: rows of the dataset, or for trainers that
+            generate completions in groups these. None: that of ``base``; without it, 8 per process, TRL's default.
+        token_coverage: share of the dataset's tokens that must be trained on. None: that of ``base``; without it, 0.99.
         workers: number of candidates to probe at the same time, in one study: each on ``num_processes`` GPUs of its
             own, or on an equal share of a CPU's cores and memory; the recommendation is then for such a share.
             ``auto``: as many as the GPUs allow, one on a CPU. None: one, on all visible GPUs together.

@@ -18,6 +18,7 @@ from autotune.techniques.context_parallel import NAME as CONTEXT_PARALLEL
 from autotune.techniques.max_length import token_coverage
 from autotune.techniques.traits import MEASURED_FIELDS
 from autotune.trainers import Trainer
+from autotune.units import counted
 from autotune.userconfig.base import UserBase, documents_of, written_keys
 from autotune.userconfig.candidate import NearestCandidate, as_candidate
 from autotune.userconfig.fields import traced_fields
@@ -111,7 +112,8 @@ def _documents(base: UserBase, plan: TrainingPlan, trainer: Trainer, workload: W
     documents = max(1, round(found))
     if documents % plan.data_ranks:
         raise InputError(
-            f"{base.name} trains on {documents} documents in a step, which cannot be divided among {here} processes.",
+            f"A step of {base.name} has {counted(documents, trainer.counted.removesuffix('s'))}, which {here} processes"
+            " cannot share out equally.",
             hint="Give another --num-processes, or a --global-batch-size that is a multiple of it.",
         )
     return documents

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.app.arguments import DryRunArguments, command_words, time_limit
+from autotune.app.arguments import DryRunArguments, check_range, command_words, time_limit
 from autotune.app.planned import planned_machine
 from autotune.app.public import taking
 from autotune.confidential import hidden_values, hidden_words, secrets_in
@@ -59,8 +59,7 @@ def dry_run(asked: DryRunArguments) -> DryRun:
     command = command_words(asked.command)
     if not command:
         raise InputError("There is no command to run.", hint="Write it after --, as in -- python train.py.")
-    if steps < 1:
-        raise InputError(f"--steps {steps} is not possible.", hint="It is at least 1.")
+    check_range("--steps {}", steps)
     seconds = time_limit(asked.timeout)
     count = asked.num_processes if asked.num_processes is not None else _started(command)
     if not 1 <= count <= _MOST_GPUS:
@@ -108,10 +107,8 @@ def answer(ran: Ran, count: int, steps: int) -> DryRunAnswer:
     using = [each for each in ran.processes if each.uses_cuda]
     ranks = max((each.local_ranks for each in ran.processes), default=1)
     if ranks > count:
-        return DryRunAnswer(
-            DryOutcome.CANNOT_RUN,
-            f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}",
-        )
+        reason = f"it starts {ranks} processes on {counted(count, 'null GPU')}; give --num-processes {ranks}"
+        return DryRunAnswer(DryOutcome.CANNOT_RUN, reason)
     if ran.refused:
         return DryRunAnswer(DryOutcome.UNKNOWN, f"the script uses {_used(ran.refused)}")
     failed = _failed(ran)
@@ -140,9 +137,11 @@ def headline(found: DryRunAnswer, held: int | None, spare: int | None) -> str:
     if found.failed is not None:
         place = found.failed.place
         at = f" at {short_path(Path(place.file))}:{place.line}" if place.file else ""
-        asked = format_bytes(found.failed.requested_bytes)
+        # A library that asks CUDA by itself does not name the size.
+        size = found.failed.requested_bytes
+        asked = f", {format_bytes(size)} asked for" if size else ""
         when = f"in step {found.failed.step}" if found.failed.step else "before the first batch"
-        return f"{found.outcome.value}: out of memory {when}{at}, {asked} asked for"
+        return f"{found.outcome.value}: out of memory {when}{at}{asked}"
     if found.outcome in (DryOutcome.FITS, DryOutcome.BATCHES_FIT) and held is not None and spare is not None:
         return f"{found.outcome.value}: {format_bytes(held)} of {format_bytes(held + spare)} held at most"
     return f"{found.outcome.value}: {found.reason}"
@@ -156,11 +155,10 @@ def _of_batches(using: Sequence[Followed]) -> DryRunAnswer:
     other = next((loader for loader in loaders if not loader.ordered), None)
     if other is None:
         return DryRunAnswer(DryOutcome.FITS)
+    reason = f"a larger batch may come from a loader that stayed as it is: {other.reason}"
     if other.order == "as shuffled":
-        return DryRunAnswer(DryOutcome.BATCHES_FIT, "rows came as the script shuffles them, so a larger batch may come")
-    return DryRunAnswer(
-        DryOutcome.BATCHES_FIT, f"a larger batch may come from a loader that stayed as it is: {other.reason}"
-    )
+        reason = "rows came as the script shuffles them, so a larger batch may come"
+    return DryRunAnswer(DryOutcome.BATCHES_FIT, reason)
 
 
 def _failed(ran: Ran) -> FailedAllocation | None:
@@ -182,10 +180,11 @@ def _most(processes: Sequence[Followed], failed: FailedAllocation | None) -> tup
     """Return the peak memory of the fullest GPU, with a failed request, and the memory left on that GPU; in bytes."""
     spans = [span for each in processes for span in each.spans]
     if failed is not None and failed.requested_bytes:
-        total = max((span.total_bytes for span in spans), default=None)
-        return None if total is None else total - failed.free_bytes + failed.requested_bytes, (
-            failed.free_bytes - failed.requested_bytes
+        total, spare = (
+            max((span.total_bytes for span in spans), default=None),
+            failed.free_bytes - failed.requested_bytes,
         )
+        return None if total is None else total - spare, spare
     fullest = max(spans, key=lambda span: span.held_bytes, default=None)
     return (None, None) if fullest is None else (fullest.held_bytes, fullest.total_bytes - fullest.held_bytes)
 
@@ -225,12 +224,7 @@ def _started(command: Sequence[str]) -> int:
 def _device(gpu: str | int | None) -> NullDevice:
     if gpu is not None:
         return null_device(gpu)
-    try:
-        hardware = planned_machine(None).hardware
-    except InputError as error:
-        raise InputError(
-            "This machine has no GPU to take as the model of a null GPU.", hint="Name one, as in --gpu H100-80GB."
-        ) from error
+    hardware = planned_machine(None).hardware
     return null_device(hardware.name, hardware.memory_bytes)
 
 

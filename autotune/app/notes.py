@@ -71,7 +71,7 @@ def notes_on(problem: TrainerProblem) -> Iterator[str]:
     if model.has_weights is False:
         yield (
             f"{model.name} holds no weights. They were not needed here; training needs them: put them next "
-            "to config.json, or name a model that has them in config.yaml."
+            "to its config.json, or train a model that has them."
         )
     few = few_documents_text(workload, setting.global_batch_size)
     if few:
@@ -101,7 +101,7 @@ def notes_on_loading(shown: Measurement, hardware: Hardware) -> Iterator[str]:
     if hardware.kind == "cpu":
         yield f"{sentence}."
     else:
-        more = "a larger dataloader_num_workers in config.yaml does it in more processes meanwhile"
+        more = "a larger dataloader_num_workers does it in more processes meanwhile"
         yield f"{sentence}, and the GPU waits: {more}."
 
 
@@ -148,10 +148,9 @@ def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
         yield f"Times are predicted within ±{100 * TIME_ERROR:.0f} %, which held for {TIME_ERROR_HELD}."
     lacking: dict[str, list[str]] = {}
     for name, known in rates.items():
-        if not known.source:
-            lacking.setdefault("any operator; times follow from medians over other cards", []).append(name)
-        elif known.generation:
-            lacking.setdefault(known.generation, []).append(name)
+        what = known.generation if known.source else "any operator; times follow from medians over other cards"
+        if what:
+            lacking.setdefault(what, []).append(name)
     for what, names in lacking.items():
         yield f"Not measured on {', '.join(names)}: {what}."
 
@@ -166,8 +165,8 @@ def notes_on_cache(memory: MemoryEstimate) -> Iterator[str]:
     """Yield a note if much of what an estimate needs is freed memory that the allocator would return."""
     if memory.returned_bytes > _MUCH * memory.device_bytes:
         yield (
-            f"Of the {format_bytes(memory.device_bytes)} of the fastest, {format_bytes(memory.returned_bytes)} are"
-            " freed blocks that PyTorch's allocator keeps while there is room, and returns when memory is short."
+            f"Of the {format_bytes(memory.device_bytes)} of the best candidate, {format_bytes(memory.returned_bytes)}"
+            " are freed blocks that PyTorch's allocator keeps while there is room, and returns when memory is short."
             " Candidates that cannot fit are traced with few layers, which do not show such blocks."
         )
 
@@ -222,8 +221,8 @@ def notes_on_processes(
         at_most: whether fewer processes are planned for as well.
     """
     if processes > 1:
-        each = f"{'up to ' if at_most else ''}{processes // machines}"
-        yield f"A machine runs {each} processes: host memory is the sum over them at its peak."
+        each = f"{'up to ' if at_most else ''}{counted(processes // machines, 'process', 'processes')}"
+        yield f"A machine runs {each}: host memory is the sum over them at its peak."
         if gpus:
             yield "NCCL's buffers on each GPU are not in these figures; probes on such GPUs measure them."
         together = processes // machines

@@ -57,18 +57,13 @@ def packing_offer(
         larger = held > setting.documents_per_process and problem.illegal(packed) is not None
         if larger and problem.trainer.illegal(packed, replace(setting, global_batch_size=held * processes)) is None:
             held_back[packed] = held
-    found = max(run([*held_back]), key=lambda each: _speedup(each, rate), default=None)
-    if found is None or _speedup(found, rate) < _WORTH_SAYING:
+    rates = {each.candidate: (each.tokens_per_second or 0.0) if each.fits else 0.0 for each in run([*held_back])}
+    fastest = max(rates, key=rates.__getitem__, default=None)
+    if fastest is None or rates[fastest] / rate < _WORTH_SAYING:
         return ()
-    held, length = held_back[found.candidate], int(found.candidate["max_length"])
-    what, speedup = f"Packed rows of {length:,} tokens hold {held:,} documents", _speedup(found, rate)
-    asked = held * processes
-    return (f"{what}: with --global-batch-size {asked:,} they are predicted to be {speedup:.1f} times as fast.",)
-
-
-def _speedup(packed: Estimate, rate: float) -> float:
-    """Return by how much a candidate is faster than a rate, or 0 if it does not fit or its speed is not known."""
-    return (packed.tokens_per_second or 0.0) / rate if packed.fits else 0.0
+    held, length, times = held_back[fastest], int(fastest["max_length"]), f"{rates[fastest] / rate:.1f} times as fast"
+    what, asked = f"Packed rows of {length:,} tokens hold {held:,} documents", held * processes
+    return (f"{what}: with --global-batch-size {asked} they are predicted to be {times}.",)
 
 
 def dropping_offer(
@@ -76,7 +71,7 @@ def dropping_offer(
 ) -> tuple[str, ...]:
     """Return the memory saved by dropping the few longest prompts, for a trainer that cuts none.
 
-    Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 9.00 GiB."
+    Example: "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) is predicted to save 9.00 GiB."
 
     Args:
         traced: the estimate of any candidate with the rows of a setting, from traces of its own.
@@ -97,10 +92,8 @@ def dropping_offer(
     without = replace(setting, workload=fewer)
     memory = traced(best, setting).memory
     less = traced(best, without).memory if problem.trainer.illegal(best, without) is None else None
-    if memory is None or less is None:
-        return ()
-    saved_bytes = memory.device_bytes - less.device_bytes
-    if saved_bytes < _SAVED * memory.device_bytes:
+    saved_bytes = memory.device_bytes - less.device_bytes if memory is not None and less is not None else 0
+    if memory is None or saved_bytes < _SAVED * memory.device_bytes:
         return ()
     what = f"Dropping {counted(dropped, 'prompt')} over {cut:,} tokens (--prompt-coverage {_KEPT:g})"
-    return (f"{what} saves about {format_bytes(saved_bytes)}.",)
+    return (f"{what} is predicted to save {format_bytes(saved_bytes)}.",)

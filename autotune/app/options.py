@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.app.arguments import Auto, PlannedArguments, ProbeArguments, SearchArguments, time_limit
+from autotune.app.arguments import PlannedArguments, ProbeArguments, SearchArguments, check_range, time_limit
 from autotune.core.candidate import Choice
 from autotune.core.setting import GLOBAL_BATCH, Wishes
 from autotune.core.workload import Init, ModelSource, Rollouts
@@ -23,6 +23,7 @@ MOST_TOKENS = 1 << 24
 """Most tokens of a traced micro-batch; tensor shapes stay within 64 bits."""
 # The largest share of a budget that it makes sense to leave unused.
 _LARGEST_MARGIN = 0.5
+_ROWS = "Give a DATASET, not --seq-len."
 _LARGEST_SEED = (1 << 31) - 1
 """NumPy takes seeds of 32 bits (``RandomState`` of Optuna's samplers). A resumed search adds its number of trials
 to the seed, for which half of them are left."""
@@ -72,10 +73,10 @@ def checked_options(asked: SearchArguments, init: Init = "random") -> Options:
     trainer = find_trainer(asked.trainer or DEFAULT)
     check_evaluation(trainer, evaluates=asked.evaluates)
     max_length, coverage = asked.max_length, asked.token_coverage
-    _check_range("token coverage", 1.0 if coverage is None else coverage, 1.0)
-    _check_number("global batch size", asked.global_batch_size)
-    _check_number("maximum length", max_length)
-    _check_number("number of processes", asked.num_processes)
+    check_range("A token coverage of {}", coverage, 0, 1)
+    check_range("A global batch size of {}", asked.global_batch_size)
+    check_range("A maximum length of {}", max_length)
+    check_range("A number of processes of {}", asked.num_processes)
     if max_length is not None and coverage is not None:
         raise InputError("--max-length and --token-coverage contradict each other.", hint="Give one of them.")
     fixed = dict(asked.fix or {})
@@ -110,11 +111,10 @@ def probe_options(asked: ProbeArguments) -> Options:
     Raises:
         InputError: as in :func:`checked_options`.
     """
-    _check_range("margin", asked.margin, _LARGEST_MARGIN)
-    _check_number("number of trials", asked.trials)
-    _check_number("number of workers", asked.workers)
-    if not 0 <= asked.seed <= _LARGEST_SEED:
-        raise InputError(f"A seed of {asked.seed} is not possible.", hint=f"It lies between 0 and {_LARGEST_SEED}.")
+    check_range("A margin of {}", asked.margin, 0, _LARGEST_MARGIN)
+    check_range("A number of trials of {}", asked.trials)
+    check_range("A number of workers of {}", asked.workers)
+    check_range("A seed of {}", asked.seed, 0, _LARGEST_SEED)
     if asked.study is not None and asked.storage is None:
         raise InputError(
             f"--study {asked.study} names a study in a storage, and none is given.",
@@ -139,19 +139,11 @@ def plan_options(asked: PlannedArguments) -> Options:
     if length is None:
         return _with_teacher(checked_options(asked))
     if asked.evaluates:
-        raise InputError("There are rows to evaluate on and none to train on.", hint="Give a DATASET, not --seq-len.")
-    if not 1 <= length <= MOST_TOKENS:
-        raise InputError(
-            f"A length of {length} tokens is not possible.", hint=f"It lies between 1 and {MOST_TOKENS:,}."
-        )
-    if asked.token_coverage is not None:
-        raise InputError(
-            "--token-coverage has no effect on rows that are all --seq-len long.", hint="Give --max-length to cut them."
-        )
-    if asked.prompt_coverage is not None:
-        raise InputError(
-            "--prompt-coverage has no effect on prompts that are all --seq-len long.", hint="Give a DATASET."
-        )
+        raise InputError("There are rows to evaluate on and none to train on.", hint=_ROWS)
+    check_range("A length of {} tokens", length, 1, MOST_TOKENS)
+    for name, what, hint in (("token", "rows", "Give --max-length to cut them."), ("prompt", "prompts", _ROWS)):
+        if getattr(asked, f"{name}_coverage") is not None:
+            raise InputError(f"--{name}-coverage has no effect on {what} that are all --seq-len long.", hint=hint)
     # Rows of equal length stay whole, unless the user sets a length or the trainer cuts none.
     cuts = any(technique.name == "max_length" for technique in find_trainer(asked.trainer).techniques)
     sets_length = asked.max_length is not None or "max_length" in (*(asked.fix or ()), *asked.exclude)
@@ -197,19 +189,8 @@ def _rollouts(trainer: Trainer, asked: SearchArguments) -> Rollouts:
     if isinstance(length, str) and not length.removeprefix("-").isdecimal():
         return replace(found, column=length)
     tokens = None if length is None else int(length)
-    if tokens is not None and tokens < 1:
-        raise InputError(f"A completion length of {tokens} is not possible.", hint="It is at least 1 token.")
+    check_range("A completion length of {}", tokens)
     return replace(found, mean_tokens=tokens)
-
-
-def _check_range(name: str, value: float, high: float) -> None:
-    if not 0 <= value <= high:
-        raise InputError(f"A {name} of {value} is not possible.", hint=f"It lies between 0 and {high:g}.")
-
-
-def _check_number(name: str, number: int | Auto | None) -> None:
-    if isinstance(number, int) and number < 1:
-        raise InputError(f"A {name} of {number} is not possible.", hint="It is at least 1.")
 
 
 def check_evaluation(trainer: Trainer, *, evaluates: bool) -> None:

@@ -18,13 +18,16 @@ from autotune.core.spread import mean_of, mean_rate, next_run, relative_error
 from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.workload import Workload
 from autotune.inspection.machine import environment
-from autotune.reporting.words import baseline_name, differences
+from autotune.reporting.words import baseline_name, differences, ended_text
 from autotune.study.comparison import next_turn, pairs, runs_after, runs_beside
 from autotune.study.problem import Record, SearchOutcome
 from autotune.trainers import Trainer, length_limit, limits_rows
 from autotune.trainers.problem import TrainerProblem
 from autotune.units import counted, format_bytes, format_share
 
+_HELD = ("peak_bytes", "reserved_bytes", "device_bytes")
+_OF_TRIALS = ("status", "reason", "tokens_per_second", "start_seconds", "wall_seconds", *_HELD)
+"""Figures of a measurement that a trial has too."""
 _SCATTERED = 3.0
 """Ratio of the ends of a further run's range above which speeds are noted to differ widely."""
 
@@ -132,10 +135,7 @@ def _compared(trials: Sequence[Trial], candidates: int, outcome: SearchOutcome) 
     if ending is Ending.EXHAUSTED or count >= candidates:
         return f"the fastest of all candidates{but}" if but else ""
     of = "the only one compared" if count == 1 else f"the fastest of {count:,} compared"
-    ended = f"{ending or 'an interruption'} ended the search"
-    if ending is Ending.NO_GAIN:
-        ended = "less than 1 % is expected of any other"
-    return f"{of} of {candidates:,} candidates{but}; {ended}"
+    return f"{of} of {candidates:,} candidates{but}; {ending or 'an interruption'} ended the search"
 
 
 def _status(outcome: SearchOutcome, trials: Sequence[Trial]) -> RunStatus:
@@ -173,22 +173,14 @@ def _notes_on_predictions(hardware: Hardware, trials: Sequence[Trial]) -> Iterat
 
 def _trial(record: Record, failure: Measurement | None, problem: TrainerProblem) -> Trial:
     """Return a candidate's probe, with the later run that failed, if one did."""
-    shown = record.measurement
     return Trial(
         number=record.number,
         candidate=record.candidate,
-        status=shown.status,
-        reason=shown.reason,
-        peak_bytes=shown.peak_bytes,
-        reserved_bytes=shown.reserved_bytes,
-        tokens_per_second=shown.tokens_per_second,
-        start_seconds=shown.start_seconds,
-        wall_seconds=shown.wall_seconds,
+        **{name: getattr(record.measurement, name) for name in _OF_TRIALS},
         predicted_bytes=record.prediction.need_bytes if record.prediction else None,
         predicted_tokens_per_second=record.prediction.tokens_per_second if record.prediction else None,
         illegal=problem.illegal(record.candidate) or "",
         later_failure=LaterFailure(failure is record.confirmation, failure.status, failure.reason) if failure else None,
-        device_bytes=shown.device_bytes,
     )
 
 
@@ -215,9 +207,10 @@ def _choosable(record: Record, outcome: SearchOutcome, problem: TrainerProblem, 
         plan=plan,
         status=shown.status,
         reason=shown.reason,
-        peak_bytes=_highest(run.peak_bytes for run in runs),
-        reserved_bytes=_highest(run.reserved_bytes for run in runs),
-        device_bytes=_highest(run.device_bytes for run in runs),
+        **{
+            name: max((size for run in runs if (size := getattr(run, name)) is not None), default=None)
+            for name in _HELD
+        },
         tokens_per_second=rate,
         tokens_per_second_error=relative_error(rates),
         tokens_per_second_low=expected.low if expected else None,
@@ -245,10 +238,6 @@ def _seconds(shown: Measurement, micro_batches: int) -> dict[str, float]:
         MICRO_BATCH: shown.micro_batch_seconds * micro_batches - loading,
         OPTIMIZER_STEP: shown.update_seconds,
     }
-
-
-def _highest(figures: Iterable[int | None]) -> int | None:
-    return max((figure for figure in figures if figure is not None), default=None)
 
 
 @dataclass(frozen=True)
@@ -315,7 +304,7 @@ def _failed(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
         name = baseline_name(own=own, starts=True) if of_baseline else f"Trial {record.number}"
         failure = failure_of(record, outcome.records)
         assert failure is not None
-        yield f"{name} ran in its probe and not in a later run ({failure.status.value}, {failure.reason})."
+        yield f"{name} ran in its probe, and {ended_text(failure.status)} in a later run ({failure.reason})."
 
 
 def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
@@ -323,15 +312,13 @@ def _unfinished(outcome: SearchOutcome, *, own: bool) -> Iterator[str]:
     winner, baseline = outcome.winner, outcome.baseline
     if winner is None or next_turn(winner, baseline, outcome.comparisons) is None:
         return
-    speed = speed_up(winner, baseline)
-    ours = sum(run.number == winner.number for run in winner.comparison)
-    name, count = "the recommendation", ours
-    if ours >= outcome.comparisons:
-        name, count = baseline_name(own=own), len(winner.comparison) - ours
-    sentence = f"The search ended after {count} of {outcome.comparisons} short runs of {name}."
-    if speed.speedup is not None and speed.pairs == 0 and winner != baseline:
-        sentence += " The speed-up is the ratio of one probe of each."
-    yield sentence
+    speed, count = speed_up(winner, baseline), sum(run.number == winner.number for run in winner.comparison)
+    name = "the recommendation"
+    if count >= outcome.comparisons:
+        name, count = baseline_name(own=own), len(winner.comparison) - count
+    of_probes = speed.speedup is not None and speed.pairs == 0 and winner != baseline
+    ratio = " The speed-up is the ratio of one probe of each." if of_probes else ""
+    yield f"The search ended after {count} of {outcome.comparisons} short runs of {name}.{ratio}"
 
 
 def _scattered(outcome: SearchOutcome) -> Iterator[str]:
@@ -352,15 +339,10 @@ def equally_fast(outcome: SearchOutcome) -> tuple[Record, ...]:
     expected = next_run(winner.rates) if winner is not None else None
     if winner is None or expected is None:
         return ()
-    return tuple(
-        record
-        for record in outcome.records
-        if record.number != winner.number
-        and (baseline is None or record.number != baseline.number)
-        and record.measurement.ok
-        and record.failure is None
-        and record.tokens_per_second >= expected.low
-    )
+    known = {record.number for record in (winner, baseline) if record is not None}
+    others = (record for record in outcome.records if record.number not in known)
+    ran = (record for record in others if record.measurement.ok and record.failure is None)
+    return tuple(record for record in ran if record.tokens_per_second >= expected.low)
 
 
 def _not_told_apart(outcome: SearchOutcome) -> Iterator[str]:
@@ -368,11 +350,12 @@ def _not_told_apart(outcome: SearchOutcome) -> Iterator[str]:
     winner, baseline, others = outcome.winner, outcome.baseline, equally_fast(outcome)
     if winner is None or baseline is None or not others:
         return
-    count = counted(len(others), "other candidate")
-    sentence = f"In speed, {count} cannot be told apart from the recommendation by one probe"
     lightest = min(others, key=lambda record: record.measurement.need_bytes or 0)
     least = lightest.measurement.need_bytes or 0
     ours = max(run.need_bytes or 0 for run in (winner.measurement, *winner.runs))
     which = f"trial {lightest.number} ({differences(lightest.candidate, baseline.candidate)})"
     needs = f"{which} needs the least memory, {format_bytes(least)} instead of {format_bytes(ours)}"
-    yield f"{sentence}; {needs if least < ours else 'none of them needs less memory'}."
+    yield (
+        f"In speed, {counted(len(others), 'other candidate')} cannot be told apart from the recommendation by one"
+        f" probe; {needs if least < ours else 'none of them needs less memory'}."
+    )

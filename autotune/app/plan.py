@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from autotune.app.arguments import ALL, PlanArguments
+from autotune.app.arguments import ALL, PlanArguments, check_range
 from autotune.app.epoch import epoch_of
 from autotune.app.notes import (
     few_documents_text,
@@ -48,6 +48,7 @@ from autotune.techniques.attention import Attention
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers import length_limit
 from autotune.trainers.problem import TrainerProblem
+from autotune.units import counted
 
 
 @taking(PlanArguments)
@@ -63,8 +64,7 @@ def plan(asked: PlanArguments) -> Plan:
     started, listener = time.monotonic(), asked.listener
     if asked.gpu == ALL:
         raise InputError("autotune.plan plans for one GPU.", hint="autotune.rent compares all of the catalogue.")
-    if asked.top < 1:
-        raise InputError(f"A top of {asked.top} candidates is not possible.", hint="It is at least 1.")
+    check_range("A top of {} candidates", asked.top)
     options = plan_options(asked)
     source, rows, evaluation = planned_sources(asked)
     folder = bundle_folder(asked.output, rows, evaluation) if asked.output is not None else None
@@ -230,5 +230,5 @@ def _notes_on_server(split: ServerSplit | str | None) -> Iterator[str]:
     if isinstance(split, str):
         yield f"With the best candidate, the vLLM server does not start: {split}."
     elif split is not None:
-        gpus = "1 further GPU generates" if split.generation == 1 else f"{split.generation} further GPUs generate"
+        gpus = counted(split.generation, "further GPU generates", "further GPUs generate")
         yield f"{gpus} in a vLLM server, which takes {server_text(split)}."

@@ -42,21 +42,14 @@ def machines_of(processes: int, asked: int | None) -> int:
     Raises:
         InputError: the processes cannot be shared out equally.
     """
-    if asked is None:
-        fewest = -(-processes // _PER_MACHINE)
-        if processes % fewest:
-            raise InputError(
-                f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be divided equally"
-                f" among {fewest} machines.",
-                hint="Give --num-machines; it has to divide --num-processes.",
-            )
-        return fewest
-    if asked < 1 or processes % asked:
+    machines = -(-processes // _PER_MACHINE) if asked is None else asked
+    if machines < 1 or processes % machines:
+        most = f" of at most {_PER_MACHINE} each" if asked is None else ""
         raise InputError(
-            f"{processes} processes cannot be divided among {asked} machines.",
+            f"{processes} processes cannot be divided among {machines} machines{most}.",
             hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",
         )
-    return asked
+    return machines
 
 
 def check_network(network: float | None, planned: Sequence[Machine]) -> None:
@@ -112,7 +105,7 @@ def planned_machine(
         own = inspect_machine("auto", None, visible)
         if own.hardware.kind == CPU:
             raise InputError(
-                f"There is no GPU here to plan for: {own.device_reason}.",
+                f"There is no GPU here: {own.device_reason}.",
                 hint="Name one with `gpu` (`--gpu`); `autotune plan --gpu list` lists those that are known.",
             )
         count = processes or own.hardware.processes

@@ -116,9 +116,10 @@ class Predictions:
         notes = [*self.predictor.notes(), *notes_on_offloading(self.evaluator.problem)]
         untraceable, device = self.evaluator.untraceable, self.evaluator.device
         if untraceable:
-            reason = next(iter(untraceable.values()))
+            reasons = dict.fromkeys(untraceable.values())
             one, several = "candidate could not be traced and was", "candidates could not be traced and were"
-            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {reason}")
+            why = f"{'' if len(reasons) == 1 else 'for instance, '}{next(iter(reasons))}"
+            notes.append(f"{counted(len(untraceable), one, several)} not predicted: {why}")
         if device is not None:
             notes += notes_on_speed(device)
         return (*notes, *notes_on_traces(self.evaluator.traces))
@@ -174,10 +175,10 @@ def note_on_traced(count: int, over: int, spent_seconds: float) -> str:
     spent = format_duration(spent_seconds)
     if not count:
         return f"No candidate was traced to its end in {spent}."
-    if count == 1:
-        return f"Traced 1 candidate in {spent}: it is predicted {'not ' if over else ''}to fit."
-    verb = "is" if over == 1 else "are"
-    return f"Traced {count:,} candidates in {spent}: {over:,} of them {verb} predicted not to fit."
+    which = f"it is predicted {'not ' if over else ''}to fit"
+    if count > 1:
+        which = f"{counted(over, 'of them is', 'of them are')} predicted not to fit"
+    return f"Traced {counted(count, 'candidate')} in {spent}: {which}."
 
 
 def _trace_least(evaluator: Evaluator, goes_on: Callable[[], bool]) -> None:

@@ -129,7 +129,7 @@ def _given(asked: ProbeArguments) -> Sources:
         InputError: one of them was not given, or cannot be used.
     """
     if asked.model is None or asked.dataset is None:
-        missing = "MODEL and no DATASET" if asked.model is None else "DATASET"
+        missing = " and no ".join(name.upper() for name in ("model", "dataset") if getattr(asked, name) is None)
         raise InputError(f"There is no {missing}.", hint="Give both, or a configuration that names them with --base.")
     rows = dataset_source(asked.dataset, asked.split, asked.dataset_config)
     evaluation = evaluation_source(

@@ -33,7 +33,7 @@ def global_batch_of(options: Options, machine: Machine) -> int:
     if asked % ranks:
         together = f"{processes} processes" if shared == 1 else f"{processes} processes, {shared} to a row"
         raise InputError(
-            f"A global batch of {asked} documents cannot be reached with {together}.",
+            f"A global batch of {asked} {options.trainer.counted} cannot be reached with {together}.",
             hint=f"Take a multiple of {ranks}.",
         )
     return asked

@@ -42,7 +42,7 @@ from autotune.planning.tracing.store import Traces
 from autotune.probing.tracing import ServerTracer
 from autotune.techniques.vllm import NAME as VLLM
 from autotune.trainers.problem import TrainerProblem
-from autotune.units import format_bytes, parse_size
+from autotune.units import counted, format_bytes, parse_size
 
 SEARCHED = (
     "For each kind and number of GPUs, the best was searched for among at most 40 candidates: others may"
@@ -221,7 +221,7 @@ def divisible_counts(batch: int, options: Options, machines: int | None) -> Sequ
         return found
     among = "" if machines is None else f" in {machines} machines"
     raise InputError(
-        f"A global batch of {batch} documents cannot be divided among any number of GPUs tried{among}.",
+        f"A global batch of {batch} {options.trainer.counted} cannot be divided among any number of GPUs tried{among}.",
         hint=f"Give another --global-batch-size or --num-machines; tried are {', '.join(map(str, NUMBERS))} GPUs.",
     )
 
@@ -294,17 +294,19 @@ def _notes(survey: _Survey, offers: Sequence[Offer]) -> Iterator[str]:
     auto = asked.num_processes == AUTO
     yield from notes_on_workload(survey.workload)
     yield "Nothing was measured."
-    yield (
-        "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
-        " with --gpu NAME."
-    )
+    if asked.dataset is not None:
+        yield (
+            "Memory that batches of varied lengths may add is not traced for a table: plan for the GPU that you choose,"
+            " with --gpu NAME."
+        )
     if survey.searched:
         yield SEARCHED
     most = max(survey.numbers)
     if auto and most < max(NUMBERS):
         yield (
-            f"A global batch of {batch} documents can be divided among at most {most} GPUs, of the numbers that are"
-            f" tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets another."
+            f"A global batch of {batch} {survey.options.trainer.counted} can be divided among at most"
+            f" {counted(most, 'GPU')}, of the numbers tried ({', '.join(map(str, NUMBERS))}): --global-batch-size sets"
+            " another."
         )
     most_processes = max(offer.processes for offer in offers)
     machines = machines_of(most_processes, asked.num_machines)

@@ -24,6 +24,7 @@ from autotune.reporting.probe import probe_report
 from autotune.userconfig.bundle import decoded
 
 PAGE = "report.html"
+_GIVE, _AGAIN = "Give the directory that `autotune probe` wrote.", "Run `autotune probe` with this version."
 _FILES = {"html": PAGE, "markdown": "report.md"}
 
 
@@ -107,29 +108,24 @@ def read_result(file: Path) -> Result:
     try:
         document = read_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            f"There is no result: {file} cannot be read ({error.strerror}).",
-            hint="Give the directory that `autotune probe` wrote.",
-        ) from error
+        raise InputError(f"There is no result: {file} cannot be read ({error.strerror}).", hint=_GIVE) from error
     except ValueError as error:
-        raise InputError(f"{file} is not JSON: {error}.", hint="Give what `autotune probe` wrote.") from error
+        raise InputError(f"{file} is not JSON: {error}.", hint=_GIVE) from error
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema is None:
-        raise InputError(f"{file} is not a result of `autotune probe`.", hint="Give the directory that it wrote.")
+        raise InputError(f"{file} is not a result of `autotune probe`.", hint=_GIVE)
     if "estimates" in document or document.get("basis") == Basis.PLANNED:
         raise InputError(
             f"{file} is a plan, and `autotune report` reads the results of probes.",
             hint="`autotune plan --html FILE` writes the page of a plan.",
         )
     if schema != SCHEMA:
-        raise InputError(f"{file} has schema {schema!r}, not {SCHEMA}.", hint="Run `autotune probe` with this version.")
+        raise InputError(f"{file} has schema {schema!r}, not {SCHEMA}.", hint=_AGAIN)
     try:
         # Earlier versions wrote what is secret, too.
         found = decode(Result, hidden_values(document))
     except DecodeError as error:
-        raise InputError(
-            f"{file} was written by another version: {error}.", hint="Run `autotune probe` with this version."
-        ) from error
+        raise InputError(f"{file} was written by another version: {error}.", hint=_AGAIN) from error
     # It may have been moved since it was written.
     found = replace(found, output_directory=str(file.parent.absolute()))
     # A page can do without them.

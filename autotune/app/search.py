@@ -167,8 +167,9 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[st
         "completions and rewards": encode(workload.rollouts),
         **({"base": encode(replace(setting.base, file="", held={}))} if setting.base is not None else {}),
     }
+    texts = {name: json.dumps(part, sort_keys=True).encode() for name, part in parts.items()}
     return {
-        **{name: _hash(part) for name, part in parts.items()},
+        **{name: hashlib.sha256(text).hexdigest()[:16] for name, text in texts.items()},
         "trainer": workload.trainer,
         "device": f"{hardware.name} ({hardware.kind})",
         "processes": str(hardware.processes),
@@ -184,7 +185,3 @@ def fingerprint(problem: TrainerProblem, limit_bytes: int, seed: int) -> dict[st
         **{f"version of {name}": version for name, version in environment(setting.machine).items()},
         **{f"choices of {knob}": ", ".join(map(str, choices)) for knob, choices in problem.choices.items()},
     }
-
-
-def _hash(part: object) -> str:
-    return hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]

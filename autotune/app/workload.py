@@ -57,18 +57,8 @@ class WorkloadReader:
         self.listener(StageStarted(f"Reading {model.name} and tokenising {dataset.name}"))
         tokenized, evaluation_rows = (str(self.directory / name) for name in ("tokenized", "evaluation"))
         rollouts, adapter = rollouts or Rollouts(), peft_config.configuration(peft)
-        request = PrepareRequest(
-            model,
-            dataset,
-            trainer,
-            tokenized,
-            evaluation,
-            evaluation_rows,
-            rollouts,
-            adapter,
-            teacher,
-            only_lengths=self.only_lengths,
-        )
+        rows = model, dataset, trainer, tokenized, evaluation, evaluation_rows
+        request = PrepareRequest(*rows, rollouts, adapter, teacher, only_lengths=self.only_lengths)
         return prepare(self.server, request, self.directory / "prepare", self.most_seconds)
 
     def check_attention(

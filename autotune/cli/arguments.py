@@ -9,7 +9,7 @@ from dataclasses import fields
 from types import NoneType
 from typing import Any, get_origin, get_type_hints
 
-from autotune.app.arguments import AUTO, names, option
+from autotune.app.arguments import AUTO, option
 from autotune.app.public import OBJECTS, descriptions, kinds_of, placeholders, words_of
 from autotune.errors import InputError
 from autotune.trainers import DEFAULT
@@ -110,9 +110,6 @@ def options_of(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     as_json: bool = options.pop("json", False)
     if "fix" in options:
         options["fix"] = fixes(options["fix"])
-    for name in ("allow", "exclude", "reward_funcs"):
-        if name in options:
-            options[name] = names(options[name])
     return options, as_json
 
 
@@ -143,6 +140,11 @@ def trainer_names() -> str:
 
 def listed(words: Iterable[str]) -> str:
     """Return words as indented lines of a help."""
+    return wrapped(", ".join(words), "  ")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return text as lines of a help."""
     import textwrap
 
-    return textwrap.fill(", ".join(words), 80, initial_indent="  ", subsequent_indent="  ")
+    return textwrap.fill(text, 80, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

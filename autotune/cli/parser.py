@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from autotune import __version__
+from autotune.cli.arguments import wrapped
 from autotune.cli.commands import check, dry_run, lengths, plan, probe, report, techniques
 from autotune.errors import InputError
 
@@ -25,8 +26,9 @@ examples:
   autotune lengths Qwen/Qwen2.5-0.5B data.jsonl
   autotune techniques
 
-exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used, 3 not known (probe, check, dry-run),
-70 a bug, 130 interrupted (by SIGTERM 143, by SIGHUP 129)
+exit codes: 0 something fits, 1 nothing fits, 2 the input cannot be used,
+3 not known (probe, check, dry-run), 70 a bug, 130 interrupted (by SIGTERM 143,
+by SIGHUP 129)
 """
 
 
@@ -55,6 +57,7 @@ class Parser(argparse.ArgumentParser):
         """Return the help; the catalogue is read only when the help is shown."""
         if self._epilog_source is not None:
             self.epilog = self._epilog_source()
+        self.description = wrapped(self.description or "")
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:

@@ -39,15 +39,14 @@ class Ending(StrEnum):
     """The reason why the search ended.
 
     Attributes:
-        NO_GAIN: the expected improvement by any candidate left is below 1 %.
-        PATIENCE: 24 candidates in a row were traced, and none of them fits.
-        SAMPLED: of a space too large to enumerate, many random candidates were examined, and none was left to probe.
+        NO_GAIN: by any candidate left.
+        SAMPLED: the space is too large to enumerate.
         EXHAUSTED: no candidate was left.
     """
 
     TIME = "the time limit"
     TRIALS = "the trial limit"
-    NO_GAIN = "no expected gain"
-    PATIENCE = "patience"
-    SAMPLED = "a random sample without another"
+    NO_GAIN = "an expected gain below 1 %"
+    PATIENCE = "a row of 24 traced candidates that do not fit"
+    SAMPLED = "a random sample of the space with none left to probe"
     EXHAUSTED = "exhausted"

@@ -8,8 +8,9 @@ from enum import StrEnum
 
 from autotune.core.estimate import MemoryEstimate
 from autotune.core.plan import TrainingPlan
+from autotune.core.yaml_text import yaml_line
 from autotune.errors import AutotuneError
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes
 
 SCHEMA = 1
 
@@ -114,7 +115,7 @@ class Remedy:
     """The smallest change of the configuration that makes it fit.
 
     Attributes:
-        keys: the keys to change, with their new values.
+        keys: the keys to change, with their new values; None drops the key.
         diff: the change of the file, as a unified diff; empty if there is no file.
         bytes: the traced need afterwards.
         most_bytes: upper bound of it, by the stated error.
@@ -127,6 +128,11 @@ class Remedy:
     bytes: int
     most_bytes: int
     slower: float | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The changed keys as lines of YAML, and ``no KEY`` for one that is dropped."""
+        return tuple(f"no {key}" if value is None else f"{key}: {yaml_line(value)}" for key, value in self.keys.items())
 
 
 @dataclass(frozen=True)
@@ -230,14 +236,17 @@ def judged(need: Need, budget_bytes: int) -> Outcome:
 
 def headline(outcome: Outcome, need: Need | None, budget_bytes: int, reason: str) -> str:
     """Return the verdict in one line, such as ``fits: 61.2 of 79.1 GiB at the worst batch, 4 rows of 4,096 tokens``."""
+    if outcome is Outcome.READ:
+        reason = "no error was found, and memory was not checked"
     if need is None:
         return f"{outcome.value}: {reason.removesuffix('.')}" if reason else outcome.value
-    rows = f"{need.rows:,} rows" if need.rows != 1 else "1 row"
-    held = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}"
-    spread = ""
+    held, spread = f"{format_bytes(need.bytes)} of {format_bytes(budget_bytes)}", ""
     if outcome is Outcome.TOO_CLOSE:
         spread = f" ({format_bytes(need.least_bytes)} to {format_bytes(need.most_bytes)})"
-    return f"{outcome.value}: {held}{spread} at the worst batch, {rows} of {need.tokens:,} tokens, {need.source.value}"
+        if need.most_bytes <= budget_bytes:
+            held = f"the host may have too little memory; on the device {held}"
+    batch = f"{counted(need.rows, 'row')} of {need.tokens:,} tokens"
+    return f"{outcome.value}: {held}{spread} at the worst batch, {batch}, {need.source.value}"
 
 
 def fatal(found: Iterable[Finding]) -> bool:

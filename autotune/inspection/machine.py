@@ -131,7 +131,7 @@ def _shares_of_gpus(gpus: Sequence[Hardware], processes: int, workers: Workers) 
 
 
 def _visible_text(gpus: Sequence[Hardware]) -> str:
-    return f"{counted(len(gpus), 'GPU')} {'is' if len(gpus) == 1 else 'are'} visible"
+    return counted(len(gpus), "GPU is visible", "GPUs are visible")
 
 
 def _workers_text(count: int, processes: int) -> str:
@@ -188,6 +188,6 @@ def memory_budget(asked: str | int | None, hardware: Hardware) -> int:
         raise InputError(
             f"A memory budget of {format_bytes(budget_bytes)} is larger than {hardware.name},"
             f" which has {format_bytes(hardware.memory_bytes)}{each}.",
-            hint="Give a smaller one, or none for all that is free.",
+            hint="Give a smaller one, or none.",
         )
     return budget_bytes

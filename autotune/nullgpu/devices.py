@@ -57,6 +57,11 @@ def listed() -> tuple[str, ...]:
     return tuple(_table()["devices"])
 
 
+def has_null_device(gpu: Gpu) -> bool:
+    """Return whether a null GPU can stand in for a GPU."""
+    return gpu.memory_kind == "given" or gpu.name in _table()["devices"]
+
+
 def null_device(word: str | int, memory_bytes: int | None = None) -> NullDevice:
     """Return the null GPU for a name such as ``H100-80GB`` or a size such as ``24GiB``.
 

@@ -63,8 +63,8 @@ SENT_BYTES = GIB
 Two exist at a time (``vllm/distributed/weight_transfer/packed_tensor.py``), and are freed afterwards.
 """
 ASSUMPTIONS = (
-    f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries: logs say 0.4 to 3 GiB",
-    f"asleep, it still holds {format_bytes(ASLEEP_BYTES)}: logs say 0.3 to 1.4 GiB on one GPU",
+    f"{format_bytes(BESIDE_WEIGHTS_BYTES)} go to its activations, CUDA graphs and libraries (0.4 to 3 GiB in logs)",
+    f"asleep, it still holds {format_bytes(ASLEEP_BYTES)} (0.3 to 1.4 GiB in logs, on one GPU)",
     "its weights and its cache are in 16 bits; of a model in 4 bits, the weights in its layers are in 4 bits here too",
     "its cache holds all tokens in all layers, those with a sliding window too",
     "PyTorch returns all cached memory when vLLM wakes up, as TRL asks it to",

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from autotune.core.verdict import Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
+from autotune.core.verdict import EXIT_CODES, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
 from autotune.reporting import document as doc
 from autotune.units import format_bytes, format_rate, format_share
 
-_OUTCOMES: Mapping[Outcome, doc.Tone] = {
-    Outcome.FITS: doc.Tone.GOOD,
-    Outcome.READ: doc.Tone.GOOD,
-    Outcome.TOO_CLOSE: doc.Tone.UNSURE,
-    Outcome.UNKNOWN: doc.Tone.UNSURE,
-    Outcome.DOES_NOT_FIT: doc.Tone.BAD,
-    Outcome.CANNOT_RUN: doc.Tone.BAD,
-}
 _SEVERITIES: Mapping[Severity, tuple[str, doc.Tone]] = {
     Severity.ERROR: ("Wrong", doc.Tone.BAD),
     Severity.SILENT: ("Silent behaviour", doc.Tone.UNSURE),
@@ -27,7 +19,7 @@ def verdict_report(verdict: Verdict, name: str = "") -> doc.Document:
     """Return the report about a check, with the name of its file if there are several."""
     headline = f"{name}: {verdict.headline}" if name else verdict.headline
     return doc.Document(
-        verdict=doc.Verdict(headline, _OUTCOMES[verdict.outcome], evidence=tuple(_evidence(verdict))),
+        verdict=doc.Verdict(headline, doc.TONES[EXIT_CODES[verdict.outcome]], evidence=tuple(_evidence(verdict))),
         sections=tuple(_sections(verdict)),
     )
 
@@ -68,13 +60,14 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
             f" {', '.join(_deviations(need))}"
         )
         if verdict.outcome is Outcome.FITS and need.varied_bytes is None:
-            yield "Traced from few layers, without batches of varied lengths, since there is ample room."
+            yield "Traced without batches of varied lengths, a deep model from few layers, since there is ample room."
     elif need.source is Source.PROBED:
         yield f"Measured by a real run of its worst micro-batches{_rate(need)}; peak in {need.phase or 'a step'}"
     else:
         yield f"Measured by the study of this bundle, on this device and with these versions{_rate(need)}"
     if verdict.outcome is Outcome.TOO_CLOSE and verdict.passes is None:
-        yield "--probe runs it for real; --when-unsure pass or fail decides without."
+        where = ", without --gpu on such a device," if "gpu" in verdict.settings else ""
+        yield f"--probe{where} runs it for real; --when-unsure pass or fail decides without."
     if verdict.from_cache:
         yield "The verdict of an earlier check: nothing has changed since."
 
@@ -99,16 +92,13 @@ def _remedy(remedy: Remedy, budget_bytes: int) -> doc.Section:
         slower = f", and a step of the largest micro-batches takes {remedy.slower:.2f} times as long"
     fits = f"{format_bytes(remedy.bytes)}, at most {format_bytes(remedy.most_bytes)} of {format_bytes(budget_bytes)}"
     lead = f"The smallest change that fits: {fits}{slower}"
-    keys = () if remedy.diff else tuple(f"{key}: {value}" for key, value in remedy.keys.items())
-    return doc.Section("Remedy", (doc.Listing(keys, lead), doc.Diff(remedy.diff)))
+    return doc.Section("Remedy", (doc.Listing(() if remedy.diff else remedy.lines, lead), doc.Diff(remedy.diff)))
 
 
 def fixed_report(fixed: Fixed) -> doc.Document:
     """Return the report about what was rewritten in a file, and what is left to do by hand."""
-    written = doc.Paragraph(
-        f"wrote {fixed.file}" if fixed.diff else "No key can be rewritten; the file stays as it is."
-    )
-    blocks = (doc.Diff(fixed.diff), written) if fixed.diff else (written,)
+    unchanged = f"No key {'can be' if fixed.left else 'has to be'} rewritten, and no file was written."
+    blocks = doc.Diff(fixed.diff), doc.Paragraph(f"wrote {fixed.file}" if fixed.diff else unchanged)
     return doc.Document(
         None, (doc.Section("Changes", blocks), *doc.listing("To do by hand", _lines(fixed.left), doc.Tone.UNSURE))
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from autotune.core.result import Choosable, Contribution, Result
 from autotune.core.status import ProbeStatus, RunStatus
+from autotune.core.yaml_text import yaml_line
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
 from autotune.reporting.sections import Value, comparison_rows, epoch_values
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes
 
-_EQUALLY_FAST = "equally fast"
 _COSTS = 1.02
 """Least ratio of rates that is a cost; rates nearer than that tie (autotune/study/selection.py)."""
 _MOST_COSTS = 3
@@ -53,13 +52,12 @@ def contribution_text(contribution: Contribution) -> str:
         if contribution.status in (ProbeStatus.OK, ProbeStatus.VETOED):
             return f"not measured: {contribution.reason}" if contribution.reason else "not measured"
         return words.status_text(contribution.status)
-    parts = [_speedup_text(contribution.speedup)]
-    if contribution.told_apart is False and parts != [_EQUALLY_FAST]:
-        parts = [f"speed not told apart ({parts[0]} in one probe)"]
-    if contribution.peak_bytes_saved:
-        more = "more" if contribution.peak_bytes_saved > 0 else "less"
-        parts.append(f"needs {format_bytes(abs(contribution.peak_bytes_saved))} {more}")
-    return ", ".join(parts)
+    speedup, saved = contribution.speedup, contribution.peak_bytes_saved
+    factor = f"{max(speedup, 1 / speedup):.2f}"
+    text = "equally fast" if factor == "1.00" else f"{factor}x {'slower' if speedup > 1 else 'faster'}"
+    if contribution.told_apart is False and factor != "1.00":
+        text = f"speed not told apart ({text} in one probe)"
+    return f"{text}, needs {format_bytes(abs(saved))} {'more' if saved > 0 else 'less'}" if saved else text
 
 
 def headline(result: Result, recommended: Choosable) -> str:
@@ -73,19 +71,14 @@ def headline(result: Result, recommended: Choosable) -> str:
     if result.speedup is not None:
         return f"{_speed_text(result, recommended, result.speedup)}{among}"
     if baseline is not None and baseline.status is not ProbeStatus.OK:
-        name = _name(result, starts=True)
-        return f"{name} does not run here ({words.status_text(baseline.status)}); this does, at {rate}.{among}"
+        return f"{_name(result, starts=True)} {words.ended_text(baseline.status)}; this runs at {rate}.{among}"
     return f"This runs at {rate}.{among}" if among else f"The fastest candidate that fits runs at {rate}."
 
 
 def confirmed_text(result: Result) -> str:
     """Return whether a longer run confirmed the recommendation, and whether the search was interrupted."""
-    if result.status is RunStatus.INTERRUPTED:
-        confirmed = "confirmed" if result.confirmed else "not confirmed"
-        return f"Interrupted: this is the best so far, {confirmed} by a longer run."
-    return (
-        "Confirmed by a longer run, the worst batch included." if result.confirmed else "Not confirmed by a longer run."
-    )
+    by = "Confirmed by a longer run, the worst batch included" if result.confirmed else "Not confirmed by a longer run"
+    return f"{'Interrupted: this is the best so far. ' if result.status is RunStatus.INTERRUPTED else ''}{by}."
 
 
 def runs_text(result: Result, recommended: Choosable) -> str:
@@ -100,7 +93,7 @@ def costs(result: Result) -> tuple[Line, ...]:
     """Return the most expensive settings of the user's own configuration, such as ``gradient_checkpointing: true``."""
     keys = result.base.keys if result.base is not None else {}
     found = [
-        (item.speedup, ", ".join(f"{key}: {_yaml(value)}" for key, value in keys[item.knob].items()))
+        (item.speedup, ", ".join(f"{key}: {yaml_line(value)}" for key, value in keys[item.knob].items()))
         for item in result.contributions
         if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
     ]
@@ -116,28 +109,17 @@ def step_change_text(result: Result) -> str:
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
     if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
         return ""
-    documents, default_documents = words.mean_or_dash(ours), words.mean_or_dash(theirs)
-    steps, default_steps = words.mean_or_dash(recommended.steps_per_epoch), words.mean_or_dash(baseline.steps_per_epoch)
+    counts = ours, theirs, recommended.steps_per_epoch, baseline.steps_per_epoch
+    rows, default_rows, steps, default_steps = map(words.mean_or_dash, counts)
     return (
-        f"An optimizer step now sees {documents} documents rather than {default_documents}, so an epoch "
-        f"has {steps} steps rather than {default_steps}: the learning rate, and everything counted in steps (warm-up, "
+        f"An optimizer step has {rows} {find_trainer(result.trainer).counted} instead of {default_rows}, and an epoch "
+        f"{steps} steps instead of {default_steps}: the learning rate, and everything counted in steps (warm-up, "
         "saving, evaluation), may need adjusting."
     )
 
 
 def _name(result: Result, *, starts: bool = False) -> str:
     return words.baseline_name(own=result.base is not None, starts=starts)
-
-
-def _yaml(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _speedup_text(speedup: float) -> str:
-    factor = f"{max(speedup, 1 / speedup):.2f}"
-    if factor == "1.00":
-        return _EQUALLY_FAST
-    return f"{factor}x slower" if speedup > 1 else f"{factor}x faster"
 
 
 def _speed_text(result: Result, recommended: Choosable, speedup: float) -> str:

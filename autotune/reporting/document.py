@@ -20,6 +20,10 @@ class Tone(StrEnum):
     BAD = "bad"
 
 
+TONES = {0: Tone.GOOD, 1: Tone.BAD, 2: Tone.BAD, 3: Tone.UNSURE}
+"""The tone of an answer by the exit code of its command."""
+
+
 class Medium(Enum):
     """The media that show a section: pages are HTML and Markdown."""
 

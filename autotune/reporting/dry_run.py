@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autotune.core.dry_run import DryOutcome, DryRun, FailedAllocation, Followed, Span
-from autotune.reporting.document import Bar, Document, Section, Table, Tone, Verdict, listing
+from autotune.reporting.document import TONES, Bar, Document, Section, Table, Verdict, listing
 from autotune.reporting.words import short_path
 from autotune.units import format_bytes
 
-_TONES: Mapping[DryOutcome, Tone] = {
-    DryOutcome.FITS: Tone.GOOD,
-    DryOutcome.BATCHES_FIT: Tone.UNSURE,
-    DryOutcome.UNKNOWN: Tone.UNSURE,
-    DryOutcome.DOES_NOT_FIT: Tone.BAD,
-    DryOutcome.CANNOT_RUN: Tone.BAD,
-}
 # Of more steps, each process has that in which it held the most of its GPU; all are in --json.
 _MOST_ROWS = 16
 
 
 def dry_run_report(found: DryRun) -> Document:
     """Return the report about a dry run."""
-    training = [each for each in _training(found) if each.spans]
+    # A launcher can hold a little of a GPU too. If none trained, all are shown.
+    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
+    training = [each for each in training or found.processes if each.spans]
     rows = [(each, span) for each in training for span in each.spans]
     if len(rows) > _MOST_ROWS:
         rows = [(each, max(each.spans, key=lambda span: span.held_bytes)) for each in training]
     return Document(
-        verdict=Verdict(found.headline, _TONES[found.outcome], evidence=tuple(_evidence(found))),
+        verdict=Verdict(found.headline, TONES[found.exit_code], evidence=tuple(_evidence(found))),
         sections=(
             *([Section("Peaks", (_table(rows, several=found.gpus > 1),))] if rows else []),
             *listing("Notes", found.notes),
         ),
     )
-
-
-def _training(found: DryRun) -> list[Followed]:
-    """Return the processes that train; a launcher can hold a little of a GPU too. All, if none got that far."""
-    training = [each for each in found.processes if each.loaders or each.steps or each.failed_allocations]
-    return training or list(found.processes)
 
 
 def _evidence(found: DryRun) -> Iterator[str]:

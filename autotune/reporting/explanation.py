@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotune.core.batch_geometry import Shape, Typical
+from autotune.core.batch_geometry import Shape
 from autotune.core.estimate import Estimate, Plan
 from autotune.core.explanation import Explanation, TracedPoint
 from autotune.core.memory_timeline import AT_REST, VLLM
@@ -32,7 +32,9 @@ def explanation_stages(explanation: Explanation, plan: Plan) -> Iterator[doc.Sec
     traced_whole = all(point.layers == explanation.layers for point in explanation.traces)
     depth = f"{'Traced with all' if traced_whole else 'Extrapolated to'} {explanation.layers} layers"
     title = f"{depth}, {_shape_text(explanation.geometry.worst)}: the most bytes of tensors in each part of the step"
-    yield _stage(title, _peaks(explanation), *_peak_moment(explanation))
+    peak = explanation.peak
+    at = (doc.Paragraph(f"The peak is at {peak.moment}."),) if peak is not None and peak.moment else ()
+    yield _stage(title, _peaks(explanation), *at)
     yield _stage("Memory of the device", doc.Facts(tuple(_memory_rows(explanation, estimate))))
     yield _stage("Time of a typical optimizer step", *_times(explanation, estimate))
 
@@ -61,8 +63,11 @@ def _geometry_rows(explanation: Explanation, plan: Plan) -> Iterator[_Pair]:
     yield "rows of an epoch", f"{geometry.rows:,}"
     yield "layout", geometry.layout.value
     yield "worst micro-batch", _shape_text(geometry.worst)
-    sizes = ", ".join(_share_text(size, len(geometry.sizes)) for size in geometry.sizes)
-    yield "typical micro-batches", f"{sizes}; {geometry.tokens:,.0f} tokens without padding on average"
+    several = len(geometry.sizes) > 1
+    sizes = (
+        (f"{format_share(size.share)} of " if several else "") + _shape_text(size.shape) for size in geometry.sizes
+    )
+    yield "typical micro-batches", f"{', '.join(sizes)}; {geometry.tokens:,.0f} tokens without padding on average"
     micro_batches = counted(geometry.micro_batches, "micro-batch", "micro-batches")
     asked = f"{plan.global_batch_size} asked for"
     yield "optimizer step", f"{micro_batches}, {geometry.documents:,.1f} documents on average, {asked}"
@@ -106,11 +111,6 @@ def _peaks(explanation: Explanation) -> doc.Table:
     return doc.Table(("part of the step", "tensors", "of these"), tuple(rows), words=(0, 2), marked=marked)
 
 
-def _peak_moment(explanation: Explanation) -> Iterator[doc.Block]:
-    if explanation.peak is not None and explanation.peak.moment:
-        yield doc.Paragraph(f"The peak is at {explanation.peak.moment}.")
-
-
 def _memory_rows(explanation: Explanation, estimate: Estimate) -> Iterator[_Pair]:
     highest, memory, added = explanation.peak, estimate.memory, explanation.additions
     if highest is None or memory is None:
@@ -138,17 +138,10 @@ def _times(explanation: Explanation, estimate: Estimate) -> Iterator[doc.Block]:
     if estimate.memory is None or estimate.memory.step_seconds is None:
         yield doc.Paragraph(f"Not predicted: {_untimed_text(explanation)}.")
         return
-    rows = [
-        (
-            _part_text(time.part),
-            format_seconds(time.seconds),
-            f"{time.times:,}",
-            format_seconds(time.seconds * time.times),
-        )
-        for time in explanation.times
-    ]
+    each = [(_part_text(time.part), time.seconds, time.times) for time in explanation.times]
+    rows = [(part, format_seconds(one), f"{times:,}", format_seconds(one * times)) for part, one, times in each]
     rows.append(("optimizer step", "", "", format_seconds(estimate.memory.step_seconds)))
-    yield doc.Table(("part of the step", "seconds", "times", "together"), tuple(rows), total=len(rows) - 1)
+    yield doc.Table(("part of the step", "time of one", "times", "together"), tuple(rows), total=len(rows) - 1)
     yield doc.Paragraph(f"= {rate_or_dash(estimate.tokens_per_second)} of the dataset, padding excluded")
 
 
@@ -175,10 +168,6 @@ def _shape_text(shape: Shape) -> str:
     mismatched = f", mismatched pairs of {_tokens_text(shape.beside)}" if shape.beside else ""
     filled = f", {format_share(shape.filled)} not padding" if shape.filled < 1 else ""
     return f"{counted(shape.rows, 'row')} of {_tokens_text(shape.tokens)}{mismatched}{filled}"
-
-
-def _share_text(size: Typical, sizes: int) -> str:
-    return f"{format_share(size.share)} of {_shape_text(size.shape)}" if sizes > 1 else _shape_text(size.shape)
 
 
 def _tokens_text(tokens: float) -> str:

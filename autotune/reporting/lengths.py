@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from autotune.core.images import ImageLimit, ImageProfile
 from autotune.core.length_report import QUANTILES, LengthBin, LengthReport
 from autotune.reporting.document import Bar, Cell, Document, Paragraph, Section, Table, Tone, Verdict
-from autotune.reporting.words import share_text
 from autotune.trainers import find_trainer, limits_rows
-from autotune.units import format_bytes
+from autotune.units import counted, format_bytes, format_share
 
 _FLOAT32_BYTES = 4
 """Of a number that an image processor makes of an image."""
@@ -39,7 +38,7 @@ def lengths_report(report: LengthReport) -> Document:
     single = dataset.documents.sequences == 1
     longest = "at most" if single else "longest sequence, at most"
     where = "in a row" if single else "in both sequences of a row"
-    counts = f"{report.rows:,} rows, {report.tokens:,} tokens, {report.mean:,.0f} {where} on average"
+    counts = f"{counted(report.rows, 'row')}, {report.tokens:,} tokens, {report.mean:,.0f} {where} on average"
     quantiles = [
         (_QUANTILES.get(one.share, f"{100 * one.share:.0f} %"), f"{one.tokens:,} tokens") for one in report.quantiles
     ]
@@ -80,9 +79,9 @@ def _limited(images: ImageProfile) -> Section:
         (
             f"{_setting_text(limit)}{' (now)' if limit is present else ''}",
             *(f"{limit.tokens.quantile(share):,}" for share in _LIMITED_QUANTILES),
-            share_text(limit.tokens.tokens / present.tokens.tokens),
+            format_share(limit.tokens.tokens / present.tokens.tokens),
             f"{limit.elements.quantile(1.0):,}",
-            share_text(limit.elements.tokens / present.elements.tokens),
+            format_share(limit.elements.tokens / present.elements.tokens),
         )
         for limit in images.limits
     ]
@@ -103,18 +102,16 @@ def histogram(bins: Sequence[LengthBin], title: str = "tokens in a row", limit: 
     last = next((part for part in bins if limit is not None and limit <= part.high), None)
     rows = (
         (
-            f"{_span(part)}{f', max_length {limit:,}' if part is last else ''}",
+            f"{part.low:,}"
+            + (f" to {part.high:,}" if part.low != part.high else "")
+            + (f", max_length {limit:,}" if part is last else ""),
             f"{part.rows:,}",
             Bar(part.rows / most, "default"),
-            share_text(part.tokens / tokens) if tokens else "-",
+            format_share(part.tokens / tokens) if tokens else "-",
         )
         for part in bins
     )
     return _table((title, "rows", "", "share of tokens"), rows)
-
-
-def _span(part: LengthBin) -> str:
-    return f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
 
 
 def _limits(report: LengthReport) -> Table:
@@ -123,9 +120,9 @@ def _limits(report: LengthReport) -> Table:
     cutting = ("rows cut", "share of rows") if cuts or not drops else ()
     rows = []
     for limit in report.limits:
-        kept = (f"{limit.max_length:,}", share_text(limit.coverage), f"{limit.tokens_dropped:,}")
-        dropped = (share_text(limit.row_coverage), f"{limit.rows_dropped:,}")
-        cut = (f"{limit.rows_cut:,}", share_text(limit.rows_cut / report.rows))
+        kept = (f"{limit.max_length:,}", format_share(limit.coverage), f"{limit.tokens_dropped:,}")
+        dropped = (format_share(limit.row_coverage), f"{limit.rows_dropped:,}")
+        cut = (f"{limit.rows_cut:,}", format_share(limit.rows_cut / report.rows))
         rows.append((*kept, *(dropped if drops else ()), *(cut if cutting else ())))
     return _table(("max_length", "tokens kept", "tokens dropped", *dropping, *cutting), rows)
 

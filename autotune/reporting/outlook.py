@@ -14,9 +14,10 @@ from autotune.core.status import OUT_OF_MEMORY, Ending, ProbeStatus, RunStatus
 from autotune.core.unsearched import LeftOut, Unlockable
 from autotune.reporting import words
 from autotune.trainers import find_trainer
-from autotune.units import counted, format_bytes, format_duration
+from autotune.units import counted, format_bytes, format_duration, format_share
 
 _REASONS_SHOWN = 4
+_MORE = {Ending.TIME: "a longer --timeout", Ending.TRIALS: "more --trials"}
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -39,10 +40,10 @@ def veto_lines(result: Result) -> tuple[str, ...]:
     predicted = f"predicted to need {format_bytes(needs[0])}" if needs else ""
     if len(set(needs)) > 1:
         predicted += f" to {format_bytes(needs[-1])}"
-    reasons = Counter(trial.reason if trial.predicted_bytes is None else predicted for trial in vetoed)
-    lines = [f"{count} vetoed: {reason}" for reason, count in reasons.most_common(_REASONS_SHOWN)]
-    rest = sum(reasons.values()) - sum(count for _, count in reasons.most_common(_REASONS_SHOWN))
-    return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else tuple(lines)
+    reasons = Counter(trial.reason if trial.predicted_bytes is None else predicted for trial in vetoed).most_common()
+    lines = tuple(f"{count} vetoed: {reason}" for reason, count in reasons[:_REASONS_SHOWN])
+    rest = sum(count for _, count in reasons[_REASONS_SHOWN:])
+    return (*lines, f"{rest} vetoed for other reasons; all are in result.json") if rest else lines
 
 
 def left_out_lines(left_out: tuple[LeftOut, ...]) -> tuple[str, ...]:
@@ -65,12 +66,11 @@ def allow_lines(unlockable: Iterable[Unlockable]) -> tuple[str, ...]:
 def interrupted_text(result: Result) -> str:
     """Return the result so far of a run that the user or a limit ended before anything was recommended."""
     if result.status is RunStatus.UNDECIDED:
-        limit = result.ended if result.ended in (Ending.TIME, Ending.TRIALS) else None
-        ended = f"{limit.capitalize()} ended the search" if limit is not None else "The search ended"
-        longer = ("Go on with --resume and a longer --timeout.",) if result.ended is Ending.TIME else ()
+        more = _MORE.get(result.ended) if result.ended is not None else None
+        ended = f"{result.ended.capitalize()} ended the search" if result.ended and more else "The search ended"
         barred = " that may be recommended" if any(trial.illegal for trial in result.trials) else ""
         decided = f"{ended} before any probe decided whether a candidate{barred} fits."
-        return " ".join((decided, *_smallest_text(result), *longer))
+        return " ".join((decided, *_smallest_text(result), *([f"Go on with --resume and {more}."] if more else [])))
     allowed = " that may be recommended" if ran(result.trials) else ""
     return " ".join((f"Interrupted before any candidate{allowed} ran to the end.", *_nearest_text(result)))
 
@@ -80,21 +80,23 @@ def nothing_fits_text(result: Result) -> str:
     barred = [trial for trial in ran(result.trials) if trial.illegal]
     other = [trial for trial in result.trials if trial.status not in (*OUT_OF_MEMORY, ProbeStatus.VETOED)]
     unfinished = [trial for trial in other if trial.status is not ProbeStatus.OK]
-    least = _trial_of(result, result.smallest)
-    ended = _ended_text(least if least in unfinished else unfinished[0]) if unfinished else ""
-    if other and not any(_lacked_memory(trial) for trial in result.trials):
+    ended, least = "", _trial_of(result, result.smallest)
+    if unfinished:
+        one = least if least in unfinished else unfinished[0]
+        ended = f"; trial {one.number} {words.ended_text(one.status)}{f': {one.reason}' if one.reason else ''}"
+    if other and not any(map(_lacked_memory, result.trials)):
         found = f"No candidate can be recommended{ended}."
     else:
-        seen = _smallest_need_text(result)
         tried = "" if _is_proven(result) else " that was tried"
-        what = "Nothing that may be recommended" if barred else "Nothing"
-        found = f"{what}{tried} fits in {format_bytes(result.budget_bytes)} less the margin: {seen}{ended}."
-    return " ".join((
-        found,
-        *_nearest_text(result),
-        *_smallest_text(result),
-        *(_barred_text(result, trial) for trial in barred),
-    ))  # fmt: skip
+        what = f"Nothing{' that may be recommended' if barred else ''}{tried}"
+        need = _smallest_need_text(result)
+        budget = f"{format_bytes(result.budget_bytes)} less the margin of {100 * result.margin:g} %"
+        found = f"{what} fits in {budget}: {need}{ended}."
+    held = ((trial, words.bytes_or_dash(trial.held_bytes)) for trial in barred)
+    fitting = (
+        f"{_name(result, one)} fits with {size}, but may not be recommended: {one.illegal}." for one, size in held
+    )
+    return " ".join((found, *_nearest_text(result), *_smallest_text(result), *fitting))
 
 
 def _smallest_need_text(result: Result) -> str:
@@ -107,10 +109,8 @@ def _smallest_need_text(result: Result) -> str:
         return "no need was seen"
     if smallest > limit_bytes:
         return f"the smallest need seen was {format_bytes(smallest)}"
-    reached = f"each ran out at {format_bytes(limit_bytes)}"
-    if result.hardware.kind != "cpu":
-        return reached
-    return f"{reached}, which counts memory not yet written; the least written was {format_bytes(smallest)}"
+    least = f", which counts memory not yet written; the least written was {format_bytes(smallest)}"
+    return f"memory ran out at {format_bytes(limit_bytes)}{least if result.hardware.kind == 'cpu' else ''}"
 
 
 def _is_proven(result: Result) -> bool:
@@ -127,11 +127,6 @@ def _lacked_memory(trial: Trial) -> bool:
     return trial.status in OUT_OF_MEMORY or (later is not None and later.status in OUT_OF_MEMORY)
 
 
-def _ended_text(trial: Trial) -> str:
-    reason = f": {trial.reason}" if trial.reason else ""
-    return f"; trial {trial.number} ended {words.status_text(trial.status)}{reason}"
-
-
 def _nearest_text(result: Result) -> Iterable[str]:
     """Yield the later failure of the lightest candidate that had fit its probe."""
     failed = [trial for trial in ran(result.trials) if trial.later_failure is not None and not trial.illegal]
@@ -139,10 +134,9 @@ def _nearest_text(result: Result) -> Iterable[str]:
     if trial is None or trial.later_failure is None:
         return
     later, limit_bytes = trial.later_failure, int(result.budget_bytes * (1 - result.margin))
-    ended = "ran out of memory" if later.status in OUT_OF_MEMORY else f"ended {words.status_text(later.status)}"
     again = "in the longer run" if later.longer else "in a further run"
     held = f"{words.bytes_or_dash(trial.held_bytes)} of {format_bytes(limit_bytes)}"
-    yield f"{_name(result, trial)} fit its probe with {held}, and {ended} {again}."
+    yield f"{_name(result, trial)} fit its probe with {held}, and {words.ended_text(later.status)} {again}."
 
 
 def _smallest_text(result: Result) -> Iterable[str]:
@@ -150,24 +144,16 @@ def _smallest_text(result: Result) -> Iterable[str]:
     found, trial = result.smallest, _trial_of(result, result.smallest)
     if found is None:
         return
-    name = candidate_name(result, found.candidate)
-    need = f"The smallest predicted need, {format_bytes(found.predicted_bytes)} ({name}),"
     if trial is None:
-        limit = f": {result.ended} ended the search" if result.ended else ""
-        yield f"{need} was not tried{limit}."
+        became = f"was not tried{f': {result.ended} ended the search' if result.ended else ''}"
     elif trial.status is ProbeStatus.VETOED:
-        yield f"{need} was not tried: {trial.reason}."
-    elif _lacked_memory(trial):
-        yield f"{need} ran out of memory in trial {trial.number}."
+        became = f"was not tried: {trial.reason}"
     elif trial.later_failure is not None:
-        yield f"{need} ended {words.status_text(trial.later_failure.status)} in a further run of trial {trial.number}."
+        became = f"{words.ended_text(trial.later_failure.status)} in a further run of trial {trial.number}"
     else:
-        yield f"{need} ended {words.status_text(trial.status)} in trial {trial.number}."
-
-
-def _barred_text(result: Result, trial: Trial) -> str:
-    held = words.bytes_or_dash(trial.held_bytes)
-    return f"{_name(result, trial)} fits with {held}, but may not be recommended: {trial.illegal}."
+        became = f"{words.ended_text(trial.status)} in trial {trial.number}"
+    need = f"{format_bytes(found.predicted_bytes)} ({candidate_name(result, found.candidate)})"
+    yield f"The smallest predicted need, {need}, {became}."
 
 
 def _name(result: Result, trial: Trial) -> str:
@@ -202,7 +188,11 @@ def way_out_lines(result: Result) -> tuple[str, ...]:
         return ()
     return (
         *allow_lines(result.unlockable),
-        *(f"--max-length {limit.max_length} would keep {words.kept_text(limit)}" for limit in result.shorter),
+        *(
+            f"--max-length {limit.max_length} would keep {format_share(limit.coverage)} of the tokens"
+            + (f" and {format_share(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else "")
+            for limit in result.shorter
+        ),
         more_memory_text(result.budget_bytes, result.hardware.memory_bytes),
     )
 

@@ -29,9 +29,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     """
     if plan.explanation is not None and top is not None:
         return _explained(plan, plan.explanation)
-    best, fits = plan.best, plan.fastest is not None
-    chosen = "fastest that fits" if fits or best is None else "least memory"
-    subject = "the fastest that fits" if fits or best is None else "what needs the least"
+    best, fits, chosen = plan.best, plan.fastest is not None, _chosen(plan)
     steps, untraced = _steps(plan, chosen)
     legend = (("recommended", chosen), ("default", words.BASELINE_NAME), ("other", "other candidates"))
     plane = doc.Plane(_points(plan), plan.budget_bytes, legend, "memory needed")
@@ -50,7 +48,7 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
             *sections.compared(
                 words.BASELINE_NAME, chosen, sections.comparison_rows(*_epochs(plan)), doc.Medium.TERMINAL
             ),
-            *sections.lengths(plan.lengths, plan.limit, subject),
+            *sections.lengths(plan.lengths, plan.limit, "the best candidate"),
             *doc.listing("Left out", left_out_lines(plan.left_out)),
             *doc.listing("Not traced, since it changes training", allow_lines(plan.unlockable) if fits else ()),
             *doc.listing("Notes", plan.notes),
@@ -59,9 +57,17 @@ def plan_report(plan: Plan, top: int | None = None) -> doc.Document:
     )
 
 
+def _chosen(plan: Plan) -> str:
+    """Return what makes the best candidate the best."""
+    best = plan.best
+    if best is not None and not best.fits:
+        return "least memory"
+    return "largest margin" if best is not None and best.tokens_per_second is None else "fastest that fits"
+
+
 def _explained(plan: Plan, explanation: Explanation) -> doc.Document:
     """Return the report about the estimate that a plan explains."""
-    subject = "the fastest that fits"
+    subject = f"the {_chosen(plan)}"
     if explanation.subject is Subject.BASELINE:
         subject = f"{words.BASELINE_NAME}, since nothing {'could be predicted' if plan.best is None else 'fits'},"
     title = f"How the estimate of {subject} is computed"
@@ -168,10 +174,10 @@ def _candidates(plan: Plan, top: int | None) -> doc.Candidates:
 
 def _needs(plan: Plan) -> dict[str, Mapping[str, int]]:
     """Return the memory at the peak of the best candidate and the baseline, by category."""
-    best = plan.best
-    memories = {} if best is None else {"fastest" if best.fits else "least": best.memory}
-    if best is None or best.candidate != plan.baseline.candidate:
-        memories["default"] = plan.baseline.memory
+    best, baseline = plan.best, plan.baseline
+    name = {"fastest that fits": "fastest", "least memory": "least"}.get(_chosen(plan), "best")
+    memories = {name: best.memory} if best is not None else {}
+    memories |= {"default": baseline.memory} if best is None or best.candidate != baseline.candidate else {}
     return {name: memory.breakdown for name, memory in memories.items() if memory is not None}
 
 
@@ -192,7 +198,8 @@ def workload_and_gpus_text(found: Plan | Rent, target: str) -> str:
 
 def traces_text(found: Plan | Rent, shown: Iterable[Estimate] = ()) -> str:
     """Return the number of traces of a plan, how long it took, and the largest error of the estimates shown."""
-    traces = f"{found.trace_count} traces ({found.new_trace_count} new) in {format_duration(found.wall_seconds)}"
+    traces = f"{counted(found.trace_count, 'trace')} ({found.new_trace_count:,} new)"
+    traces += f" in {format_duration(found.wall_seconds)}"
     error = max((one.memory.error for one in shown if one.memory is not None), default=0.0)
     return f"{traces}; memory may be off by {_percent(error)}" if error else traces
 
@@ -217,25 +224,18 @@ def choices_text(candidate: Candidate, plan: Plan) -> str:
 
 def headline(plan: Plan) -> str:
     """Return the candidate predicted to be best in one sentence."""
-    best, alone = plan.fastest, len(plan.estimates) == 1
-    if best is not None:
-        spare = f"with {words.bytes_or_dash(best.spare_bytes)} to spare"
-        if best.tokens_per_second is None:
-            if alone:
-                return f"It fits: {spare}"
-            return f"Largest margin: {words.bytes_or_dash(best.spare_bytes)} to spare; no speed is predicted"
-        each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
-        return (
-            f"{'It fits' if alone else 'The fastest that fits'}: {format_rate(best.tokens_per_second)}{each}, {spare}"
-        )
-    least = plan.best
-    if least is None or least.memory is None:
+    best, alone = plan.best, len(plan.estimates) == 1
+    if best is None or best.memory is None:
         return "Nothing can be predicted here: autotune probe can measure it."
-    what = "It does not fit" if alone else "Nothing is predicted to fit"
-    return (
-        f"{what} in {format_bytes(plan.budget_bytes)}: {'it' if alone else 'the least'} needs "
-        f"{format_bytes(least.memory.device_bytes)}."
-    )
+    if not best.fits:
+        what, which = ("It does not fit", "it") if alone else ("Nothing is predicted to fit", "the least")
+        needs = format_bytes(best.memory.device_bytes)
+        return f"{what} in {format_bytes(plan.budget_bytes)}: {which} needs {needs}."
+    what, spare = "It fits" if alone else f"The {_chosen(plan)}", words.bytes_or_dash(best.spare_bytes)
+    if best.tokens_per_second is None:
+        return f"{what}: {spare} to spare; no speed is predicted"
+    each = f" ({best.tokens_per_second / plan.processes:,.0f} per GPU)" if plan.processes > 1 else ""
+    return f"{what}: {format_rate(best.tokens_per_second)}{each}, with {spare} to spare"
 
 
 def doubt_text(plan: Plan) -> str:
@@ -267,10 +267,11 @@ def _safer_text(plan: Plan) -> str:
     safe = next((estimate for estimate in plan.estimates if estimate.fits and estimate.sure), None)
     if safe is None:
         return "Nothing fits with its error to spare."
-    rate = f"{format_rate(safe.tokens_per_second)}, " if safe.tokens_per_second is not None else ""
+    known = safe.tokens_per_second is not None
+    rate = f"{words.rate_or_dash(safe.tokens_per_second)}, " if known else ""
     return (
-        f"The fastest that fits with its error to spare: {rate}{words.bytes_or_dash(safe.spare_bytes)} to spare: "
-        f"{choices_text(safe.candidate, plan)}"
+        f"{'The fastest' if known else 'One'} that fits with its error to spare: {rate}"
+        f"{words.bytes_or_dash(safe.spare_bytes)} to spare: {choices_text(safe.candidate, plan)}"
     )
 
 

@@ -158,10 +158,8 @@ def _points(result: Result) -> tuple[doc.Point, ...]:
 def _measured(one: Choosable) -> str:
     if one.reserved_bytes is not None:
         return f"Probes measured {format_bytes(one.reserved_bytes)} reserved, without the context."
-    if one.peak_bytes is not None:
-        peak = format_bytes(one.peak_bytes)
-        return f"Probes measured {peak}: on a CPU, memory that is never written to is not counted."
-    return ""
+    of_cpu = "on a CPU, memory that is never written to is not counted."
+    return f"Probes measured {format_bytes(one.peak_bytes)}: {of_cpu}" if one.peak_bytes is not None else ""
 
 
 def _trials(result: Result) -> doc.Candidates:

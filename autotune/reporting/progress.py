@@ -102,16 +102,17 @@ class Progress:
 
     @property
     def count_text(self) -> str:
-        """How many probes have ended, and their limit, which may be lower than a resumed study has probes."""
+        """How many probes have ended, with their limit, which a resumed study may be over, and how many were vetoed."""
+        vetoed = f", {self.vetoed} vetoed" if self.vetoed else ""
         if self.limit is not None and self.done > self.limit:
-            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}"
-        return f"{self.done} of at most {self.limit} probes"
+            return f"{counted(self.done, 'probe')}, over the limit of {self.limit}{vetoed}"
+        return f"{self.done} of at most {self.limit} probes{vetoed}"
 
     @property
     def running_lines(self) -> list[str]:
         """The running probes in words, the oldest first."""
-        shown = [(number, self.candidate_text(one.candidate, one.purpose)) for number, one in self.running.items()]
-        return [f"probe {number}: {text}" for number, text in shown]
+        shown = self.running.items()
+        return [f"probe {number}: {self.candidate_text(one.candidate, one.purpose)}" for number, one in shown]
 
     @property
     def best_text(self) -> str:
@@ -133,16 +134,16 @@ class Progress:
             case events.WorkloadReady():
                 return workload_text(event)
             case events.StudyResumed():
-                return resumed_text(self)
+                return f"resumed with {self.count_text}; {self.best_text or 'nothing fits so far'}"
             case events.Noted(text=text):
                 return f"note: {text}"
             case events.ProbeStarted(number=number, candidate=candidate, purpose=purpose, trials_limit=limit):
                 place = "" if purpose in UNCOUNTED else f" ({self.done + len(self.running)} of at most {limit})"
                 return f"probe {number} started{place}: {self.candidate_text(candidate, purpose)}"
-            case events.ProbeFinished(number=number, measurement=shown, best=best):
+            case events.ProbeFinished(number=number, measurement=shown):
                 figures = f"{words.bytes_or_dash(shown.held_bytes)} held, {words.rate_or_dash(shown.tokens_per_second)}"
+                what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if event.best else ''}"
                 outcome = figures if shown.ok else reason_text(shown)
-                what = f"{self.candidate_text(event.candidate, event.purpose)}{' (best so far)' if best else ''}"
                 return f"probe {number} {words.status_text(shown.status)}: {outcome}: {what}"
             case events.ProbeLost(number=number):
                 return f"probe {number} lost with its worker: it is repeated"
@@ -208,13 +209,6 @@ def ranked_text(ranked: events.Ranked) -> str:
     return f"first ranking of the candidates traced so far: {choices} ({figures})"
 
 
-def resumed_text(progress: Progress) -> str:
-    """Return the contents of a resumed study in one line."""
-    vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-    found = progress.best_text or "nothing fits so far"
-    return f"resumed with {progress.count_text}{vetoed}; {found}"
-
-
 def reason_text(measurement: Measurement) -> str:
     """Return why a probe failed, in words; empty if it did not."""
     if measurement.out_of_memory is None or measurement.reason:
@@ -226,8 +220,9 @@ def reason_text(measurement: Measurement) -> str:
 def workload_text(event: events.WorkloadReady) -> str:
     """Return the workload in one line."""
     model, dataset = event.workload.model, event.workload.dataset
+    rows = counted(dataset.lengths.rows, "row")
     return (
-        f"{model.architecture} ({format_count(model.parameters)} parameters) on {dataset.lengths.rows:,} rows, "
+        f"{model.architecture} ({format_count(model.parameters)} parameters) on {rows}, "
         f"{dataset.documents.tokens:,} tokens, the longest {dataset.lengths.longest:,}; "
-        f"budget {format_bytes(event.budget_bytes)}, {event.candidates:,} candidates"
+        f"budget {format_bytes(event.budget_bytes)}, {counted(event.candidates, 'candidate')}"
     )

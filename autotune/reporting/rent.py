@@ -9,6 +9,7 @@ from autotune.core.rent import Offer, Rent
 from autotune.reporting import words
 from autotune.reporting.document import Document, Paragraph, Section, Table, Tone, Verdict, listing
 from autotune.reporting.plan import traces_text, workload_and_gpus_text
+from autotune.units import counted
 
 
 def rent_report(found: Rent) -> Document:
@@ -37,15 +38,14 @@ def _fitting(found: Rent, fitting: Sequence[Offer]) -> Iterator[Section]:
     names: dict[str, list[str]] = {}
     for offer in fitting:
         names.setdefault(words.written(offer.differences) or words.BASELINE_NAME, []).append(offer.gpus)
-    title = "The fastest configuration on each, as differences from TRL's default"
+    title = "The best configuration on each, as differences from TRL's default"
     yield from listing(title, (f"{', '.join(gpus)}: {choices}" for choices, gpus in names.items()))
 
 
 def _subject(found: Rent) -> str:
     """Return the workload, and on how many GPUs of each kind it was planned."""
-    number = found.num_processes
-    each = "the fewest GPUs that fit" if number == "auto" else "1 GPU" if number == 1 else f"{number} GPUs"
-    more = ", and for more while throughput per GPU rises" if number == "auto" else ""
+    number, more = found.num_processes, ", and for more while throughput per GPU rises"
+    each, more = ("the fewest GPUs that fit", more) if number == "auto" else (counted(number, "GPU"), "")
     names = list(dict.fromkeys(offer.gpu.name for offer in found.offers))
     kinds = f"{each} of each of {len(names)} kinds{more}" if len(names) > 1 else f"{each}{more}: {names[0]}"
     return workload_and_gpus_text(found, kinds)
@@ -58,10 +58,7 @@ def best_text(found: Rent) -> str:
         return "Nothing is predicted to fit on any of these GPUs."
     fastest, cheapest = found.fastest, found.cheapest
     if fastest is None:
-        alone = len(fitting) == 1
-        return (
-            "1 of these fits, and its speed is not known." if alone else f"{len(fitting)} fit, and no speed is known."
-        )
+        return f"{counted(len(fitting), 'of these fits', 'of these fit')}, and no speed is known."
     if cheapest is not None and cheapest is fastest:
         return f"The cheapest and the fastest: {_offer_text(fastest, found)}."
     sentences = [f"The cheapest: {_offer_text(cheapest, found)}."] if cheapest is not None else []

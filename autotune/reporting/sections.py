@@ -11,8 +11,8 @@ from autotune.core.length_report import LengthBin, LengthLimit
 from autotune.core.memory_timeline import MemoryTimeline
 from autotune.reporting.document import Bar, Cell, Facts, Medium, Paragraph, Section, Snippet, Step, Table
 from autotune.reporting.lengths import histogram
-from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash, share_text
-from autotune.units import format_bytes
+from autotune.reporting.words import MISSING, duration_or_dash, mean_or_dash, number_or_dash
+from autotune.units import format_bytes, format_share
 
 _UNITS = {"timeout": "s", "memory_budget": "B"}
 """Units of what the API takes as a number and the command with a unit."""
@@ -69,8 +69,8 @@ def epoch_values(one: Epoch, compared: Iterable[Epoch], counted: str) -> dict[st
     dropped = any(each.row_coverage < 1 for each in compared)
     return {
         "time per epoch": Value(duration_or_dash(one.seconds_per_epoch)),
-        "tokens covered": Value(share_text(one.token_coverage)),
-        **({"rows covered": Value(share_text(one.row_coverage))} if dropped else {}),
+        "tokens covered": Value(format_share(one.token_coverage)),
+        **({"rows covered": Value(format_share(one.row_coverage))} if dropped else {}),
         "max_length": Value(f"{one.max_length:,}" if one.max_length is not None else "none"),
         "batch x accumulation": Value(f"{one.per_device_train_batch_size} x {one.gradient_accumulation_steps}"),
         f"{counted} per step": Value(mean_or_dash(one.documents_per_step)),
@@ -109,8 +109,8 @@ def step_memory(
             missing.append(name)
         elif timeline.moments:
             known.append(Step(role, name, timeline, measured))
-    why = "its step was not traced" if predicted else "predictions were turned off, and with them traces"
-    untraced = f"The memory of a step of {' and '.join(missing)} over time is not known: {why}." if missing else ""
+    why = "it was not traced" if predicted else "predictions were turned off, and with them traces"
+    untraced = f"The memory of a step over time is not known ({', '.join(missing)}): {why}." if missing else ""
     return tuple(known), untraced
 
 

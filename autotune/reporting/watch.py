@@ -111,11 +111,9 @@ class Display:
         return format_duration(time.monotonic() - self._started)
 
     def _of_probes(self, progress: Progress, limit: int) -> Table:
-        elapsed = self._elapsed_text()
         remaining = progress.remaining_seconds
         left = "" if remaining is None else f", about {format_duration(remaining)} of search left"
-        vetoed = f", {progress.vetoed} vetoed" if progress.vetoed else ""
-        return _bar(progress.done, limit, f"{progress.count_text}{vetoed}, {elapsed}{left}")
+        return _bar(progress.done, limit, f"{progress.count_text}, {self._elapsed_text()}{left}")
 
 
 def _bar(done: int, total: int, text: str) -> Table:

@@ -7,13 +7,19 @@ from pathlib import Path
 
 from autotune.core.candidate import Candidate
 from autotune.core.estimate import Estimate
-from autotune.core.length_report import LengthLimit
 from autotune.core.status import ProbeStatus
 from autotune.units import format_bytes, format_duration, format_rate
 
 BASELINE_NAME = "TRL's default"
 OWN_NAME = "your configuration"
 MISSING = "-"
+_ENDED = {
+    ProbeStatus.OUT_OF_MEMORY: "ran out of memory",
+    ProbeStatus.HOST_OUT_OF_MEMORY: "ran out of host memory",
+    ProbeStatus.TIMEOUT: "exceeded its time limit",
+    ProbeStatus.UNSUPPORTED: "could not run",
+    ProbeStatus.VETOED: "was not probed",
+}
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -40,6 +46,11 @@ def written(choices: Mapping[str, object]) -> str:
 def status_text(status: ProbeStatus) -> str:
     """Return a status in words, such as ``out of memory``."""
     return status.value.replace("_", " ")
+
+
+def ended_text(status: ProbeStatus) -> str:
+    """Return how a run ended, as a predicate: ``ran out of memory``."""
+    return _ENDED.get(status, status.value)
 
 
 def bytes_or_dash(count: float | None) -> str:
@@ -80,18 +91,6 @@ def mean_or_dash(value: float | None) -> str:
 def duration_or_dash(seconds: float | None) -> str:
     """Return a duration, or a dash where it is not known."""
     return MISSING if seconds is None else format_duration(seconds)
-
-
-def share_text(share: float) -> str:
-    """Return a share, 0 to 1, as a percentage that shows 100 % only for the whole."""
-    percent = min(100 * share, 99.99) if share < 1 else 100 * share
-    return f"{percent:.2f} %" if 99 <= percent < 100 else f"{percent:.1f} %"
-
-
-def kept_text(limit: LengthLimit) -> str:
-    """Return the share of a dataset that a maximum length keeps: ``90.0 % of the tokens and 97.0 % of the rows``."""
-    kept_rows = f" and {share_text(limit.row_coverage)} of the rows" if limit.row_coverage < 1 else ""
-    return f"{share_text(limit.coverage)} of the tokens{kept_rows}"
 
 
 def short_path(path: Path) -> str:

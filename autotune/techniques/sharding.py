@@ -158,7 +158,7 @@ class Sharding(Technique):
             )
         precomputed = candidate.get("reference") == PRECOMPUTED and setting.machine.hardware.kind == "cuda"
         if choice == FSDP2 and precomputed and has_adapters(candidate):
-            return CrashReason(f"reference={PRECOMPUTED} asks a model with adapters before {FSDP2} has it on the GPU")
+            return CrashReason(f"reference={PRECOMPUTED} runs a model with adapters before {FSDP2} puts it on the GPU")
         if choice in WEIGHTS_SHARED and quantised != "none":
             return UnsearchedReason(f"sharding={choice} of quantised weights is not searched")
         return SYNCHRONISED_WHOLE if choice == "zero3" and setting.users_entry(SYNCHRONISED) else None

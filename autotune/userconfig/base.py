@@ -16,6 +16,7 @@ from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
 from autotune.trainers import find_trainer
+from autotune.units import counted
 from autotune.userconfig.deepspeed import AUTO
 from autotune.userconfig.engine import FIELD, as_launched, engine_args, fsdp_named, without_engine
 from autotune.userconfig.keys import engine_key, keys_of, of_engine
@@ -163,10 +164,11 @@ def rewards_of(base: UserBase) -> tuple[str, ...]:
 
 def _wrong(written: Written, found: Iterable[Finding]) -> InputError:
     lines = [_line(item) for item in found if item.severity is Severity.ERROR]
-    things = "1 thing is wrong" if len(lines) == 1 else f"{len(lines)} things are wrong"
+    things = counted(len(lines), "thing is wrong", "things are wrong")
+    check = f"autotune check {written.place} --trainer {written.trainer}"
     return InputError(
         "\n  ".join([f"{written.place} cannot be a base: {things}.", *lines]),
-        hint=f"`autotune check {written.place} --no-fit` has the details; with --fix-legacy it rewrites old keys.",
+        hint=f"`{check} --no-fit` has the details; with --fix-legacy instead, it rewrites old keys.",
     )
 
 

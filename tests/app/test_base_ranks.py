@@ -90,7 +90,7 @@ def test_the_global_batch_is_that_of_all_processes_of_the_file(tmp_path: Path) -
     fewer = searched(tmp_path, "num_processes: 4\n")
     assert fewer.problem.setting.global_batch_size == 24
     assert fewer.plan.args["gradient_accumulation_steps"] == 6
-    with pytest.raises(InputError, match="trains on 1 documents in a step, which cannot be divided among 2 processes"):
+    with pytest.raises(InputError, match=r"A step of .* has 1 document, which 2 processes cannot share out"):
         started(a_base(tmp_path, "per_device_train_batch_size: 1\nnum_processes: 1\n"), machine=TWO)
 
 

@@ -160,6 +160,12 @@ def test_what_runs_out_is_shown_with_its_line_and_what_lacked(answered: Any) -> 
     assert found.exit_code == 1
 
 
+def test_a_library_that_does_not_name_the_size_of_its_request_is_given_none(answered: Any) -> None:
+    found = answered(ran(replace(RAN_OUT, failed_allocations=()), ending=FAILED))
+    assert found.headline == "does not fit: out of memory in step 2 at train.py:42"
+    assert (found.held_bytes, found.spare_bytes) == (3 * GIB, 21 * GIB)
+
+
 def test_requests_that_the_script_survived_are_noted(answered: Any) -> None:
     found = answered(ran(process(failed_allocations=(OUT_OF_MEMORY,))))
     assert any("1 request for memory failed" in note for note in found.notes)
@@ -221,7 +227,7 @@ def test_there_are_as_many_gpus_as_the_command_starts_processes(
         (("python", "x.py"), {"num_processes": 17}, "17 null GPUs are not possible"),
         (("python", "x.py"), {"timeout": "soon"}, "'soon' is not a duration"),
         (("python", "x.py"), {"gpu": "H1000"}, "'H1000' is not a known GPU"),
-        (("python", "x.py"), {"gpu": None}, "This machine has no GPU to take as the model"),
+        (("python", "x.py"), {"gpu": None}, "There is no GPU here"),
     ],
 )
 def test_what_cannot_be_used_is_told(

@@ -65,7 +65,7 @@ def offered(lengths: dict[int, int], *, trainer: str = "grpo", coverage: float =
 
 
 def test_it_is_offered_to_drop_up_to_one_prompt_in_a_hundred() -> None:
-    said = "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) saves about 6.00 GiB."
+    said = "Dropping 3 prompts over 2,048 tokens (--prompt-coverage 0.99) is predicted to save 6.00 GiB."
     assert offered({20: 290, 2048: 7, 8192: 3}) == said
     # Four of 300 are more, and equally long prompts are dropped together.
     assert offered({20: 290, 2048: 6, 8192: 4}) == ""

@@ -90,7 +90,7 @@ def test_a_list_may_be_one_text_as_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("seed", [-1, 1 << 31])
 def test_a_seed_that_numpy_does_not_take_is_refused(seed: int) -> None:
-    with pytest.raises(InputError, match=f"A seed of {seed} is not possible. It lies between 0 and 2147483647."):
+    with pytest.raises(InputError, match=f"A seed of {seed} is not possible. It lies between 0 and 2,147,483,647."):
         options(seed=seed)
 
 

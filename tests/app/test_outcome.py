@@ -164,21 +164,22 @@ def test_a_default_that_is_recommended_is_as_fast_as_itself() -> None:
 def test_a_default_that_fails_in_a_short_run_is_told_of() -> None:
     winner = compared(WINNER, (1, 300), (0, 100), (0, RAN_OUT), (1, 310))
     found = result(BASELINE, winner, winner=winner)
-    assert found.notes == ("TRL's default ran in its probe and not in a later run (out_of_memory, in backward).",)
+    assert found.notes == ("TRL's default ran in its probe, and ran out of memory in a later run (in backward).",)
     assert found.speedup == pytest.approx(3.0)
 
 
 def test_a_candidate_that_fails_after_its_probe_is_told_of() -> None:
-    assert "TRL's default ran in its probe and not in a later run" in result(record(0, ran(100), RAN_OUT)).notes[0]
+    told = "ran in its probe, and ran out of memory in a later run"
+    assert f"TRL's default {told}" in result(record(0, ran(100), RAN_OUT)).notes[0]
     failing = compared(WINNER, (1, 300), (0, 100), (0, 90), (1, RAN_OUT))
-    assert "Trial 1 ran in its probe and not in a later run" in result(BASELINE, failing).notes[0]
+    assert f"Trial 1 {told}" in result(BASELINE, failing).notes[0]
 
 
 def test_a_default_that_failed_beside_a_winner_that_failed_too_is_told_of_with_all_its_runs() -> None:
     failing = compared(WINNER, (1, 300), (0, ran(100, peak_bytes=700)), (0, RAN_OUT), (1, RAN_OUT))
     other = record(2, ran(200), ran(200), liger="on")
     found = result(BASELINE, failing, other, winner=other)
-    told = "ran in its probe and not in a later run (out_of_memory, in backward)."
+    told = "ran in its probe, and ran out of memory in a later run (in backward)."
     assert found.notes[:2] == (f"TRL's default {told}", f"Trial 1 {told}")
     assert found.baseline is not None
     assert found.baseline.peak_bytes == 700
@@ -308,12 +309,9 @@ def test_the_traced_memory_of_a_step_stands_beside_what_was_measured_and_is_read
     [
         (Ending.TIME, 0, "the only one compared of {size} candidates; the time limit ended the search"),
         (Ending.TRIALS, 2, "the fastest of 3 compared of {size} candidates; the trial limit ended the search"),
-        (Ending.PATIENCE, 1, "the fastest of 2 compared of {size} candidates; patience ended the search"),
-        (Ending.NO_GAIN, 1, "the fastest of 2 compared of {size} candidates; less than 1 % is expected of any other"),
-        (
-            Ending.SAMPLED,
-            1,
-            "the fastest of 2 compared of {size} candidates; a random sample without another ended the search",
+        *(
+            (ending, 1, f"the fastest of 2 compared of {{size}} candidates; {ending} ended the search")
+            for ending in (Ending.PATIENCE, Ending.NO_GAIN, Ending.SAMPLED)
         ),
         (Ending.EXHAUSTED, 1, ""),
         (None, 1, "the fastest of 2 compared of {size} candidates; an interruption ended the search"),

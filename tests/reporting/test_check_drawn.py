@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from autotune.core.estimate import MemoryEstimate
-from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict
+from autotune.core.verdict import SCHEMA, Finding, Fixed, Need, Outcome, Remedy, Severity, Source, Verdict, headline
 from autotune.reporting.check import fixed_report, verdict_report
 from autotune.reporting.document import Listing, Paragraph
 from autotune.reporting.terminal import show
@@ -101,6 +101,45 @@ def test_the_time_of_a_change_is_that_of_the_micro_batches_that_were_traced() ->
     )
     assert isinstance(section.blocks[0], Listing)
     assert section.blocks[0].lead.endswith(", and a step of the largest micro-batches takes 1.50 times as long")
+
+
+def test_a_change_without_a_file_is_shown_as_yaml_has_it() -> None:
+    keys = {"gradient_checkpointing": True, "optim": "adamw_torch", "padding_free": None}
+    remedy = Remedy(keys, "", 16 * GIB, 17 * GIB)
+    assert remedy.lines == ("gradient_checkpointing: true", "optim: adamw_torch", "no padding_free")
+    (section,) = (one for one in verdict_report(replace(VERDICT, remedy=remedy)).sections if one.title == "Remedy")
+    assert isinstance(section.blocks[0], Listing)
+    assert section.blocks[0].lines == remedy.lines
+
+
+@pytest.mark.parametrize(
+    ("settings", "offered"),
+    [({}, "--probe runs it for real;"), ({"gpu": "T4"}, "--probe, without --gpu on such a device, runs it for real;")],
+)
+def test_what_is_too_close_offers_a_run_on_the_device_itself(settings: dict[str, object], offered: str) -> None:
+    shown = verdict_report(replace(VERDICT, outcome=Outcome.TOO_CLOSE, settings=settings)).verdict
+    assert shown is not None
+    assert shown.evidence[-1] == f"{offered} --when-unsure pass or fail decides without."
+
+
+def test_what_is_too_close_for_the_host_alone_says_so() -> None:
+    need = Need(Source.TRACED, 10 * GIB, 9 * GIB, 11 * GIB, 1, 2048)
+    assert headline(Outcome.TOO_CLOSE, need, 18 * GIB, "") == (
+        "too close to call: the host may have too little memory; on the device 10.00 GiB of 18.00 GiB"
+        " (9.00 GiB to 11.00 GiB) at the worst batch, 1 row of 2,048 tokens, traced"
+    )
+    assert "host" not in headline(Outcome.TOO_CLOSE, need, 10 * GIB, "")
+
+
+def test_a_file_that_is_read_alone_is_not_said_to_fit() -> None:
+    assert headline(Outcome.READ, None, 0, "") == "reads: no error was found, and memory was not checked"
+
+
+@pytest.mark.parametrize(("left", "may"), [((), "has to be"), (FINDINGS[:1], "can be")])
+def test_a_file_without_keys_to_rewrite_is_not_said_to_be_written(left: tuple[Finding, ...], may: str) -> None:
+    file = io.StringIO()
+    show(fixed_report(Fixed("old.yaml", "", left)), Console(file=file, width=100))
+    assert f"No key {may} rewritten, and no file was written." in file.getvalue()
 
 
 def test_each_of_several_verdicts_names_its_file() -> None:

@@ -88,7 +88,10 @@ def test_a_baseline_that_did_not_run_shows_its_status_and_no_figures() -> None:
     result = replace(a_result(), baseline=nothing_fits().baseline, speedup=None)
     assert cells(result)["status"] == ("ok", "out of memory")
     assert cells(result)["speed"] == ("23,000 tok/s", "-")
-    assert headline(result, recommended(result)).startswith("TRL's default does not run here (out of memory)")
+    assert headline(result, recommended(result)) == "TRL's default ran out of memory; this runs at 23,000 tok/s."
+    assert result.baseline is not None
+    slow = replace(result, baseline=replace(result.baseline, status=ProbeStatus.TIMEOUT))
+    assert headline(slow, recommended(slow)).startswith("TRL's default exceeded its time limit; this runs at")
 
 
 def test_a_baseline_that_was_never_probed_shows_dashes() -> None:
@@ -201,9 +204,9 @@ def test_a_contribution_that_was_not_measured_says_why() -> None:
 
 def test_more_documents_in_a_step_are_pointed_out() -> None:
     said = step_change_text(a_result())
-    assert "An optimizer step now sees 52.4 documents rather than 8" in said
-    assert "an epoch has 14 steps rather than 88" in said
+    assert "An optimizer step has 52.4 documents instead of 8, and an epoch 14 steps instead of 88" in said
     assert "learning rate" in said
+    assert "has 52.4 prompts instead" in step_change_text(replace(a_result(), trainer="online_dpo"))
 
 
 def test_the_same_number_of_documents_in_a_step_is_not() -> None:

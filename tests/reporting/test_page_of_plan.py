@@ -67,7 +67,7 @@ def test_the_charts_are_those_of_a_report() -> None:
 
 
 def test_the_cut_is_that_of_the_fastest() -> None:
-    assert "40 rows of up to 2,048 tokens; the fastest that fits cuts 10 (max_length 1,024)." in html(planned())
+    assert "40 rows of up to 2,048 tokens; the best candidate cuts 10 (max_length 1,024)." in html(planned())
 
 
 def test_every_candidate_has_a_row_and_says_what_makes_it_fit() -> None:
@@ -108,7 +108,7 @@ def test_where_nothing_was_traced_nothing_is_drawn_and_that_is_said() -> None:
     assert "1 unknown: strange\\_attention gives no shape" in why.partition("##")[0]
     assert "What might change this" not in text
     (figures,) = shown.blocks(Charts)
-    assert figures.untraced == "The memory of a step of TRL's default over time is not known: its step was not traced."
+    assert figures.untraced == "The memory of a step over time is not known (TRL's default): it was not traced."
     assert "over time is not known" in html(planned(estimates=(UNKNOWN,), baseline=UNKNOWN, baseline_timeline=None))
 
 

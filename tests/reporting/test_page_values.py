@@ -63,15 +63,16 @@ def test_the_verdict_and_its_choices_are_those_of_the_terminal() -> None:
     assert "trl sft --config " in shown.command
 
 
-@pytest.mark.parametrize(("confirmed", "said"), [(True, "so far, confirmed by"), (False, "so far, not confirmed by")])
+@pytest.mark.parametrize(
+    ("confirmed", "said"),
+    [(True, "Confirmed by a longer run, the worst batch included."), (False, "Not confirmed by a longer run.")],
+)
 def test_the_page_of_an_interrupted_search_says_so_first(confirmed: bool, said: str) -> None:
     stopped = a_result(status=RunStatus.INTERRUPTED, confirmed=confirmed)
-    text = f"Interrupted: this is the best {said} a longer run."
+    text = f"Interrupted: this is the best so far. {said}"
     assert verdict(stopped).remarks[0] == Paragraph(text, Tone.UNSURE)
-    short = Paragraph("Not confirmed by a longer run.", Tone.UNSURE)
-    assert verdict(a_result(confirmed=False)).remarks[0] == short
-    ended = Paragraph("Confirmed by a longer run, the worst batch included.", Tone.GOOD)
-    assert verdict(a_result()).remarks[0] == ended
+    tone = Tone.GOOD if confirmed else Tone.UNSURE
+    assert verdict(a_result(confirmed=confirmed)).remarks[0] == Paragraph(said, tone)
 
 
 def test_where_nothing_fits_there_is_no_command_and_what_might_help_is_told() -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from autotune.core.estimate import Change
 from autotune.core.length_report import LengthLimit
+from autotune.reporting.document import Plane
 from autotune.reporting.plan import (
     candidate_counts_text,
     change_text,
     choices_text,
     doubt_text,
     headline,
+    plan_report,
     traces_text,
     unknown_lines,
     way_out_lines,
@@ -55,7 +57,14 @@ def test_a_host_without_the_memory_is_said_beside_the_headline() -> None:
 
 def test_without_a_known_speed_nothing_is_said_of_time() -> None:
     roomy = an_estimate(LONGEST, 20 * GIB, None)
-    assert headline(a_plan(estimates=(roomy, SECOND))) == ("Largest margin: 4.00 GiB to spare; no speed is predicted")
+    assert headline(a_plan(estimates=(roomy, SECOND))) == (
+        "The largest margin: 4.00 GiB to spare; no speed is predicted"
+    )
+    assert headline(a_plan(estimates=(roomy,))) == "It fits: 4.00 GiB to spare; no speed is predicted"
+    assert plan_report(a_plan(estimates=(roomy, SECOND))).blocks(Plane)[0].legend[0] == (
+        "recommended",
+        "largest margin",
+    )
 
 
 def test_a_single_candidate_fits_or_does_not() -> None:

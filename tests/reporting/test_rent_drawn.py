@@ -75,7 +75,7 @@ def test_where_nothing_fits_that_is_said_with_each_reason() -> None:
 
 def test_speeds_that_are_not_known_are_said() -> None:
     unknown = replace(CHEAPEST, tokens_per_second=None, seconds=None, cost=None)
-    assert best_text(a_rent(offers=(unknown,))) == "1 of these fits, and its speed is not known."
+    assert best_text(a_rent(offers=(unknown,))) == "1 of these fits, and no speed is known."
 
 
 def test_gpus_with_the_same_configuration_share_its_line() -> None:

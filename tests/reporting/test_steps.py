@@ -120,7 +120,7 @@ def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> N
     (shown,) = report.blocks(Charts)
     assert shown.steps == ()
     assert shown.untraced == (
-        "The memory of a step of recommended and TRL's default over time is not known: predictions were turned off, "
+        "The memory of a step over time is not known (recommended, TRL's default): predictions were turned off, "
         "and with them traces."
     )
     assert "step_" not in "".join(chart.name for chart in charts(report))
@@ -129,9 +129,7 @@ def test_where_nothing_was_traced_a_sentence_says_so_and_nothing_is_drawn() -> N
     assert one.baseline is not None
     (half,) = probe_report(replace(one, baseline=replace(one.baseline, timeline=None))).blocks(Charts)
     assert [step.role for step in half.steps] == ["recommended"]
-    assert half.untraced.startswith(
-        "The memory of a step of TRL's default over time is not known: its step was not traced"
-    )
+    assert half.untraced == "The memory of a step over time is not known (TRL's default): it was not traced."
 
 
 def test_the_figures_of_the_page_are_json_and_the_page_says_nothing_is_missing() -> None:

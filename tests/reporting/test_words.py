@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.reporting.words import bar, differences, share_text
+from autotune.reporting.words import bar, differences
 from tests.reporting.examples import BASELINE
 
 
@@ -21,10 +21,3 @@ def test_the_baseline_is_said_by_its_name() -> None:
 )
 def test_a_bar_is_as_long_as_its_share(share: float, drawn: str) -> None:
     assert bar(share, 4) == drawn
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(1.0, "100.0 %"), (0.99999, "99.99 %"), (0.991, "99.10 %"), (0.8704, "87.0 %"), (0.0, "0.0 %")]
-)
-def test_only_the_whole_is_a_hundred_percent(share: float, text: str) -> None:
-    assert share_text(share) == text

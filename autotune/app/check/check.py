@@ -23,6 +23,7 @@ from autotune.inspection.cpu import cpu as inspect_cpu
 from autotune.inspection.machine import memory_budget
 from autotune.planning.tracing.cache import Cache, user_cache
 from autotune.probing.tracing import ServerTracer
+from autotune.units import counted
 from autotune.userconfig.engine import as_launched, check_documents, engine_args, without_engine
 from autotune.userconfig.fields import configuration_of, peft_words, trainer_of
 from autotune.userconfig.launch import ALONE, Launching, default_file, launching, likely_visible
@@ -142,7 +143,7 @@ def _why_probe_cannot_run_here(gpus: int | None, started: Launching) -> str:
     if started.machines > 1:
         return f"it trains on {started.machines} machines, and --probe runs on this one: {without}"
     if started.processes > gpus:
-        visible = "1 GPU is visible" if gpus == 1 else f"{gpus} GPUs are visible"
+        visible = counted(gpus, "GPU is visible", "GPUs are visible")
         return f"{started.processes} processes need {started.processes} GPUs, and {visible}: {without}"
     return ""
 

@@ -182,9 +182,8 @@ class Fitting:
         options = replace(checked_options(SearchArguments(trainer=trainer.name)), teacher=teacher)
         rewards = None
         if trainer.scores:
-            rewards = rewards_of(
-                self.read, self.config, by_command=task.written.own_command, imports=task.asked.imports
-            )
+            own, imports = task.written.own_command, task.asked.imports
+            rewards = rewards_of(self.read, self.config, by_command=own, imports=imports)
             options = replace(options, rollouts=replace(options.rollouts, rewards=rewards.built))
         return named, rewards, options, *self._workload(named, options)
 
@@ -214,14 +213,8 @@ class Fitting:
         dataset = workload.dataset
         trainable = dataset.trainable_tokens / dataset.documents.tokens
         rows = self.task.trainer.traced_rows(geometry.layout, geometry.worst, trainable)
-        request = TraceRequest(
-            self._explicit(plan),
-            workload.model_source,
-            self.planned.hardware.kind,
-            rows,
-            gpu=self.planned.gpu,
-            chosen=chosen_rows(geometry.worst, workload),
-        )
+        explicit, kind, chosen = self._explicit(plan), self.planned.hardware.kind, chosen_rows(geometry.worst, workload)
+        request = TraceRequest(explicit, workload.model_source, kind, rows, gpu=self.planned.gpu, chosen=chosen)
         return build(self.tracer.server, request, self.tracer.new_folder())
 
     def _explicit(self, plan: TrainingPlan) -> TrainingPlan:

@@ -114,9 +114,8 @@ def probed(
     measured = probe(server, request_of(plan, workload, kind, schedule, budget_bytes), folder, timeout_seconds)
     if measured.status is ProbeStatus.TIMEOUT:
         limit = f"{format_duration(timeout_seconds or 0.0)} (--timeout)"
-        return CheckAnswer(
-            Outcome.UNKNOWN, None, f"the run was ended after {limit}, before it had shown whether it fits"
-        )
+        reason = f"the run was ended after {limit}, before it had shown whether it fits"
+        return CheckAnswer(Outcome.UNKNOWN, None, reason)
     if not measured.ok and measured.status not in OUT_OF_MEMORY:
         return CheckAnswer(Outcome.CANNOT_RUN, None, measured.reason)
     ended = measured.out_of_memory

@@ -73,10 +73,8 @@ def of_rows(source: DatasetSource, *, streams: bool) -> Iterator[Finding]:
         streams: whether it does, while they are read whole here.
     """
     if source.test_size is not None:
-        message = (
-            f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known, so the"
-        )
-        yield Finding(Severity.NOTE, f"{message} worst micro-batch is of all rows.", "test_split_size")
+        message = f"test_split_size={source.test_size} keeps rows from training at random; which ones is not known"
+        yield Finding(Severity.NOTE, f"{message}, so the worst micro-batch is of all rows.", "test_split_size")
     if streams:
         message = "The rows are streamed, and read whole here; the worst micro-batch is of all, with few steps too."
         yield Finding(Severity.NOTE, message, "max_steps")
@@ -88,32 +86,26 @@ def _rows_of_epoch(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer
 
 
 def _step(plan: TrainingPlan, geometry: BatchGeometry, trainer: Trainer, epoch: int, *, drops_last: bool) -> str:
-    rows, micro_batches, ranks = plan.rows, plan.micro_batches, plan.data_ranks
+    ranks, copies, documents = plan.data_ranks, trainer.copies(plan), geometry.documents
     together = plan.launch.processes // ranks
-    parts = counted(rows, "row")
-    parts += f" x {micro_batches} accumulated" if micro_batches > 1 else ""
+    accumulated = f" x {plan.micro_batches} accumulated" if plan.micro_batches > 1 else ""
+    spread = f" x {ranks} processes" if ranks > 1 else ""
     if together > 1:
-        parts += f" x {ranks} {'group' if ranks == 1 else 'groups'} of {together} processes"
-    else:
-        parts += f" x {ranks} processes" if ranks > 1 else ""
-    documents = trainer.counted.removesuffix("s") if geometry.documents == 1 else trainer.counted
-    prompts = geometry.documents / trainer.copies(plan)
-    of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if trainer.copies(plan) > 1 else ""
-    steps = plan.steps_of_epoch(epoch, drops_last=drops_last)
+        spread = f" x {counted(ranks, 'group')} of {together} processes"
+    noun = trainer.counted.removesuffix("s") if documents == 1 else trainer.counted
+    prompts = documents / copies
+    of_prompts = f" of {prompts:,.4g} {'prompt' if prompts == 1 else 'prompts'}" if copies > 1 else ""
     return (
-        f"An optimizer step trains on {geometry.documents:,.4g} {documents}{of_prompts} ({parts}); an epoch has"
-        f" {counted(steps, 'step')}."
+        f"An optimizer step trains on {documents:,.4g} {noun}{of_prompts} ({counted(plan.rows, 'row')}{accumulated}"
+        f"{spread}); an epoch has {counted(plan.steps_of_epoch(epoch, drops_last=drops_last), 'step')}."
     )
 
 
 def _left_out(plan: TrainingPlan, trainer: Trainer, workload: Workload) -> Iterator[Finding]:
     prompts = _rows_kept(workload)
-    left_out, at_once = prompts - trainer.rows_of_epoch(plan, prompts), trainer.rows_per_generation(plan)
-    if left_out:
-        message = (
-            f"An epoch leaves out {left_out:,} of {prompts:,} prompts, drawn anew each epoch: a generation batch has"
-        )
-        yield Finding(Severity.SILENT, f"{message} {at_once:,}.")
+    if left_out := prompts - trainer.rows_of_epoch(plan, prompts):
+        message = f"An epoch leaves out {left_out:,} of {prompts:,} prompts, drawn anew each epoch: a generation batch"
+        yield Finding(Severity.SILENT, f"{message} has {trainer.rows_per_generation(plan):,}.")
 
 
 def _rows_kept(workload: Workload) -> int:
@@ -161,7 +153,8 @@ def strategy_of(plan: TrainingPlan) -> str:
 def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
     strategy = strategy_of(plan)
     if strategy not in (*SEPARATING, NONE):
-        yield Finding(Severity.SILENT, f"With packing_strategy={strategy}, documents see their neighbours.", "packing")
+        message = f"With packing_strategy={strategy}, documents attend to their neighbours."
+        yield Finding(Severity.SILENT, message, "packing")
     if strategy != NONE and not plan.args.get(SHUFFLED) and setting.workload.dataset.documents.rows > PACKED_AT_ONCE:
         message = (
             f"Rows are assumed to be packed in random order. TRL packs each {PACKED_AT_ONCE:,} in the file's order:"
@@ -178,7 +171,7 @@ def _mixing(plan: TrainingPlan, setting: Setting) -> Iterator[Finding]:
         message = f"This machine cannot check whether documents in one row stay apart with {attention} on {model}"
         yield Finding(Severity.NOTE, f"{message}: {check.reason}." if check is not None else f"{message}.", key)
     elif not check.separates:
-        message = f"Documents in one row see one another with {attention} on {model}: {check.reason}."
+        message = f"Documents in one row attend to one another with {attention} on {model}: {check.reason}."
         yield Finding(Severity.SILENT, message, key)
 
 
@@ -208,10 +201,8 @@ def _weights(plan: TrainingPlan, given: Mapping[str, object], stored: str) -> It
         )
         yield Finding(Severity.SILENT, message, "dtype")
     if dtype == "float32" and adapters and "dtype" not in given and not plan.model.get("load_in_4bit"):
-        message = (
-            "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of that."
-        )
-        yield Finding(Severity.NOTE, message)
+        message = "The frozen weights are loaded in float32, since dtype is not set; dtype: bfloat16 takes half of"
+        yield Finding(Severity.NOTE, f"{message} that.")
 
 
 def _positions(geometry: BatchGeometry, setting: Setting) -> Iterator[Finding]:

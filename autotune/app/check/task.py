@@ -13,7 +13,9 @@ from autotune.core.verdict import SCHEMA, Finding, Need, Outcome, Severity, Verd
 from autotune.errors import AutotuneError
 from autotune.inspection.command_line import CONFIG
 from autotune.inspection.machine import environment
+from autotune.nullgpu.devices import has_null_device
 from autotune.trainers import Trainer, find_trainer
+from autotune.units import counted
 from autotune.userconfig.written import Written
 
 
@@ -77,16 +79,18 @@ class Task:
 
     @property
     def _dry_run(self) -> str | None:
-        """The sentence that offers a dry run; None where there is no command for it, or the device is a CPU."""
-        if (self.target is not None and self.target.gpu is None) or not (self.asked.command or self.asked.file):
+        """The sentence that offers a dry run; None without a command for it, or without a null GPU for the device."""
+        words = hidden_words(self.asked.command)
+        if not words and self.written.own_command:
+            words = (*self.written.own_command.split(), CONFIG, str(self.asked.file))
+        gpu = self.target.gpu if self.target is not None else None
+        if not words or (self.target is not None and (gpu is None or not has_null_device(gpu))):
             return None
-        words = hidden_words(self.asked.command) or ("trl", self.written.trainer, CONFIG, str(self.asked.file))
-        gpu = self.target.device.name if self.target is not None else "NAME"
-        command = shlex.join(("autotune", "dry-run", "--gpu", gpu, "--", *words))
+        name = gpu.name if gpu is not None else "NAME"
+        command = shlex.join(("autotune", "dry-run", "--gpu", name, "--", *words))
         return f"`{command}` runs the training itself for three steps on null GPUs, without a GPU."
 
     def wrong(self, findings: tuple[Finding, ...]) -> Verdict:
         """Return the verdict that the configuration cannot run, with everything that was found."""
         count = sum(item.severity is Severity.ERROR for item in findings)
-        reason = "1 thing is wrong" if count == 1 else f"{count} things are wrong"
-        return self.verdict(Outcome.CANNOT_RUN, findings, reason=reason)
+        return self.verdict(Outcome.CANNOT_RUN, findings, reason=counted(count, "thing is wrong", "things are wrong"))

@@ -11,7 +11,7 @@ from autotune.errors import InputError
 
 SUMMARY = "check before a job starts whether its configuration runs and fits"
 DESCRIPTION = (
-    "Reads a configuration with TRL's own parser, reports all errors and silent changes, and checks whether its worst\n"
+    "Reads a configuration with TRL's own parser, reports all errors and silent changes, and checks whether its worst "
     "micro-batch fits the device: by a trace that needs no GPU, or with --probe by a real run."
 )
 _FILES = (".yaml", ".yml")
@@ -38,8 +38,8 @@ def epilog() -> str:
         "  autotune check configs/*.yaml --no-fit\n"
         "  autotune check old.yaml --trainer dpo --fix-legacy --output new.yaml\n\n"
         f"{trainer_names()}\n"
-        "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call or not known;\n"
-        "of --fix-legacy: 0 all was rewritten, 1 something is left to do by hand\n"
+        "exit codes: 0 fits, 1 will not fit, 2 cannot run or be read, 3 too close to call\n"
+        "or not known; of --fix-legacy: 0 nothing is left, 1 something is left to do by hand\n"
     )
 
 

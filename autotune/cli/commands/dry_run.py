@@ -9,8 +9,8 @@ from autotune.cli.arguments import add_json, add_options, options_of
 
 SUMMARY = "run any training script for a few steps on null GPUs to check whether it fits"
 DESCRIPTION = (
-    "Runs an unchanged training script without a GPU: on null GPUs, which compute nothing and count memory as CUDA\n"
-    "does. The largest rows of its data come first, and it ends after a few steps. Needs PyTorch's CUDA build in the\n"
+    "Runs an unchanged training script without a GPU: on null GPUs, which compute nothing and count memory as CUDA "
+    "does. The largest rows of its data come first, and it ends after a few steps. Needs PyTorch's CUDA build in the "
     "script's environment, Linux on x86-64 and g++."
 )
 
@@ -28,7 +28,8 @@ def epilog() -> str:
         "  autotune dry-run --gpu H100-80GB -- python train.py\n"
         "  autotune dry-run --gpu A100-80GB -- accelerate launch --num_processes 2 train.py\n"
         "  autotune dry-run --gpu 24GiB --timeout 10m -- trl dpo --config config.yaml\n\n"
-        "exit codes: 0 fits, 1 does not fit, 2 the command cannot run, 3 fits the batches that ran, or not known\n"
+        "exit codes: 0 fits, 1 does not fit, 2 the command cannot run,\n"
+        "3 fits the batches that ran, or not known\n"
     )
 
 

@@ -9,7 +9,7 @@ from autotune.cli.arguments import add_json, add_options, options_of, trainer_na
 
 SUMMARY = "show how long a dataset's rows are, and what each max_length keeps"
 DESCRIPTION = (
-    "Tokenises a dataset as the trainer does, and shows the distribution of its lengths: histogram, quantiles, and\n"
+    "Tokenises a dataset as the trainer does, and shows the distribution of its lengths: histogram, quantiles, and "
     "the tokens that each max_length keeps and drops."
 )
 

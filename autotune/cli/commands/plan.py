@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 SUMMARY = "predict what fits and how fast it is, with no GPU"
 DESCRIPTION = (
-    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, for any GPU of the catalogue.\n"
-    "Searches the space by traces and ranks the candidates that it traced (about 100). Predictions are not\n"
+    "Runs TRL's own training step on a virtual accelerator, with no GPU and no weights, for any GPU of the catalogue. "
+    "Searches the space by traces and ranks the candidates that it traced (about 100). Predictions are not "
     "measurements: their errors are stated, and autotune probe measures."
 )
 _LIST = "list"

@@ -81,7 +81,7 @@ def _check(architecture: type[Any], config: Any, attention: str, device: DeviceK
     if not math.isfinite(difference):
         return PackingCheck(attention, True, False, None, tolerance, "packed documents give logits that are not finite")
     separates = difference <= tolerance
-    reason = "" if separates else f"packed documents see one another: logits differ by up to {difference:.3g}"
+    reason = "" if separates else f"packed and separate logits differ by up to {difference:.3g}"
     return PackingCheck(attention, True, separates, difference, tolerance, reason)
 
 

@@ -88,7 +88,7 @@ CASES = (
         "sft: wrapped",
         "packing: true\npacking_strategy: wrapped\nmax_length: 64\n",
         FITS,
-        {"documents see their neighbours": 0},
+        {"documents attend to their neighbours": 0},
     ),
     _case(
         "sft: FSDP2 of TRL's own",

@@ -195,6 +195,8 @@ def test_a_reward_model_that_is_not_read_leaves_the_answer_open(write: Write, ch
     assert (verdict.outcome, verdict.exit_code) == (Outcome.UNKNOWN, 3)
     assert "reward model" in verdict.reason
     assert f"`autotune dry-run --gpu {verdict.device} -- trl grpo --config {file}` runs" in told(verdict)
+    # Of an L4 there is no null GPU.
+    assert "dry-run" not in told(checked(config=str(file), trainer="grpo", gpu="L4"))
 
 
 def test_a_checkpoint_of_quantised_weights_leaves_the_answer_open(
