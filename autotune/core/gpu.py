@@ -7,6 +7,9 @@ from typing import Literal
 
 MemoryKind = Literal["usable", "total", "nominal", "given"]
 
+AMPERE = (8, 0)
+"""CUDA's lowest compute capability with tensor cores for bfloat16 and TF32, and with kernels of FlashAttention 2."""
+
 
 @dataclass(frozen=True)
 class AchievedRates:

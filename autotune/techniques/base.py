@@ -251,7 +251,7 @@ def differing(**trainers: TrainerFacts) -> Mapping[str, TrainerFacts]:
     return trainers
 
 
-def default_with(technique: Technique, trainer: str) -> Choice:
+def default_with(technique: Technique | type[Technique], trainer: str) -> Choice:
     """Return the choice that equals TRL's behaviour with the trainer of that name without any setting."""
     own = facts(technique, trainer).default
     return technique.trl_default if own is None else own
