@@ -52,7 +52,6 @@ class ContextParallel(Equipped):
         Option(1, "each process has whole rows", written=False),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
-    trl_default = 1
     without_gpu = _NO_KERNEL
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "

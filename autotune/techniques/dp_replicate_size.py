@@ -23,7 +23,6 @@ class DpReplicateSize(Distributed):
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )
-    trl_default = 1
     # Up to a machine's it is taken if it is fixed.
     fewest_processes = _IN_A_MACHINE + 1
     needs = f"sharding={FSDP2}, and at least two processes in each group"

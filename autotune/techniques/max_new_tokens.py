@@ -15,7 +15,6 @@ class MaxNewTokens(NumberTechnique):
         Option(64, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    trl_default = 64
     writes = frozenset({"args.max_new_tokens"})
     changes = "longer completions are cut, and rewarded as they are then"
     impact = GROWING_SIZES

@@ -40,7 +40,6 @@ class PerDeviceTrainBatchSize(Technique):
     name = ROWS
     summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
     options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
-    trl_default = 8
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
     impact = GROWING_SIZES
 

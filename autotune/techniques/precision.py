@@ -27,7 +27,6 @@ class Precision(Technique):
         Option(_SCALED, "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
-    trl_default = "float32+bf16"
     needs = "bf16 on a GPU: compute capability 8.0"
     changes = (
         "bfloat16 keeps the trained weights in bf16, where small updates are lost; float32+fp16 scales the loss and "
