@@ -16,7 +16,7 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.lengths import LengthDistribution
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import GPUS_PER_MACHINE, Hardware, Machine
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.gpus import described, find_gpu
@@ -27,8 +27,6 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
-# As clouds sell them: the usual most of one machine.
-_PER_MACHINE = 8
 # Bytes per second of a Gbit/s, the unit of networks.
 _GBIT = 1e9 / 8
 
@@ -40,10 +38,10 @@ def machines_of(processes: int, asked: int | None) -> int:
         InputError: the processes cannot be shared out equally.
     """
     if asked is None:
-        fewest = -(-processes // _PER_MACHINE)
+        fewest = -(-processes // GPUS_PER_MACHINE)
         if processes % fewest:
             raise InputError(
-                f"{processes} processes, of which a machine has at most {_PER_MACHINE}, cannot be divided equally"
+                f"{processes} processes, of which a machine has at most {GPUS_PER_MACHINE}, cannot be divided equally"
                 f" among {fewest} machines.",
                 hint="Give --num-machines; it has to divide --num-processes.",
             )
