@@ -21,16 +21,15 @@ from autotune.app.check.check import check_object
 from autotune.core.plan import NO_EVALUATION
 from autotune.core.verdict import EXIT_CODES, Outcome, Verdict
 from autotune.errors import AutotuneError, InputError
+from autotune.inspection.gpus import UNMEASURED_CONTEXT_BYTES, listed_gpu
 from autotune.probing.scratch import scratch_folder
-from autotune.units import MIB, parse_size
+from autotune.units import parse_size
 from autotune.userconfig.launch import ALONE
 
 if TYPE_CHECKING:
     import transformers
 
 _LOG = logging.getLogger(__name__)
-_CONTEXT_BYTES = 512 * MIB
-"""About the memory of a process on a GPU outside PyTorch's allocator, as in the catalogue of GPUs."""
 # Columns of tokens from which a trainer's own columns of text can be had again, by the text's name.
 _TEXTS: Mapping[str, Mapping[str, str]] = {
     "DPOConfig": {"prompt": "prompt_ids", "chosen": "chosen_ids", "rejected": "rejected_ids"},
@@ -356,7 +355,9 @@ def _free(args: Any, trainer: Any) -> int | None:
     held_bytes, own_bytes = torch.cuda.memory_reserved(args.device), _own_bytes(args, trainer)
     if own_bytes is not None:
         held_bytes -= max(0, torch.cuda.memory_allocated(args.device) - own_bytes)
-    available_bytes: int = min(total_bytes, free_bytes + held_bytes + _CONTEXT_BYTES)
+    gpu = listed_gpu(torch.cuda.get_device_name(args.device))
+    context_bytes = gpu.context_bytes if gpu is not None else UNMEASURED_CONTEXT_BYTES
+    available_bytes: int = min(total_bytes, free_bytes + held_bytes + context_bytes)
     return available_bytes
 
 

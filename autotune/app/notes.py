@@ -139,7 +139,7 @@ TIME_ERROR_HELD = (
 def notes_on_gpus(gpus: Collection[Gpu]) -> Iterator[str]:
     """Yield the unknown facts about planned GPUs; a fact about several is one note."""
     for gpu in gpus:
-        if gpu.memory_kind in ("total", "nominal"):
+        if gpu.memory_kind == "total":
             yield f"Somewhat less than the {format_bytes(gpu.memory_bytes)} of {gpu.name} can be allocated."
         if not gpu.verified:
             yield f"Whether autotune's rules hold for {gpu.name} has not been verified."

@@ -17,7 +17,7 @@ from autotune.app.workload import WorkloadReader
 from autotune.core.documents import Documents
 from autotune.core.events import Listener
 from autotune.core.lengths import LengthDistribution
-from autotune.core.machine import Hardware, Machine
+from autotune.core.machine import GPUS_PER_MACHINE, Hardware, Machine
 from autotune.core.workload import NO_DATA, DatasetSource, ModelSource, Workload
 from autotune.errors import InputError
 from autotune.inspection.dataset import evaluation_source, training_source
@@ -30,8 +30,6 @@ from autotune.probing.tracing import ServerTracer
 from autotune.trainers import Trainer, find_trainer
 
 CPU = "cpu"
-# As clouds sell them: the usual most of one machine.
-_PER_MACHINE = 8
 # Bytes per second of a Gbit/s, the unit of networks.
 _GBIT = 1e9 / 8
 
@@ -42,9 +40,9 @@ def machines_of(processes: int, asked: int | None) -> int:
     Raises:
         InputError: the processes cannot be shared out equally.
     """
-    machines = -(-processes // _PER_MACHINE) if asked is None else asked
+    machines = -(-processes // GPUS_PER_MACHINE) if asked is None else asked
     if machines < 1 or processes % machines:
-        most = f" of at most {_PER_MACHINE} each" if asked is None else ""
+        most = f" of at most {GPUS_PER_MACHINE} each" if asked is None else ""
         raise InputError(
             f"{processes} processes cannot be divided among {machines} machines{most}.",
             hint="--num-processes counts the processes of all machines, and is a multiple of --num-machines.",

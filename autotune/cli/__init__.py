@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-_INTERRUPTED = 130
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> int:

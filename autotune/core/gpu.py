@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-MemoryKind = Literal["usable", "total", "nominal", "given"]
+MemoryKind = Literal["usable", "total", "given"]
+
+AMPERE = (8, 0)
+"""CUDA's lowest compute capability with tensor cores for bfloat16 and TF32, and with kernels of FlashAttention 2."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,7 @@ class Gpu:
         name: the name in the catalogue, or the size that the user gave.
         memory_bytes: its memory.
         memory_kind: what ``memory_bytes`` is: ``usable``: what CUDA reports as allocatable; ``total``: what the driver
-            reports, part of which it reserves; ``nominal``: what the card is sold with; ``given``: what the user gave.
+            reports, part of which it reserves; ``given``: what the user gave.
         memory_source: address of the source of that figure; empty if the user gave it, or this machine's driver.
         context_bytes: estimate of what a process with PyTorch holds outside its allocator: context, kernels, libraries.
         context_source: address of the report that it was derived from, or our own page of what a GPU showed; empty if

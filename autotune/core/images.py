@@ -52,11 +52,6 @@ class ImageProfile:
     by_path: bool = False
     limits: tuple[ImageLimit, ...] = ()
 
-    @property
-    def distributions(self) -> tuple[LengthDistribution, ...]:
-        """The sizes of images."""
-        return self.in_row, self.pixels, self.elements
-
     @cached_property
     def loads(self) -> Loads:
         """The sizes of rows that the memory of a micro-batch depends on."""

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 MAX_DEPTH = 64
-"""Arrays and objects inside one another; what works on a document recurses, so Python's own limit is not far above."""
+"""Collections inside one another, of JSON and of YAML; what works on a document recurses, so Python's own limit is not
+far above."""
 
 
 def read_json(text: str | bytes) -> Any:

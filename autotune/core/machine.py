@@ -11,6 +11,8 @@ from autotune.core.plan import Launch
 
 DeviceKind = Literal["cuda", "cpu"]
 
+GPUS_PER_MACHINE = 8
+"""The most GPUs of a usual machine, as clouds rent them and NVIDIA builds them (HGX, DGX)."""
 NULL_DRIVER = "0.0-nullgpu"
 """Version of the driver that a null GPU reports, as ``autotune/nullgpu/shim/nvml.cpp`` has it."""
 

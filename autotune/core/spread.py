@@ -14,6 +14,8 @@ from statistics import fmean, stdev
 
 CONFIDENCE = 0.95
 """Probability of every interval here."""
+TIE = 0.02
+"""Token rates within this share of each other count as equal: a probe measures its rate to a few percent at best."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -46,7 +46,10 @@ def find_gpu(word: str | int) -> Gpu:
     if word.strip()[-1:].isalpha():
         with suppress(InputError):
             return _of_size(word.strip(), parse_size(word))
-    close = dict.fromkeys(names[match].name for match in _closest(_plain(word), names))
+    # Names that begin with the word, since a variant may have been left out, or else similar ones.
+    plain = _plain(word)
+    near = [name for name in names if plain and name.startswith(plain)] or get_close_matches(plain, names, n=3)
+    close = dict.fromkeys(names[match].name for match in near)
     known = f"Closest: {', '.join(close)}." if close else f"There are {', '.join(gpu.name for gpu in gpus())}."
     raise InputError(f"{word!r} is not a known GPU.", hint=f"{known} A size such as 24GiB works too.")
 
@@ -75,11 +78,6 @@ def _of_size(name: str, memory_bytes: int) -> Gpu:
     return Gpu(name, memory_bytes, "given", "", UNMEASURED_CONTEXT_BYTES)
 
 
-def _closest(plain: str, names: Mapping[str, Gpu]) -> list[str]:
-    """Return names that begin with the word, since a variant may have been left out, or else similar names."""
-    return [name for name in names if plain and name.startswith(plain)] or get_close_matches(plain, names, n=3)
-
-
 @cache
 def _names() -> Mapping[str, Gpu]:
     return {_plain(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
@@ -100,18 +98,18 @@ def _gpu(row: Mapping[str, Any]) -> Gpu:
         memory_source=memory["source"],
         context_bytes=int(context["gib"] * GIB) if context else UNMEASURED_CONTEXT_BYTES,
         context_source=context["source"] if context else "",
-        speeds=GpuSpeeds(**dict(_speeds(speeds)), achieved=_achieved(row["name"])) if speeds else None,
+        speeds=_speeds(row["name"], speeds) if speeds else None,
         compute_capability=(capability[0], capability[1]) if capability else None,
         aliases=tuple(row.get("aliases", ())),
         verified=row.get("verified", True),
     )
 
 
-def _speeds(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the figures of a row in operations and bytes per second."""
-    scales = {"bandwidth": 1e9, "pcie": 1e9, "nvlink": 1e9, "fp32": 1e12, "fp16": 1e12, "bf16": 1e12, "tf32": 1e12}
-    for name, value in row.items():
-        yield name, value * scales[name] if name in scales and value is not None else value
+def _speeds(name: str, row: Mapping[str, Any]) -> GpuSpeeds:
+    """Return the figures of a card's row in operations and bytes per second, with those that it achieves."""
+    units = dict.fromkeys(("bandwidth", "pcie", "nvlink"), 1e9) | dict.fromkeys(("fp32", "fp16", "bf16", "tf32"), 1e12)
+    figures = {key: value and value * units.get(key, 1) for key, value in row.items()}
+    return GpuSpeeds(**figures, achieved=_achieved(name))
 
 
 def _achieved(name: str) -> AchievedRates:

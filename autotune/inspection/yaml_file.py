@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
+from autotune.core.json_text import MAX_DEPTH
 from autotune.core.text import printable
 from autotune.errors import InputError
 
@@ -22,8 +23,6 @@ MAX_BYTES = 128 * 1024
 """PyYAML reads up to 15 microseconds a byte; configurations have a few thousand bytes."""
 MAX_NODES = 10_000
 """Keys and values of a document, those of aliases counted at every reference."""
-MAX_DEPTH = 64
-"""Collections inside one another; the loader recurses, so Python's own limit is not far above."""
 
 _MAX_NUMBER = 400  # letters; PyYAML takes a number in base 60 (1:30:00) apart in quadratic time
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")

@@ -15,9 +15,9 @@ GPU that it is given, whatever it needs, so its own arithmetic says what it hold
   (``vllm/config/model.py``, ``_resolve_auto_dtype``); it starts after the model has been loaded; with sleep mode, it
   sleeps whenever it does not generate, and wakes its weights before it gets the trained ones (``sync_weights``), and
   its cache after that (``generate``). If the trained model is in 4 bits, ``LLM`` gets ``quantization="bitsandbytes"``:
-  the weights of linear modules are quantised as they are loaded, with their scales quantised in turn
-  (``vllm/model_executor/model_loader/bitsandbytes_loader.py``, ``quantize_4bit(compress_statistics=True)``). A server
-  is started without it.
+  the weights of linear modules are quantised as they are loaded, with their scales quantised in turn, which are then
+  expanded to 32 bits again (``vllm/model_executor/model_loader/bitsandbytes_loader.py``,
+  ``quantize_4bit(compress_statistics=True)`` and ``dequantize_dq``). A server is started without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.program import MICRO_BATCH
 from autotune.core.setting import Setting
 from autotune.core.workload import ModelProfile
+from autotune.techniques.base import default_with
 from autotune.techniques.vllm import SERVER
+from autotune.techniques.vllm_gpu_memory_utilization import VllmGpuMemoryUtilization
 from autotune.trainers import find_trainer
 from autotune.trainers.prompts import GENERATION, SYNCHRONISATION, Prompted
 from autotune.units import GIB, format_bytes
@@ -41,8 +43,8 @@ BLOCK_TOKENS = 16
 """Tokens of a block of the cache (``CacheConfig.DEFAULT_BLOCK_SIZE``)."""
 TYPE_BYTES = 2
 """Bytes of a weight, and of an element of the cache."""
-QUANTISED_BYTES = (4 + 8 / 64 + 32 / (64 * 256)) / 8
-"""Bytes of a weight in 4 bits: each 64 of them have a scale of 8 bits, and each 256 scales one of 32 bits."""
+QUANTISED_BYTES = (4 + 32 / 64) / 8
+"""Bytes of a weight in 4 bits: each 64 of them have a scale of 32 bits."""
 BESIDE_WEIGHTS_BYTES = 2 * GIB
 """Assumption: what vLLM holds in addition to weights and cache. Only its profiling run on a GPU can tell.
 
@@ -201,10 +203,11 @@ def engine_of(plan: TrainingPlan, setting: Setting) -> Engine | None:
     assert isinstance(trainer, Prompted)
     on_server = plan.args.get("vllm_mode") == SERVER
     dtype = str(plan.model.get("dtype") or "float32").replace("auto", model.dtype)
+    share, usual = plan.args.get(VllmGpuMemoryUtilization.name), default_with(VllmGpuMemoryUtilization, trainer.name)
     return Engine(
         on_server=on_server,
         sleeps=bool(plan.args.get("vllm_enable_sleep_mode")),
-        utilization=float(str(plan.args.get("vllm_gpu_memory_utilization", 0.3))),
+        utilization=float(str(usual if share is None else share)),
         parallel=plan.number("vllm_tensor_parallel_size") or 1,
         tokens=trainer.vllm_tokens(plan) or model.max_positions,
         model=model,

@@ -17,10 +17,7 @@ _MEANINGS = (
     "GiB: memory that CUDA can allocate. context, in GiB: memory of a PyTorch process outside its allocator. GB/s of "
     "the memory, and of PCIe and NVLink in one direction. Types: dense peaks in 1e12 operations per second."
 )
-_KINDS = {
-    "total": "memory is the driver's total, part of which cannot be allocated",
-    "nominal": "memory is the nominal size, part of which cannot be allocated",
-}
+_TOTAL = "memory is the driver's total, part of which cannot be allocated"
 _UNVERIFIED = "whether autotune's rules hold for it is not known"
 _SOURCES = "The source of every figure: autotune plan --gpu list --json"
 _CHANGES = "changes-training"
@@ -36,7 +33,7 @@ def gpus_report(gpus: Sequence[Gpu], width: int) -> Document:
 
 def _exceptions(gpus: Iterable[Gpu]) -> Iterable[str]:
     for gpu in gpus:
-        facts = [_KINDS.get(gpu.memory_kind, ""), "" if gpu.verified else _UNVERIFIED]
+        facts = [_TOTAL if gpu.memory_kind == "total" else "", "" if gpu.verified else _UNVERIFIED]
         if any(facts):
             yield f"{gpu.name}: {'; '.join(filter(None, facts))}."
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.core.result import Choosable, Contribution, Result
+from autotune.core.spread import TIE
 from autotune.core.status import ProbeStatus, RunStatus
 from autotune.core.yaml_text import yaml_line
 from autotune.reporting import words
 from autotune.reporting.document import Cell, Code, Line
 from autotune.reporting.sections import Value, comparison_rows, epoch_values
+from autotune.techniques.per_device_train_batch_size import NEAR_STEP
 from autotune.trainers import find_trainer
 from autotune.units import counted, format_bytes
 
-_COSTS = 1.02
-"""Least ratio of rates that is a cost; rates nearer than that tie (autotune/study/selection.py)."""
 _MOST_COSTS = 3
 _UNKNOWN = 10.0
 """Ratio of the upper end of a speed-up's range to the speed-up, and so of that to the lower end, from which on its runs
 tell nothing of it."""
-_SAME_STEP = 0.1
-"""Relative deviation allowed for the documents of a packed optimizer step."""
 
 
 def comparison_of_search(result: Result, recommended: Choosable) -> tuple[tuple[Cell, ...], ...]:
@@ -95,7 +93,7 @@ def costs(result: Result) -> tuple[Line, ...]:
     found = [
         (item.speedup, ", ".join(f"{key}: {yaml_line(value)}" for key, value in keys[item.knob].items()))
         for item in result.contributions
-        if item.knob in keys and item.speedup and item.speedup >= _COSTS and item.told_apart is not False
+        if item.knob in keys and item.speedup and item.speedup >= 1 + TIE and item.told_apart is not False
     ]
     most = sorted(found, key=lambda cost: -cost[0])[:_MOST_COSTS]
     return tuple((Code(words.printable(written)), f"costs {100 * (speedup - 1):.0f} %") for speedup, written in most)
@@ -107,7 +105,7 @@ def step_change_text(result: Result) -> str:
     if recommended is None or baseline is None:
         return ""
     ours, theirs = recommended.documents_per_step, baseline.documents_per_step
-    if ours is None or theirs is None or abs(ours / theirs - 1) <= _SAME_STEP:
+    if ours is None or theirs is None or abs(ours / theirs - 1) <= NEAR_STEP:
         return ""
     counts = ours, theirs, recommended.steps_per_epoch, baseline.steps_per_epoch
     rows, default_rows, steps, default_steps = map(words.mean_or_dash, counts)

@@ -63,7 +63,7 @@ def _images(images: ImageProfile) -> Section:
     rows = [
         (
             shares.get(share, f"{100 * share:.0f} %"),
-            *(f"{of.quantile(share):,}" for of in images.distributions),
+            *(f"{of.quantile(share):,}" for of in (images.in_row, images.pixels, images.elements)),
             format_bytes(_FLOAT32_BYTES * images.elements.quantile(share)),
         )
         for share in QUANTILES

@@ -15,6 +15,8 @@ from autotune.core.lengths import LengthDistribution
 from autotune.core.workload import IGNORED_LABEL
 
 _BATCH_ROWS = 1000
+TIMED = 8
+"""Micro-batches of a pass without gradients that are timed, of all sizes: of evaluation, and of a reference."""
 
 Counts = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.core.spread import next_run
+from autotune.core.spread import TIE, next_run
 from autotune.study.comparison import failed
 from autotune.study.judge import Judge
 from autotune.study.problem import Record
-
-TIE = 0.02
-"""Token rates within this share of each other count as equal: a probe measures its rate to a few percent at best."""
 
 LIGHTER = 0.1
 """Of two equally fast candidates, one that needs this share less memory is worth its own confirmation."""

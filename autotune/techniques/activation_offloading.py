@@ -19,7 +19,6 @@ class ActivationOffloading(Equipped):
         Option(OFF, "activations stay on the device"),
         Option(ON, "activations go to pinned host memory"),
     )
-    trl_default = OFF
     # TRL 1.16 fails there.
     without_gpu = "it moves activations from an accelerator to the host, and there is no accelerator"
     needs = "an accelerator, and host memory for the activations"

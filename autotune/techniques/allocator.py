@@ -24,7 +24,6 @@ class Allocator(Equipped):
         Option(DEFAULT, "segments of fixed sizes; blocks that were freed serve requests that fit into them"),
         Option("expandable_segments", "segments grow page by page, so that hardly any memory is fragmented"),
     )
-    trl_default = DEFAULT
     # Its allocator has no segments.
     without_gpu = "it is a setting of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU, and no vLLM engine on several GPUs"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.batch_geometry import rounded_up
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.gpu import AMPERE
 from autotune.core.machine import Hardware, Machine
 from autotune.core.plan import TrainingPlan
 from autotune.core.setting import Setting
@@ -33,10 +34,10 @@ _DECODED = 128
 # 1889; 4: Hopper and Blackwell).
 _HOPPER = (9, 0), (9, 9)
 _FLASH: Mapping[Choice, tuple[str | None, tuple[int, int], tuple[int, int] | None]] = {
-    "flash_attention_2": ("flash-attn", (8, 0), None),
+    "flash_attention_2": ("flash-attn", AMPERE, None),
     "flash_attention_3": ("flash-attn-3", *_HOPPER),
     "flash_attention_4": ("flash-attn-4", (9, 0), None),
-    "kernels-community/flash-attn2": (None, (8, 0), None),
+    "kernels-community/flash-attn2": (None, AMPERE, None),
     "kernels-community/vllm-flash-attn3": (None, *_HOPPER),
 }
 """The distribution of each FlashAttention, None for a kernel of the Hub, and the lowest and the highest CUDA compute
@@ -60,7 +61,7 @@ def unmasked_may_need_more(plan: TrainingPlan, capability: tuple[int, int] | Non
         capability: of the GPU; None: not known, and 8.0 or higher, as in a trace.
         grouped: whether heads share those of keys and values.
     """
-    old = capability is not None and capability < (8, 0)
+    old = capability is not None and capability < AMPERE
     halved = any(plan.args.get(name) for name in ("bf16", "fp16")) or plan.model.get("dtype") in ("bfloat16", "float16")
     return grouped and plan.model.get("attn_implementation") == SDPA and (old or not halved)
 

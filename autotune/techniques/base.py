@@ -103,7 +103,7 @@ class Technique:
         name: the knob's spelling everywhere.
         summary: its trade-off, in one sentence.
         options: its documented choices; a technique whose spellings depend on the setting overrides :meth:`parse`.
-        trl_default: the choice that equals TRL's behaviour without any setting.
+        trl_default: the choice that equals TRL's behaviour without any setting; if not named, the first of the options.
         needs: its requirements, in words, for the catalogue; empty without any.
         changes: how its training-changing choices change training, in words; empty when it has none.
         writes: the plan entries that it owns, as ``args.FIELD``, ``model.FIELD``, ``env.VARIABLE``, ``peft`` or
@@ -124,6 +124,10 @@ class Technique:
     identified_by: ClassVar[frozenset[str]] = frozenset()
     by_trainer: ClassVar[Mapping[str, TrainerFacts]] = {}
     impact: ClassVar[TraceImpact] = TraceImpact()
+
+    def __init_subclass__(cls) -> None:
+        if "options" in vars(cls) and "trl_default" not in vars(cls):
+            cls.trl_default = cls.options[0].choice
 
     def default(self, setting: Setting) -> Choice:
         """Return the choice of the baseline: TRL's default, or the closest choice that is possible here."""
@@ -251,7 +255,7 @@ def differing(**trainers: TrainerFacts) -> Mapping[str, TrainerFacts]:
     return trainers
 
 
-def default_with(technique: Technique, trainer: str) -> Choice:
+def default_with(technique: Technique | type[Technique], trainer: str) -> Choice:
     """Return the choice that equals TRL's behaviour with the trainer of that name without any setting."""
     own = facts(technique, trainer).default
     return technique.trl_default if own is None else own

@@ -24,7 +24,6 @@ class Beta(NumberTechnique):
         Option("0.0", "no reference: TRL's default for GRPO"),
         Option("0.05", "TRL's default for RLOO; any number", Effect.CHANGES_TRAINING),
     )
-    trl_default = "0.0"
     writes = frozenset({"args.beta"})
     by_trainer = differing(
         rloo=TrainerFacts(default="0.05"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.gpu import AMPERE
 from autotune.core.setting import Setting
 from autotune.techniques.base import OFF, ON, CrashReason, Equipped, Option, TrainerFacts, differing
 from autotune.techniques.packing import EVALUATION_PACKED, NONE
@@ -29,9 +30,6 @@ _REASONS: Mapping[str, str] = {
 }  # fmt: skip
 _SIZES = (2, 4, 8)
 _EXACT = "float32"
-# Flash attention needs Ampere and half precision, memory-efficient attention as many heads of keys as of queries
-# (PyTorch's cuda/sdp_utils.cpp); what is left is computed by operators that DTensor cannot split.
-_FLASH_CAPABILITY = (8, 0)
 _PAD = "pad_to_multiple_of has to be a multiple of that"
 
 
@@ -54,7 +52,6 @@ class ContextParallel(Equipped):
         Option(1, "each process has whole rows", written=False),
         *(Option(size, f"{size} processes to a row") for size in _SIZES),
     )
-    trl_default = 1
     without_gpu = _NO_KERNEL
     needs = (
         f"sharding={FSDP2}, attention={_SDPA}, rows that are not packed and whose length is a multiple of twice that "
@@ -112,12 +109,16 @@ class ContextParallel(Equipped):
 
 
 def _without_kernel(asked: str, candidate: Candidate, setting: Setting) -> str | None:
-    """Return a reason where attention has no kernel on the GPU that can be split, but is several operators."""
+    """Return a reason where attention has no kernel on the GPU that can be split, but is several operators.
+
+    Flash attention needs Ampere and half precision, memory-efficient attention as many heads of keys as of queries
+    (PyTorch's cuda/sdp_utils.cpp); what is left is computed by operators that DTensor cannot split.
+    """
     if not setting.workload.model.grouped_heads:
         return None
     capability = setting.machine.hardware.compute_capability
     why = f"precision={_EXACT}" if candidate.get("precision") == _EXACT else ""
-    if not why and capability is not None and capability < _FLASH_CAPABILITY:
+    if not why and capability is not None and capability < AMPERE:
         why = f"compute capability {capability[0]}.{capability[1]}"
     if not why:
         return None

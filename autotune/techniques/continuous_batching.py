@@ -23,7 +23,6 @@ class ContinuousBatching(Equipped):
         Option(OFF, "`generate()` on padded prompts", written=False),
         Option(ON, "rows join and leave the running batch", Effect.CHANGES_TRAINING),
     )
-    trl_default = OFF
     # The cache is sized by the host's memory there, whatever the budget.
     without_gpu = "its cache takes a share of a GPU's free memory, and there is no GPU"
     needs = "a CUDA GPU"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.machine import GPUS_PER_MACHINE
 from autotune.core.setting import Setting
 from autotune.techniques.base import POSITIVE, Distributed, Option
 from autotune.techniques.context_parallel import ranks_per_row
 from autotune.techniques.sharding import DDP, FSDP2
 
 NAME = "dp_replicate_size"
-_IN_A_MACHINE = 8
-"""GPUs of a usual machine. Among these, all links are equally fast, so replicas cost memory and save no time."""
 
 
 class DpReplicateSize(Distributed):
@@ -23,9 +22,8 @@ class DpReplicateSize(Distributed):
         Option(2, "two groups, such as two machines; any number that divides the processes", family=POSITIVE),
         Option(4, "four groups"),
     )
-    trl_default = 1
-    # Up to a machine's it is taken if it is fixed.
-    fewest_processes = _IN_A_MACHINE + 1
+    # Among a machine's, all links are equally fast: replicas save no time, so only a fixed number of them is taken.
+    fewest_processes = GPUS_PER_MACHINE + 1
     needs = f"sharding={FSDP2}, and at least two processes in each group"
     writes = frozenset({"args.parallelism_config.dp_replicate_size"})
 

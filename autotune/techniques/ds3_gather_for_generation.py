@@ -21,7 +21,6 @@ class GatherForGeneration(Distributed):
         Option(ON, "all weights at once: the GPU has to hold them", written=False),
         Option(OFF, "layer by layer: little memory, and slow"),
     )
-    trl_default = ON
     needs = f"sharding={_ZERO3}, and generation without vLLM"
     writes = frozenset({"args.ds3_gather_for_generation"})
     # They are gathered layer by layer.

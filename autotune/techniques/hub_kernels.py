@@ -16,7 +16,6 @@ class HubKernels(Equipped):
         Option(OFF, "the model's own layers", written=False),
         Option(ON, "kernels of the Hub, where they fit"),
     )
-    trl_default = OFF
     without_gpu = "its kernels are for CUDA GPUs"
     package = "kernels"
     impact = TraceImpact(unplanned="all of it: kernels come over the network, and a trace runs the model's own layers")

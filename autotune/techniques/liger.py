@@ -38,7 +38,6 @@ class Liger(Equipped):
     name = "liger"
     summary = "Replaces normalisation, rotary embedding and MLP by fused Triton kernels."
     options = (Option(OFF, "the model's own layers"), Option(ON, "Liger's layers, where it knows the architecture"))
-    trl_default = OFF
     # Triton has no driver there.
     without_gpu = "its Triton kernels need a CUDA GPU"
     package = "liger-kernel"

@@ -78,7 +78,6 @@ class Lora(Technique):
         Option("r16-rslora", "scaled by the root of the rank", Effect.CHANGES_TRAINING),
         Option("r16-dora", "with trained magnitudes (DoRA)", Effect.CHANGES_TRAINING),
     )
-    trl_default = NONE
     needs = "rN-language: a vision tower, and no experts whose weights are one parameter; rN-dora: no such experts"
     changes = "only adapters are trained, and the rest of the model stays as it is"
     writes = frozenset(

@@ -15,7 +15,6 @@ class MaxCompletionLength(NumberTechnique):
         Option(512, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    trl_default = 512
     writes = frozenset({"args.max_completion_length"})
     changes = "longer completions are cut, and rewarded as they are then"
     impact = GROWING_SIZES

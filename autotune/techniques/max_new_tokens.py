@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autotune.techniques.base import POSITIVE, Effect, NumberTechnique, Option
-from autotune.techniques.trace_impact import GROWING_SIZES
+from autotune.techniques.base import POSITIVE, Effect, Option
+from autotune.techniques.max_completion_length import MaxCompletionLength
 
 
-class MaxNewTokens(NumberTechnique):
-    """Longer completions are cut, which changes their rewards; the worst case has only completions of this length."""
+class MaxNewTokens(MaxCompletionLength):
+    """``max_completion_length`` by another name, and with another default."""
 
     name = "max_new_tokens"
     summary = "Most tokens of a completion: bounds what generation takes, and the width of every micro-batch."
@@ -15,7 +15,4 @@ class MaxNewTokens(NumberTechnique):
         Option(64, "TRL's default"),
         Option(256, "any number of tokens", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    trl_default = 64
     writes = frozenset({"args.max_new_tokens"})
-    changes = "longer completions are cut, and rewarded as they are then"
-    impact = GROWING_SIZES

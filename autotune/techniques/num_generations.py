@@ -15,7 +15,6 @@ class NumGenerations(NumberTechnique):
         Option(8, "TRL's default for GRPO"),
         Option(2, "TRL's default for RLOO; any number from 2 on", Effect.CHANGES_TRAINING, family=SEVERAL),
     )
-    trl_default = 8
     by_trainer = differing(rloo=TrainerFacts(default=2))
     writes = frozenset({"args.num_generations"})
     changes = "the baseline that a reward is compared with is the mean of more or fewer completions"

@@ -15,7 +15,6 @@ class NumIterations(NumberTechnique):
         Option(1, "TRL's default: each completion is trained on once"),
         Option(2, "any number", Effect.CHANGES_TRAINING, family=POSITIVE),
     )
-    trl_default = 1
     writes = frozenset({"args.num_iterations"})
     changes = "completions are trained on again after the model that generated them has changed"
     impact = TraceImpact(also_sets_sizes=True, patches_libraries=False)

@@ -43,7 +43,6 @@ class Offload(Technique):
         Option(PARAMETERS, "weights, with zero3"),
         Option(BOTH, "both, with zero3 or fsdp2"),
     )
-    trl_default = NONE
     needs = "sharding by zero1, zero2, zero3 or fsdp2; for one process zero2 or zero3, a GPU and the package deepspeed"
     writes = frozenset({_OPTIMIZER_DEVICE, _PARAMETERS_DEVICE, _FSDP_OFFLOAD, *_WITH_GLOO})
     impact = TraceImpact(

@@ -40,7 +40,6 @@ class Optimizer(Technique):
         Option(_ADAFACTOR, "Adafactor: factored second moments, no first", Effect.CHANGES_TRAINING),
         Option("sgd", "SGD: no state", Effect.CHANGES_TRAINING),
     )
-    trl_default = "adamw_torch_fused"
     needs = (
         "8-bit, paged: the package bitsandbytes, not FSDP2, and with zero1 and zero2 fewer than 2^31 weights for each "
         "process; adafactor: not DeepSpeed; adamw_torch_8bit: torchao; paged: a GPU"

@@ -161,7 +161,6 @@ class Packing(Technique):
         Option(SPLIT, "as bfd, and what overflows goes on in another row", Effect.CHANGES_TRAINING),
         Option(WRAPPED, "documents end to end, cut anywhere, and seeing one another", Effect.CHANGES_TRAINING),
     )
-    trl_default = NONE
     needs = "an architecture and attention that keep packed documents apart (checked)"
     changes = (
         "bfd_split cuts documents that are longer than a row, and the later part does not see the earlier; "

@@ -29,7 +29,6 @@ class PadToMultipleOf(Technique):
         Option(8, "any number of tokens above 1", family=SEVERAL),
         Option(64, "any number of tokens"),
     )
-    trl_default = NONE
     writes = frozenset({"args.pad_to_multiple_of"})
     impact = SIZES
 

@@ -19,7 +19,6 @@ class PaddingFree(Technique):
         Option(OFF, "rows are padded to the longest of their micro-batch"),
         Option(ON, "rows are laid end to end"),
     )
-    trl_default = OFF
     needs = "an architecture and attention that keep packed documents apart (checked)"
     writes = frozenset({"args.padding_free"})
     by_trainer = differing(dpo=TrainerFacts(without_effect="DPOTrainer warns that it does nothing, and turns it off"))

@@ -35,7 +35,6 @@ class PeftConfig(Technique):
         Option(NONE, "the adapter that lora chooses, or none"),
         Option('{"peft_type":"IA3"}', "the JSON itself, or the file that it is in", Effect.CHANGES_TRAINING, _JSON),
     )
-    trl_default = NONE
     needs = "`--fix peft_config=FILE.json`, with a `peft_type`; the bundle then has train.py only"
     changes = "only what the method adds is trained, and the rest of the model stays as it is"
     writes = frozenset({"peft"})

@@ -17,7 +17,6 @@ class PerDeviceEvalBatchSize(Technique):
     name = "per_device_eval_batch_size"
     summary = "Rows per micro-batch of evaluation, any number."
     options = (Option(8, "any number of rows, where there are rows to evaluate on", family=POSITIVE),)
-    trl_default = 8
     writes = frozenset({"args.per_device_eval_batch_size"})
     needs = "rows to evaluate on (`--eval-dataset`, `--eval-split`)"
     impact = TraceImpact(Scope.SIZES, phase=EVALUATE, monotonic=True)

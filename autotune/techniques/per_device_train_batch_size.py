@@ -14,7 +14,7 @@ from autotune.units import format_share
 
 ROWS = "per_device_train_batch_size"
 """The name of the technique."""
-_NEAR = 0.10
+NEAR_STEP = 0.10
 """Relative deviation allowed for the documents of a packed optimizer step: rows hold varying numbers of documents."""
 
 
@@ -40,7 +40,6 @@ class PerDeviceTrainBatchSize(Technique):
     name = ROWS
     summary = "Rows per micro-batch, any number; gradient accumulation follows, so that the global batch stays."
     options = (Option(8, "any number of rows up to the global batch", family=POSITIVE),)
-    trl_default = 8
     writes = frozenset({"args.per_device_train_batch_size", "args.gradient_accumulation_steps"})
     impact = GROWING_SIZES
 
@@ -68,13 +67,13 @@ class PerDeviceTrainBatchSize(Technique):
                 return None
             return f"{choice} rows do not divide the {documents} documents of a global batch"
         held, asked = documents_per_step(candidate, setting), setting.global_batch_size
-        if abs(held / asked - 1) <= _NEAR:
+        if abs(held / asked - 1) <= NEAR_STEP:
             return None
         rows = rows_per_step(candidate, setting) * data_ranks(candidate, setting)
         what = "packed row" if rows == 1 else "packed rows"
         return (
             f"{rows} {what} of {int(candidate['max_length']):,} tokens {'holds' if rows == 1 else 'hold'} {held:,.1f}"
-            f" documents, and an optimizer step has {asked:,} within {format_share(_NEAR)} (--allow {GLOBAL_BATCH})"
+            f" documents, and an optimizer step has {asked:,} within {format_share(NEAR_STEP)} (--allow {GLOBAL_BATCH})"
         )
 
     def plan(self, choice: Choice, candidate: Candidate, setting: Setting) -> Mapping[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autotune.core.candidate import Candidate, Choice
+from autotune.core.gpu import AMPERE
 from autotune.core.machine import Machine
 from autotune.core.setting import Setting
 from autotune.techniques.base import Effect, Option, Technique
@@ -12,8 +13,6 @@ from autotune.techniques.peft_config import trains_adapters_in_float32
 from autotune.techniques.trace_impact import TraceImpact
 
 _BF16_WEIGHTS, _EXACT, _SCALED = "bfloat16", "float32", "float32+fp16"
-# bf16 arithmetic is available since Ampere (CUDA C++ Programming Guide, compute capabilities).
-_BF16_CAPABILITY = (8, 0)
 
 
 class Precision(Technique):
@@ -28,7 +27,6 @@ class Precision(Technique):
         Option(_SCALED, "fp32 weights, fp16 products with loss scaling", Effect.CHANGES_TRAINING),
         Option(_BF16_WEIGHTS, "bf16 weights, gradients and optimizer state", Effect.CHANGES_TRAINING),
     )
-    trl_default = "float32+bf16"
     needs = "bf16 on a GPU: compute capability 8.0"
     changes = (
         "bfloat16 keeps the trained weights in bf16, where small updates are lost; float32+fp16 scales the loss and "
@@ -49,7 +47,7 @@ class Precision(Technique):
         if choice == _SCALED and hardware.kind == "cpu":
             # Accelerator.__init__ sets neither autocast nor a scaler.
             return "accelerate computes in float32 on a CPU where fp16 is asked for"
-        too_old = hardware.compute_capability is not None and hardware.compute_capability < _BF16_CAPABILITY
+        too_old = hardware.compute_capability is not None and hardware.compute_capability < AMPERE
         if "bf" in str(choice) and too_old:
             return "the GPU has no bf16 arithmetic (compute capability 8.0 or later)"
         return None

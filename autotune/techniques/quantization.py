@@ -23,7 +23,6 @@ class Quantization(Equipped):
         Option("8bit", "LLM.int8()", Effect.CHANGES_TRAINING),
         Option("4bit-nf4", "4-bit NormalFloat (QLoRA)", Effect.CHANGES_TRAINING),
     )
-    trl_default = NONE
     package = "bitsandbytes"
     needs = "the package bitsandbytes, and lora or peft_config"
     changes = "the frozen weights are rounded to 8 or 4 bits"

@@ -30,7 +30,6 @@ class Reference(Technique):
         Option("beside", "a frozen copy of the model, or the model without its adapters, at each micro-batch"),
         Option(PRECOMPUTED, "one pass over the dataset, and no copy then; its time is spread over all epochs"),
     )
-    trl_default = "beside"
     writes = frozenset({"args.precompute_ref_log_probs"})
     # The copy of the model is dropped.
     impact = TraceImpact(patches_libraries=False, frees_weights=lambda choice: choice == PRECOMPUTED)

@@ -20,7 +20,6 @@ class ReshardAfterForward(Distributed):
         Option(ON, "weights of one layer at a time"),
         Option(OFF, "all weights stay from forward to backward: less communication"),
     )
-    trl_default = ON
     needs = f"sharding={FSDP2}"
     writes = frozenset({"args.fsdp_config.reshard_after_forward"})
     impact = TraceImpact(frees_weights=lambda choice: choice == ON)

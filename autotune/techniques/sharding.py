@@ -114,7 +114,6 @@ class Sharding(Technique):
         Option("zero3", "and the weights, which are gathered where they are used"),
         Option(FSDP2, "PyTorch shares weights, gradients and optimizer state out, layer by layer"),
     )
-    trl_default = DDP
     needs = (
         "several processes (--num-processes), or one on a GPU that offloads by zero2 or zero3, as a last resort; "
         "zero1 to zero3: the package deepspeed"

@@ -23,7 +23,6 @@ class MaxLiveParameters(Distributed):
     name = "stage3_max_live_parameters"
     summary = "Limits how many gathered parameters ZeRO-3 keeps for another use; fewer means more communication."
     options = (Option(_DEFAULT, "DeepSpeed's default; any smaller number needs less memory", family=POSITIVE),)
-    trl_default = _DEFAULT
     needs = "sharding=zero3"
     writes = frozenset({_LIVE, _REUSE})
     # Fewer are gathered than by default.

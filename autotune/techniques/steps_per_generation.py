@@ -29,7 +29,6 @@ class StepsPerGeneration(Technique):
         Option("step/2", "in 2 parts (any number)", family=_PART),
         Option("step*2", "those of 2 steps at once (any number)", Effect.CHANGES_TRAINING, family=_SEVERAL),
     )
-    trl_default = WHOLE
     writes = frozenset({_FIELD})
     changes = "steps train on completions of an earlier model"
     impact = SIZES

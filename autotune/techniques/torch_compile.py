@@ -16,7 +16,6 @@ class TorchCompile(Technique):
     name = "torch_compile"
     summary = "Compiles the model, which fuses kernels and takes minutes whenever shapes are new."
     options = (Option(OFF, "runs as written"), Option(ON, "compiled by TorchInductor"))
-    trl_default = OFF
     impact = TraceImpact(
         unplanned="the speed of compiled code, and the memory that fusing saves: a trace runs the step as written"
     )

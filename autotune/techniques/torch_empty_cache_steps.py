@@ -21,7 +21,6 @@ class TorchEmptyCacheSteps(Equipped):
         Option(1, "before every backward pass; lowers the peak of reserved memory, and takes time"),
         Option(10, "in every tenth optimizer step (N); other steps have the same peak as without it", family=POSITIVE),
     )
-    trl_default = OFF
     without_gpu = "it empties the cache of the allocator of GPU memory, and there is no GPU"
     needs = "a CUDA GPU"
     writes = frozenset({"args.torch_empty_cache_steps"})

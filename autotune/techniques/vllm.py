@@ -43,7 +43,6 @@ class Vllm(Equipped):
         Option(COLOCATE, "vLLM on the training's GPU, all the time", Effect.CHANGES_TRAINING),
         Option(SLEEPING, "the same, asleep while the model is trained", Effect.CHANGES_TRAINING),
     )
-    trl_default = OFF
     without_gpu = "TRL's vLLM needs a CUDA GPU"
     needs = f"the package {SUPPORTED}, and a CUDA GPU; server: a running server"
     changes = "completions are drawn by vLLM in half precision, so their probabilities differ from the trained model's"

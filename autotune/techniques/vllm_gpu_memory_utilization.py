@@ -20,7 +20,6 @@ class VllmGpuMemoryUtilization(SizeOfVllm):
         Option("0.3", "TRL's default for GRPO, RLOO and distillation"),
         Option("0.5", "any share between 0 and 1"),
     )
-    trl_default = "0.3"
     by_trainer = differing(online_dpo=TrainerFacts(default="0.55"))
     writes = frozenset({"args.vllm_gpu_memory_utilization"})
 

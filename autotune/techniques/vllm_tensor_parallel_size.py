@@ -21,7 +21,6 @@ class VllmTensorParallelSize(SizeOfVllm):
         Option(1, "each GPU has an engine of its own: TRL's default", written=False),
         Option(2, "any divisor of the GPUs", family=POSITIVE),
     )
-    trl_default = 1
     needs = f"{SizeOfVllm.needs}, and a number of GPUs that it divides"
     writes = frozenset({"args.vllm_tensor_parallel_size"})
     # `_generate_vllm_colocate` gives each process its own prompts, and all engines of a group have to have the same.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _TRACED_DOCUMENTS = 4
-"""Number of documents that a traced row is packed from."""
+"""Number of documents that a traced row is packed from, if it has a token for each."""
 
 
 class SupervisedFineTuning(FusedHead):
@@ -97,8 +97,8 @@ class SupervisedFineTuning(FusedHead):
     def _laid_out(self, plan: TrainingPlan, documents: Documents, rows: int, *, packs: object) -> BatchGeometry:
         flat = self.layout(plan, rows) is Layout.FLAT
         if packs:
-            # TRL packs into rows of 1,024 tokens by default (SFTConfig.max_length).
-            return packed(documents, rows, plan.cut_to or 1024, plan.multiple, _strategy(plan), flat=flat)
+            length = plan.cut_to or int(MaxLength.trl_default)
+            return packed(documents, rows, length, plan.multiple, _strategy(plan), flat=flat)
         return (end_to_end if flat else padded)(documents, rows, plan.cut_to, plan.multiple)
 
     def layout(self, plan: TrainingPlan, rows: int) -> Layout:
@@ -126,7 +126,8 @@ class SupervisedFineTuning(FusedHead):
                 # A padded row adds the mask; how many tokens the loss counts is up to ``trainable``.
                 return (*((tokens,),) * (shape.rows - 1), (max(1, tokens - 1),))
             case Layout.FLAT:
-                return ((tokens // _TRACED_DOCUMENTS,),) * _TRACED_DOCUMENTS
+                count = min(_TRACED_DOCUMENTS, tokens)
+                return tuple((tokens * (place + 1) // count - tokens * place // count,) for place in range(count))
 
     def copied_rows(self, batch: pa.RecordBatch, length: int | None) -> pa.RecordBatch:
         """Return rows cut from the start; those left without a token that the loss counts are dropped, as TRL does."""

@@ -15,6 +15,7 @@ from autotune.errors import InputError, UnreadError
 from autotune.inspection.yaml_file import YamlFile
 from autotune.probing import JobServer
 from autotune.techniques.base import Technique
+from autotune.techniques.sharding import ZERO_STAGES
 from autotune.trainers import find_trainer
 from autotune.units import counted
 from autotune.userconfig.deepspeed import AUTO
@@ -29,7 +30,6 @@ from autotune.userconfig.written import Written
 DEEPSPEED, FSDP = "deepspeed", "fsdp_config"
 """The arguments of a plan that hold documents of engines."""
 _OFFLOADED = frozenset({"none", "cpu"})
-_STAGES = frozenset({1, 2, 3})
 _COUNTED = ("stage3_max_live_parameters", "stage3_max_reuse_distance")
 _SEARCHED = ("version", "reshard_after_forward", "cpu_offload")
 # Keys that transformers fills in, which TPUs alone read (transformers/training_args.py, `_process_fsdp_args`).
@@ -258,7 +258,7 @@ def _deepspeed(document: Mapping[str, object]) -> Mapping[str, object]:
         why = "DeepSpeed then makes an optimizer of its own, and the trainer's is searched"
         raise _refused("optimizer in DeepSpeed's document", why, "Leave it out: optim chooses the optimizer.")
     zero = dict(mapping(document.get("zero_optimization")))
-    if zero.get("stage", 0) not in _STAGES:
+    if zero.get("stage", 0) not in ZERO_STAGES.values():
         why = "sharding has no such choice"
         raise _refused(f"zero_optimization.stage: {zero.get('stage', 0)}", why, "Write 1, 2 or 3.")
     for part in ("offload_optimizer", "offload_param"):

@@ -16,7 +16,7 @@ from autotune.virtual.tensors import VIRTUAL
 
 _aten = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
-_AMPERE = (8, 0)
+AMPERE = (8, 0)
 # cuda/sdp_utils.cpp, check_head_dim_size_flash.
 _LARGEST_FLASH_HEAD = 256
 # The same file, check_requires_grad_and_head_dim_gt192_constraints_on_sm86_89_or_120: for head sizes between these,
@@ -141,7 +141,7 @@ def _flash_runs(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bo
     untrained = untrained and any(first <= capability <= last for first, last in _NO_FLASH_CAPABILITIES)
     return (
         q.dtype in _HALF
-        and capability >= _AMPERE
+        and capability >= AMPERE
         and head == v.size(-1) <= _LARGEST_FLASH_HEAD
         and not (is_causal and q.size(2) != k.size(2))
         and not (untrained and _needs_gradient(q, k, v))
@@ -152,11 +152,11 @@ def _efficient_runs(q: Tensor, k: Tensor, v: Tensor, capability: Capability) -> 
     # can_use_mem_efficient_attention, and minimum_gemm_alignment for the heads.
     if q.size(1) != k.size(1) and torch.__version__ < _EFFICIENT_SHARES_KEYS:
         return False
-    if capability >= _AMPERE:
+    if capability >= AMPERE:
         alignment = 16 // q.itemsize
     else:
         alignment = 8 if q.dtype == torch.float16 and capability >= (7, 0) else 1
-    types = (torch.float32, *_HALF) if capability >= _AMPERE else (torch.float32, torch.float16)
+    types = (torch.float32, *_HALF) if capability >= AMPERE else (torch.float32, torch.float16)
     return q.dtype in types and q.size(-1) % alignment == 0 and v.size(-1) % alignment == 0
 
 

@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from autotune.virtual.attention import attention_as_on_cuda
+from autotune.virtual.attention import AMPERE, attention_as_on_cuda
 from autotune.virtual.autocast import autocast_cache_cleared, cuda_scaled_and_cast, register_autocast
 from autotune.virtual.flash import flash_attention_installed
 from autotune.virtual.flex import flex_attention_compiled
@@ -29,7 +29,6 @@ from autotune.virtual.tensors import VIRTUAL
 
 # State of a CUDA generator: seed and offset, 8 bytes each (aten/src/ATen/cuda/CUDAGeneratorImpl.cpp).
 _RNG_STATE_BYTES = 16
-_AMPERE = (8, 0)
 KERNELS = ("aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward")
 """Names of the operators that have a kernel on CUDA and are a composite elsewhere, in PyTorch 2.11 to 2.15."""
 COMPOSITE = "CompositeImplicitAutograd"
@@ -141,7 +140,7 @@ def _experts_as_on_cuda(gpus: Capabilities) -> Patches:
     can_use = module._can_use_grouped_mm
 
     def can_use_here(*args: Any) -> bool:
-        return gpus.decide(lambda capability: capability >= _AMPERE) and can_use(*args)
+        return gpus.decide(lambda capability: capability >= AMPERE) and can_use(*args)
 
     yield mock.patch.object(module, "_can_use_grouped_mm", can_use_here)
 

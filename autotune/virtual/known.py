@@ -34,7 +34,7 @@ _LARGEST = 2**24
 # Values with at most so many elements are computed at once, which takes no longer than to put it off.
 _FEW = 1024
 SAMPLED = 5
-"""The token that is assumed to be sampled."""
+"""The token that is assumed to be sampled: no special one in any tokenizer known to the author."""
 _KNOWN = "_autotune_known"
 _STALE = "_autotune_stale"
 

@@ -14,8 +14,7 @@ import torch
 
 Patches = Iterator[AbstractContextManager[object]]
 """Contexts that a trace enters in this order, each before the next one is made."""
-# State of the CPU's generator (aten/src/ATen/CPUGeneratorImpl.cpp, CPUGeneratorImplState).
-_RNG_STATE_BYTES = 5056
+_RNG_STATE_BYTES = torch.get_rng_state().numel()
 
 
 def fake_tensors_accepted(assume: Callable[[str], None]) -> Patches:

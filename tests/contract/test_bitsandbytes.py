@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from autotune.core.machine import Machine
+from autotune.planning.vllm import QUANTISED_BYTES
 from autotune.techniques import find, versions
 from autotune.techniques.base import CrashReason
 from autotune.trainers import find_trainer
@@ -98,3 +99,12 @@ def test_they_get_no_tensor_of_deepspeed_s_whose_elements_they_cannot_count(proc
 
     assert all(told(choice) == refused for choice in OF_BITSANDBYTES)
     assert told("adamw_torch_fused") == told("paged_adamw_32bit", lora="r16") == set()
+
+
+def test_vllm_holds_scales_of_weights_in_4_bits_unquantised() -> None:
+    from bitsandbytes.functional import quantize_4bit
+
+    # vLLM's bitsandbytes_loader.py undoes compress_statistics=True when it has loaded the weights (`dequantize_dq`).
+    weights = torch.randn(64, 1024)
+    packed, state = quantize_4bit(weights, quant_type="nf4", compress_statistics=False)
+    assert packed.nbytes + state.absmax.nbytes == weights.numel() * QUANTISED_BYTES

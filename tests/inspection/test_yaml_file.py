@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from autotune.confidential import PLACEHOLDER as SHOWN
+from autotune.core.json_text import MAX_DEPTH
 from autotune.errors import InputError
-from autotune.inspection.yaml_file import MAX_BYTES, MAX_DEPTH, MAX_NODES, Node, YamlFile, parsed, read_yaml
+from autotune.inspection.yaml_file import MAX_BYTES, MAX_NODES, Node, YamlFile, parsed, read_yaml
 from autotune.inspection.yaml_secrets import withheld
 
 HOSTILE_SECONDS = 1.0

@@ -40,11 +40,10 @@ EVERY = pytest.mark.parametrize(
         for item in trainers().values()
     ],
 )
-# A flat row is made of four documents of whole tokens.
 SHAPES = {
     Layout.EQUAL: (Shape(1, 24), Shape(3, 40)),
     Layout.PADDED: (Shape(2, 24), Shape(3, 40)),
-    Layout.FLAT: (Shape(1, 24), Shape(1, 120)),
+    Layout.FLAT: (Shape(1, 6), Shape(1, 121)),
 }
 ERROR = 0.03
 BRIEF = Schedule(warmup_micro_batches=0, min_micro_batches=2, max_micro_batches=2, max_seconds=60.0, saves=True)

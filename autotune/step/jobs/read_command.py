@@ -20,6 +20,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser
 
 from autotune.confidential import PLACEHOLDER, hidden, hidden_values, is_secret, secrets_in
 from autotune.core.configuration import Fault, Launched, ReadCommand, configured
+from autotune.core.gpu import AMPERE
 from autotune.core.nested import mapping
 from autotune.core.protocol import ReadCommandRequest
 from autotune.errors import one_line
@@ -37,7 +38,6 @@ _TEXT_TOO = frozenset({"lora_target_modules"})
 _MESSAGES = (RefusedError, ValueError, TypeError, OSError)
 _FAILURES = (ArithmeticError, AttributeError, ImportError, LookupError, RuntimeError)
 """Errors of TRL's classes that do not explain themselves, such as a division by ``num_generations: 0``."""
-_BF16 = (8, 0)
 _ACCELERATE_CONFIG = "accelerate_config"
 _SCRIPT_OF_VALUE = "cannot be in the file: `trl` hands on its value as a word, which accelerate takes for the script"
 _READ_ONCE = (
@@ -150,11 +150,13 @@ def _on(request: ReadCommandRequest) -> Iterator[None]:
     """Make transformers see the GPU and the processes of the request, present or not."""
     import transformers.training_args as module
 
-    ampere = request.device == "cuda" and (request.capability or _BF16) >= _BF16
+    on_gpu = request.device == "cuda"
+    ampere = on_gpu and (request.capability or AMPERE) >= AMPERE
     with (
         # Sizes of all processes together are shared out by it; no process group is needed for that.
         mock.patch.object(module.TrainingArguments, "world_size", property(lambda _: request.processes)),
-        mock.patch.object(module, "is_torch_bf16_gpu_available", return_value=ampere),
+        # An older GPU than Ampere computes in float32 then (``torch.cuda.is_bf16_supported``).
+        mock.patch.object(module, "is_torch_bf16_gpu_available", return_value=on_gpu),
         # TF32 is a mode of the process, which has no GPU; the class only has to accept it.
         mock.patch.object(module, "is_torch_tf32_available", return_value=ampere),
         mock.patch.object(module, "enable_tf32"),

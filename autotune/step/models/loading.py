@@ -36,7 +36,7 @@ from autotune.units import GIB
 from autotune.virtual import for_real, unused_bytes
 
 # Standard deviation of random weights before quantisation: transformers' usual initializer_range.
-_WEIGHT_DEVIATION = 0.02
+WEIGHT_DEVIATION = 0.02
 # With as much unused memory, a smaller block is not reused (``caching_allocator_warmup`` of transformers).
 _WORTH_A_BLOCK_BYTES = 3 * GIB // 2
 # Values of ``device_map``, the first of them TRL's default, with which transformers spreads layers over devices by the
@@ -256,7 +256,7 @@ class _RandomTensor:
         return "F32"
 
     def __getitem__(self, index: object) -> torch.Tensor:
-        return torch.empty(self._shape, device=self._device).normal_(std=_WEIGHT_DEVIATION)
+        return torch.empty(self._shape, device=self._device).normal_(std=WEIGHT_DEVIATION)
 
 
 def _drawn_on_loading(model: Any, device: DeviceKind) -> dict[str, _RandomTensor]:

@@ -16,7 +16,7 @@ import torch
 from accelerate.utils import memory
 from transformers import trainer as trainer_module
 
-from autotune.core.gpu import Gpu
+from autotune.core.gpu import AMPERE, Gpu
 from autotune.core.plan import TrainingPlan
 from autotune.core.program import CONSTRUCTION, EVALUATE
 from autotune.step.distributed.engines import worst_rank
@@ -34,7 +34,6 @@ from autotune.virtual.ranks import World
 from autotune.virtual.tracing import compiled_again_for
 from autotune.virtual.unsupported import COMPILED
 
-_AMPERE = (8, 0)
 _RESULTS = ("loss", "runtime", "samples_per_second", "steps_per_second")
 """The results of every evaluation (transformers' ``Trainer.evaluation_loop``, ``speed_metrics``)."""
 
@@ -139,7 +138,7 @@ def capability_of(gpu: Gpu | None) -> tuple[int, int]:
 
     Of one that is only known by its memory, it is Ampere's, whose kernels most GPUs in use for training run.
     """
-    return (gpu.compute_capability if gpu is not None else None) or _AMPERE
+    return (gpu.compute_capability if gpu is not None else None) or AMPERE
 
 
 def world_of(plan: TrainingPlan, gradients: Sequence[int] = ()) -> World | None:

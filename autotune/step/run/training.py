@@ -23,7 +23,7 @@ from autotune.step.distributed.group import EngineCheck, join
 from autotune.step.distributed.state import on_device
 from autotune.step.models.loading import load_processor, loaded_model
 from autotune.step.objects import config, model_makers, peft_config, quantization_config
-from autotune.step.rows import Counts, spread
+from autotune.step.rows import TIMED, Counts, spread
 from autotune.step.run.batches import StepSize, plan_batches
 from autotune.step.run.followed import followed
 from autotune.step.run.progress import Progress
@@ -37,8 +37,6 @@ from autotune.trainers import find_trainer
 
 OUTPUT_DIRECTORY = "output"
 """The trainer's output directory in the job's folder; no tensors are saved to it."""
-_TIMED = 8
-"""Micro-batches of an evaluation that are timed, of all sizes; all where there are fewer."""
 
 
 def train(request: ProbeRequest, folder: Path, progress: Progress) -> Any:
@@ -160,7 +158,7 @@ def _evaluate(trainer: Any, known: Adapter, progress: Progress, ranks: int) -> f
         # As the loader makes them, of neighbouring rows.
         blocks = block_rows(len(rows), count)
         tokens = collation.tokens(sizes, blocks)
-        places = spread(tokens, _TIMED)
+        places = spread(tokens, TIMED)
         sample = blocks[places]
         # Each for every rank: accelerate deals them out in turn (``BatchSamplerShard``), so that each gets its own.
         largest, timed = (

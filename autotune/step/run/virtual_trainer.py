@@ -22,7 +22,7 @@ from autotune.core.plan import TrainingPlan
 from autotune.core.workload import ModelSource
 from autotune.step.distributed.state import before_update, first_place, on_device, settled_arguments
 from autotune.step.images.tokens import image_elements
-from autotune.step.models.loading import load_config, virtual_model
+from autotune.step.models.loading import WEIGHT_DEVIATION, load_config, virtual_model
 from autotune.step.objects import config, model_makers, peft_config
 from autotune.step.run.followed import with_phases
 from autotune.step.run.training import run_arguments
@@ -183,7 +183,7 @@ def _draw_weights(model: Any) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
-                parameter.normal_(std=0.02)
+                parameter.normal_(std=WEIGHT_DEVIATION)
 
 
 def _traced(known: Adapter, plan: TrainingPlan, rows: TracedRows, fetched: list[Any], left_out: int) -> type[Any]:

@@ -12,15 +12,13 @@ from datasets import Dataset
 from trl.models import prepare_deepspeed
 
 from autotune.core.plan import TrainingPlan
-from autotune.step.rows import Counts, column_lengths, rows_where, spread
+from autotune.step.rows import TIMED, Counts, column_lengths, rows_where, spread
 from autotune.step.trainers.base import Adapter, InPhase
 from autotune.trainers.dpo import PRECOMPUTE, REFERENCE_PASS
 from autotune.virtual import is_tracing
 
 _Trl: Any = object
 """Placeholder for TRL's trainer, the next base class."""
-_TIMED = 8
-"""Micro-batches of the pass over the dataset that are timed, after the widest ones."""
 
 
 class OnTokenizedRows(_Trl):
@@ -68,7 +66,7 @@ class OnTokenizedRows(_Trl):
             # training follows the first, it ends with an error. This second one is outside of the phase, and not timed.
             self._ask(dataset, blocks[0])
         if name == "train" and not is_tracing():
-            started, timed = time.perf_counter(), spread(sizes, _TIMED)
+            started, timed = time.perf_counter(), spread(sizes, TIMED)
             for batch in blocks[timed]:
                 self._ask(dataset, batch)
             seconds = (time.perf_counter() - started) * sizes.sum() / sizes[timed].sum()

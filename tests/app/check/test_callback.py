@@ -266,12 +266,15 @@ def test_a_stream_which_may_have_no_end_is_not_written(tmp_path: Path) -> None:
         preflight._rows(None, None, SimpleNamespace(dataset=stream), tmp_path)
 
 
-@pytest.mark.parametrize(("more", "available"), [({}, 10.5 * GIB), ({"use_vllm": True}, 14.5 * GIB)])
+@pytest.mark.parametrize(
+    ("gpu", "more", "available"),
+    [("TITAN", {}, 10.5 * GIB), ("TITAN", {"use_vllm": True}, 14.5 * GIB), ("NVIDIA L4", {}, int(10.23 * GIB))],
+)
 def test_what_an_earlier_cell_of_a_notebook_left_on_a_gpu_is_not_available(
-    more: dict[str, bool], available: float, monkeypatch: pytest.MonkeyPatch
+    gpu: str, more: dict[str, bool], available: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = {"mem_get_info": (4 * GIB, 24 * GIB), "memory_reserved": 10 * GIB, "memory_allocated": 8 * GIB}
-    for name, figure in figures.items():
+    for name, figure in {**figures, "get_device_name": gpu}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, figure=figure: figure)
     # Of 2 GiB, with as much of the optimizer's state.
     model = torch.nn.Linear(1024, 1024 * 512, bias=False, device="meta")
