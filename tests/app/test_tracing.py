@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -174,9 +175,13 @@ def test_of_a_job_that_left_no_reply_its_end_is_reported(
     assert lost.value.message == message
 
 
-def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(tmp_path: Path) -> None:
+def test_a_job_that_failed_has_its_traceback_for_debug_and_names_no_log_that_is_gone_by_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of a probe that writes to its default directory, here.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with scratch_folder() as scratch:
-        for folder, names_log in ((tmp_path, True), (Path(scratch, "job-1"), False)):
+        for folder, names_log in ((tmp_path / "autotune-model-data", True), (Path(scratch, "job-1"), False)):
             folder.mkdir(exist_ok=True)
             (folder / LOG_FILE).write_text("the last words")
             write_reply(folder, Failure("KeyError", "'layers'", "  File model.py, line 7"))

@@ -99,6 +99,20 @@ def test_a_scheduler_that_repeats_itself_does_not_disturb_the_end(first: signal.
     assert "Traceback" not in err
 
 
+def test_what_a_killed_command_left_is_removed_by_the_next_one_and_nothing_of_one_that_runs(tmp_path: Path) -> None:
+    killed, running = (started(["lengths", "M", "D"], tmp_path) for _ in range(2))
+    killed.kill()
+    killed.communicate(timeout=30)
+    before = set(tmp_path.iterdir())
+    following = started(["lengths", "M", "D"], tmp_path)
+    after = set(tmp_path.iterdir())
+    assert (len(before - after), len(before & after), len(after - before)) == (1, 1, 1)
+    for each in (running, following):
+        each.terminate()
+        each.communicate(timeout=30)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_nohup_is_heeded(tmp_path: Path) -> None:
     running = started(["lengths", "M", "D"], tmp_path, ignored=[signal.SIGHUP])
     running.send_signal(signal.SIGHUP)
